@@ -1,0 +1,37 @@
+"""The errors of lfm2np. Each message names the thing, its value, what was expected and the source."""
+
+
+class Lfm2npError(Exception):
+    """Base class: the command line prints the message on one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(Lfm2npError):
+    """config.json or generation_config.json is unreadable, contradictory or not LFM2."""
+
+    exit_code = 3
+
+
+class CheckpointError(Lfm2npError):
+    """A weight file is missing, corrupt, or holds other tensors than the config asks for."""
+
+    exit_code = 3
+
+
+class TokenizerError(Lfm2npError):
+    """tokenizer.json or the chat template is missing, corrupt or cannot do what was asked."""
+
+    exit_code = 3
+
+
+class NumericsError(Lfm2npError):
+    """An operand breaks the bound under which a result is proved exact, or a value is not finite."""
+
+    exit_code = 4
+
+
+class RequestError(Lfm2npError):
+    """A request asks for what cannot be: an id outside the vocabulary, an empty prompt, too many tokens."""
+
+    exit_code = 2

@@ -1,0 +1,1 @@
+"""The scheduler of continuous batching: standard library only. Its modules come with continuous batching itself."""
