@@ -1,0 +1,355 @@
+"""`ModelConfig` from config.json: old and new spellings, the effective feed-forward width, refusals instead of guesses.
+
+Source: transformers models/lfm2, Lfm2Config and Lfm2MLP. Absent keys take Lfm2Config's defaults; keys that change
+nothing in the computation are ignored; a key that asks for another computation, or two keys that contradict each
+other where transformers would silently ignore one, raise ConfigError.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lfm2np.errors import ConfigError
+from lfm2np.strict_json import read_object
+
+SIZES: dict[str, tuple[int, int]] = {
+    # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
+    "vocab_size": (1, 2**20),
+    "hidden_size": (1, 2**17),
+    "num_hidden_layers": (1, 1024),
+    "num_attention_heads": (1, 1024),
+    "num_key_value_heads": (1, 1024),
+    "head_dim": (2, 2**12),
+    "intermediate_size": (1, 2**18),  # as the file spells it, before the adjustment
+    "block_ff_dim": (1, 2**18),
+    "block_multiple_of": (1, 2**17),
+    "feed_forward_size": (1, 2**17),
+    "conv_L_cache": (1, 64),
+    "max_position_embeddings": (1, 2**20),
+}
+REALS: dict[str, tuple[float, float]] = {
+    "norm_eps": (1e-30, 1.0),
+    "rope_theta": (1.0, 1e30),
+    "block_ffn_dim_multiplier": (1e-6, 1e3),
+}
+ONLY: dict[str, tuple[object, ...]] = {
+    # Keys that would change the computation, and the values under which they don't; absent is fine.
+    "block_use_swiglu": (True, None),
+    "use_pos_enc": (True, None),
+    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "hidden_act": ("silu", None),
+    "hidden_activation": ("silu", None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (None, 1.0, 1),
+    "quantization_config": (None,),
+    "compression_config": (None,),
+    "per_layer_config": (None,),
+}
+ECHOES: dict[str, str] = {
+    # Old, redundant keys that transformers ignores: they must repeat the key that counts.
+    "block_dim": "hidden_size",
+    "conv_dim": "hidden_size",
+    "conv_dim_out": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
+    "block_norm_eps": "norm_eps",
+    "rms_norm_eps": "norm_eps",
+    "theta": "rope_theta",
+}
+LAYER_TYPES = ("conv", "full_attention")
+NOT_YET = {"lfm2_moe": "LFM2 mixture-of-experts", "lfm3": "LFM3"}
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_Raw = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One dense LFM2 model; construction checks every value and raises ConfigError.
+
+    feed_forward_size is the effective width (rows of w1); layer_types has one of LAYER_TYPES per layer.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    feed_forward_size: int
+    conv_L_cache: int
+    conv_bias: bool
+    layer_types: tuple[str, ...]
+    norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+
+    def __post_init__(self) -> None:
+        for name in (key for key in SIZES if hasattr(self, key)):
+            require_size(name, getattr(self, name))
+        for name in (key for key in REALS if hasattr(self, key)):
+            require_real(name, getattr(self, name))
+        for name in ("conv_bias", "tie_word_embeddings"):
+            require_bool(name, getattr(self, name))
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads: {self.num_attention_heads}, expected a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim: {self.head_dim}, expected an even number (RoPE turns halves)")
+        require_layer_types(self.layer_types, self.num_hidden_layers)
+        for name in ("bos_token_id", "pad_token_id"):
+            if getattr(self, name) is not None:
+                require_token_id(name, getattr(self, name), self.vocab_size)
+        for token_id in self.eos_token_ids:
+            require_token_id("eos_token_id", token_id, self.vocab_size)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """ModelConfig of a checkpoint's directory; the eos ids are config.json's, then generation_config.json's."""
+    path = directory / "config.json"
+    config = parse_config(read_object(path, ConfigError), str(path))
+    generation = directory / "generation_config.json"
+    if not generation.exists():
+        return config
+    more = _eos_ids(read_object(generation, ConfigError), str(generation), None)
+    try:
+        return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
+    except ConfigError as problem:
+        raise ConfigError(f"{generation}: {problem}") from None
+
+
+def parse_config(raw: _Raw, source: str) -> ModelConfig:
+    """ModelConfig from the parsed config.json; `source` names the file in every ConfigError."""
+    try:
+        _require_dense_lfm2(raw)
+        config = _build(raw, source)
+        for key, name in ECHOES.items():
+            if raw.get(key) is not None and not _same(raw[key], getattr(config, name)):
+                raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
+    except ConfigError as problem:
+        text = str(problem)
+        raise ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}") from None
+    return config
+
+
+def _build(raw: _Raw, source: str) -> ModelConfig:
+    hidden_size = _size(raw, "hidden_size", 2560)
+    heads = _size(raw, "num_attention_heads", 32)
+    layers = _size(raw, "num_hidden_layers", 32)
+    tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
+    return ModelConfig(
+        vocab_size=_size(raw, "vocab_size", 65536),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=_size(raw, "num_key_value_heads", 8),
+        head_dim=_head_dim(raw, hidden_size, heads),
+        feed_forward_size=effective_width(raw),
+        conv_L_cache=_size(raw, "conv_L_cache", 3),
+        conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
+        layer_types=_layer_types(raw, layers),
+        norm_eps=require_real("norm_eps", raw.get("norm_eps", 1e-5)),
+        rope_theta=_rope_theta(raw),
+        max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
+        tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
+        bos_token_id=_optional_id(raw, "bos_token_id", 1),
+        eos_token_ids=_eos_ids(raw, source, 2),
+        pad_token_id=_optional_id(raw, "pad_token_id", 0),
+    )
+
+
+def effective_width(raw: _Raw) -> int:
+    """Rows of w1: multiplier and rounding act only inside the adjustment. Source: transformers Lfm2MLP.__init__."""
+    key = "block_ff_dim" if "block_ff_dim" in raw else "intermediate_size"
+    width = _size(raw, key, 12288)
+    multiple = _size(raw, "block_multiple_of", 256)
+    multiplier = raw.get("block_ffn_dim_multiplier", 1.0)
+    if multiplier is not None:
+        multiplier = require_real("block_ffn_dim_multiplier", multiplier, integers=True)
+    if not require_bool("block_auto_adjust_ff_dim", raw.get("block_auto_adjust_ff_dim", True)):
+        return width
+    width = int(2 * width / 3)
+    if multiplier is not None:
+        width = int(multiplier * width)
+        width = multiple * ((width + multiple - 1) // multiple)
+    return width
+
+
+def _require_dense_lfm2(raw: _Raw) -> None:
+    model_type = raw.get("model_type")
+    if isinstance(model_type, str) and model_type in NOT_YET:
+        raise ConfigError(f"model_type: {model_type!r}: {NOT_YET[model_type]} is not supported yet, expected 'lfm2'")
+    if model_type != "lfm2":
+        raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2'")
+    for key, allowed in ONLY.items():
+        if key in raw and not any(_same(raw[key], value) for value in allowed):
+            raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
+    for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
+        if raw.get(key) is not None and not isinstance(raw[key], str):
+            raise ConfigError(f"{key}: {show(raw[key])}, expected a string or null")
+
+
+def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
+    if raw.get("head_dim") is not None:  # null: as absent
+        return _size(raw, "head_dim", 0)
+    if hidden_size % heads:
+        raise ConfigError(
+            f"hidden_size: {hidden_size}, expected a multiple of num_attention_heads={heads}, or head_dim"
+        )
+    return hidden_size // heads
+
+
+def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
+    """layer_types, or what full_attn_idxs means; attention everywhere without either, as in transformers."""
+    indices = raw.get("full_attn_idxs")
+    from_indices: tuple[str, ...] | None = None
+    if indices is not None:
+        if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
+            raise ConfigError(f"full_attn_idxs: {show(indices)}, expected a list of integers or null")
+        for index in indices:
+            if not 0 <= index < layers:
+                raise ConfigError(f"full_attn_idxs: {show(index)}, expected 0 to num_hidden_layers-1={layers - 1}")
+        if len(set(indices)) != len(indices):
+            raise ConfigError(f"full_attn_idxs: {show(indices)}, expected no index twice")
+        from_indices = tuple("full_attention" if i in set(indices) else "conv" for i in range(layers))
+    named = raw.get("layer_types")
+    if named is None:
+        return from_indices if from_indices is not None else ("full_attention",) * layers
+    if not isinstance(named, list | tuple):
+        raise ConfigError(f"layer_types: {show(named)}, expected a list of layer types or null")
+    # transformers renames the legacy "attention" likewise
+    types = tuple("full_attention" if kind == "attention" else kind for kind in named)
+    require_layer_types(types, layers)
+    if from_indices is not None and types != from_indices:
+        found = [i for i, kind in enumerate(types) if kind == "full_attention"]
+        raise ConfigError(
+            f"full_attn_idxs: {show(indices)} contradicts layer_types, which has attention in {show(found)}"
+        )
+    return types
+
+
+def _rope_theta(raw: _Raw) -> float:
+    """rope_scaling or rope_parameters win over the top-level rope_theta, as in transformers."""
+    top = require_real("rope_theta", raw.get("rope_theta", 1e6), integers=True)
+    found: dict[str, float] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = raw.get(key)
+        if value is not None and value != {}:
+            found[key] = _theta_of(key, value, top)
+    if len(set(found.values())) > 1:
+        raise ConfigError(f"rope_scaling: {show(raw['rope_scaling'])} contradicts rope_parameters")
+    return next(iter(found.values()), top)
+
+
+def _theta_of(key: str, value: object, top: float) -> float:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}: {show(value)}, expected an object or null")
+    if value.keys() & {"full_attention", "conv"}:  # nested by layer type: only attention layers rotate
+        inner = value.get("full_attention")
+        if not isinstance(inner, Mapping) or value.keys() - {"full_attention", "conv"}:
+            raise ConfigError(f"{key}: {show(value)}, expected an object under full_attention and nothing else")
+        if value.get("conv") is not None and value["conv"] != inner:
+            raise ConfigError(f"{key}.conv: {show(value['conv'])}, expected null or the same as full_attention")
+        return _theta_of(f"{key}.full_attention", dict(inner), top)
+    for name in ("rope_type", "type"):
+        if name in value and value[name] != "default":
+            raise ConfigError(f"{key}.{name}: {show(value[name])} is not implemented, expected 'default'")
+    unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
+    if unknown:
+        raise ConfigError(f"{key}.{show(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
+    if not any(_same(value.get("partial_rotary_factor"), whole) for whole in ONLY["partial_rotary_factor"]):
+        raise ConfigError(f"{key}.partial_rotary_factor: {show(value['partial_rotary_factor'])}, expected 1.0")
+    return require_real("rope_theta", value.get("rope_theta", top), integers=True)
+
+
+def _optional_id(raw: _Raw, key: str, default: int) -> int | None:
+    value = raw.get(key, default)
+    if value is not None and type(value) is not int:
+        raise ConfigError(f"{key}: {show(value)}, expected an integer or null")
+    return value
+
+
+def _eos_ids(raw: _Raw, source: str, default: int | None) -> tuple[int, ...]:
+    value = raw.get("eos_token_id", default)
+    ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(type(token_id) is int for token_id in ids):
+        raise ConfigError(f"{source}: eos_token_id: {show(value)}, expected an integer, a list of integers or null")
+    return tuple(dict.fromkeys(ids))
+
+
+def _size(raw: _Raw, key: str, default: int) -> int:
+    return require_size(key, raw.get(key, default))
+
+
+def require_size(name: str, value: object) -> int:
+    """An integer within SIZES[name]; True and "12" are not integers."""
+    low, high = SIZES[name]
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(f"{name}: {show(value)}, expected an integer from {low} to {high}")
+    return value
+
+
+def require_real(name: str, value: object, integers: bool = False) -> float:
+    """A float (or an integer where transformers takes one) within REALS[name]; NaN and infinity are outside."""
+    low, high = REALS[name]
+    if not (type(value) is float or (integers and type(value) is int)) or not low <= value <= high:
+        raise ConfigError(f"{name}: {show(value)}, expected a {'number' if integers else 'float'} from {low} to {high}")
+    return float(value)
+
+
+def require_bool(name: str, value: object) -> bool:
+    """True or False, nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: {show(value)}, expected true or false")
+    return value
+
+
+def require_layer_types(types: tuple[object, ...], layers: int) -> None:
+    """One of LAYER_TYPES for each layer."""
+    for index, kind in enumerate(types):
+        if kind not in LAYER_TYPES:
+            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(LAYER_TYPES)}")
+    if len(types) != layers:
+        raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")
+
+
+def require_token_id(name: str, value: object, vocab_size: int) -> None:
+    """An integer in [0, vocab_size)."""
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise ConfigError(f"{name}: {show(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")
+
+
+def show(value: object) -> str:
+    """repr, shortened, for a message; an integer too long for Python to print is named as such."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+
+
+def plain(name: str) -> str:
+    """A name from a file as it stands, unless it is too long or odd for one line of a message."""
+    return name if name.isprintable() and len(name) <= 120 else show(name)
+
+
+def _same(left: object, right: object) -> bool:
+    """Equality in which true is not 1."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right and not _is_nan(left)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)

@@ -1,0 +1,77 @@
+"""JSON as the loaders read it: bounded, an object at the top, no duplicate key, no NaN and no Infinity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from lfm2np.errors import Lfm2npError
+
+MAX_JSON_BYTES = 16 * 2**20
+
+
+def read_bytes(path: Path, limit: int, error: type[Lfm2npError]) -> bytes:
+    """The whole of a regular file of at most `limit` bytes; raises `error` naming it otherwise."""
+    try:
+        if not path.is_file():
+            found = "is not a regular file" if path.exists() else "does not exist"
+            raise error(f"{path}: {found}")
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the path
+        raise error(f"{path}: cannot be read: {problem}") from None
+    if len(content) > limit:
+        raise error(f"{path}: more than {limit} bytes, expected at most {limit}")
+    return content
+
+
+def decode_text(content: bytes, source: str, error: type[Lfm2npError]) -> str:
+    """UTF-8 text, or `error` naming the source and the first bad byte."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(f"{source}: not UTF-8: byte {problem.start}: {problem.reason}") from None
+
+
+def parse_object(content: bytes, source: str, error: type[Lfm2npError]) -> dict[str, object]:
+    """A JSON object, strictly: `json` alone would keep the last of two equal keys and accept NaN."""
+
+    def no_constant(name: str) -> object:
+        raise error(f"{source}: {name} is not JSON, expected a finite number")
+
+    def finite(text: str) -> float:
+        number = float(text)
+        if number in (float("inf"), float("-inf")):
+            raise error(f"{source}: the number {text[:40]} overflows, expected a finite number")
+        return number
+
+    text = decode_text(content, source, error)
+    try:
+        parsed = json.loads(
+            text, object_pairs_hook=_unique_keys(source, error), parse_constant=no_constant, parse_float=finite
+        )
+    except RecursionError:
+        raise error(f"{source}: JSON nested too deeply") from None
+    except ValueError as problem:  # also an integer of more than 4300 digits
+        raise error(f"{source}: not JSON: {problem}") from None
+    if not isinstance(parsed, dict):
+        raise error(f"{source}: a JSON {type(parsed).__name__}, expected an object")
+    return parsed
+
+
+def read_object(path: Path, error: type[Lfm2npError], limit: int = MAX_JSON_BYTES) -> dict[str, object]:
+    """The JSON object in a file; raises `error` naming the file."""
+    return parse_object(read_bytes(path, limit, error), str(path), error)
+
+
+def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
+    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise error(f"{source}: the key {twice[:80]!r} stands twice in one object, expected once")
+        return found
+
+    return build

@@ -1,0 +1,170 @@
+"""config.json, chat and ids against transformers: the same raw input, the same meaning."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, tiny_config, write_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint import expected_tensors, parameter_count
+from lfm2np.config import parse_config
+from lfm2np.errors import TokenizerError
+from lfm2np.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.peers
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+CHANGES: list[dict[str, object]] = [
+    {},
+    {"block_ff_dim": 40},
+    {"block_ff_dim": 40, "block_auto_adjust_ff_dim": True},
+    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 1},
+    {"block_auto_adjust_ff_dim": True, "block_multiple_of": 7, "block_ffn_dim_multiplier": 1.6},
+    {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5},
+    {"block_ffn_dim_multiplier": 3.0, "block_multiple_of": 7},
+    {"layer_types": None, "full_attn_idxs": [0]},
+    {"layer_types": None, "full_attn_idxs": []},
+    {"layer_types": None},
+    {"layer_types": ["attention", "conv"]},
+    {"layer_types": ["conv", "conv"], "full_attn_idxs": []},
+    {"tie_embedding": False},
+    {"tie_embedding": False, "tie_word_embeddings": True},
+    {"tie_embedding": True, "tie_word_embeddings": False},
+    {"tie_word_embeddings": False},
+    {"rope_theta": 5e5},
+    {"rope_theta": 5e5, "theta": 5e5},
+    {"rope_theta": 500000},
+    {"rope_parameters": ROPE},
+    {"rope_parameters": ROPE, "rope_theta": 1e4},
+    {"rope_parameters": {"rope_type": "default"}, "rope_theta": 1e4},
+    {"rope_parameters": {}},
+    {"rope_parameters": None, "rope_scaling": None, "rope_theta": 1e4},
+    {"rope_scaling": {"type": "default"}, "rope_theta": 1e4},
+    {"rope_scaling": {"rope_theta": 1e4}},
+    {"rope_scaling": {"rope_theta": 1e4}, "rope_parameters": {"rope_theta": 1e4}, "rope_theta": 2.0},
+    {"head_dim": 32},
+    {"head_dim": 6, "hidden_size": 17},
+    {"num_key_value_heads": 4},
+    {"num_key_value_heads": 1},
+    {"conv_bias": True, "conv_L_cache": 5},
+    {"conv_L_cache": 1},
+    {"eos_token_id": [4, 2]},
+    {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None},
+    {"norm_eps": 1e-6, "max_position_embeddings": 7},
+    {"torch_dtype": "float32", "use_cache": False, "never_heard_of": 3},
+]
+FULL = [OLD_350M, {"model_type": "lfm2", "num_hidden_layers": 2, "hidden_size": 64}]
+
+
+@pytest.mark.parametrize("raw", [*(raw_config(**changes) for changes in CHANGES), *FULL])
+def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
+    ours = parse_config(copy.deepcopy(raw), "config.json")
+    theirs = transformers.Lfm2Config(**copy.deepcopy(raw))
+    with torch.device("meta"):
+        model = transformers.Lfm2ForCausalLM(theirs)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if ours.tie_word_embeddings:
+        shapes.pop("lm_head.weight")
+    assert expected_tensors(ours) == shapes
+    assert parameter_count(ours) == sum(parameter.numel() for parameter in model.parameters())
+    assert ours.layer_types == tuple(theirs.layer_types)
+    assert (
+        ours.tie_word_embeddings
+        == theirs.tie_word_embeddings
+        == (model.lm_head.weight is model.model.embed_tokens.weight)
+    )
+    assert model.model.rotary_emb.rope_type == "default"
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert model.model.rotary_emb.inv_freq.shape == (ours.head_dim // 2,)
+    assert ours.norm_eps == model.model.embedding_norm.variance_epsilon
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert (ours.bos_token_id, ours.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
+    eos = theirs.eos_token_id
+    assert list(ours.eos_token_ids) == ([] if eos is None else eos if isinstance(eos, list) else [eos])
+
+
+@given(
+    width=st.integers(2, 400),
+    adjust=st.booleans(),
+    multiple=st.integers(1, 300),
+    multiplier=st.floats(0.5, 4, allow_nan=False) | st.integers(1, 4),
+)
+@settings(derandomize=True, max_examples=40, deadline=None)
+def test_any_width_is_adjusted_as_in_transformers(width: int, adjust: bool, multiple: int, multiplier: float) -> None:
+    raw = raw_config(
+        intermediate_size=width,
+        block_auto_adjust_ff_dim=adjust,
+        block_multiple_of=multiple,
+        block_ffn_dim_multiplier=multiplier,
+        num_hidden_layers=1,
+        layer_types=["conv"],
+    )
+    with torch.device("meta"):
+        model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**raw))
+    assert model.model.layers[0].feed_forward.w1.out_features == tiny_config(**raw).feed_forward_size
+
+
+def test_a_config_saved_by_transformers_loads(tmp_path: Path) -> None:
+    from lfm2np.config import load_config
+
+    for raw in (OLD_350M, raw_config()):
+        transformers.Lfm2Config(**raw).save_pretrained(tmp_path)
+        assert load_config(tmp_path) == parse_config(raw, "config.json")
+
+
+TEMPLATES = [
+    PLAIN_TEMPLATE,
+    "  {% for m in messages %}\n  {{ m | tojson }}\n  {% endfor %}\n{{ eos_token }}",
+    "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+    "{{ bos_token ~ messages|length }}",
+    "{{ bos_token }}{% set ns = namespace(last='') %}{% for m in messages %}{% set ns.last = m.content %}"
+    "{% if loop.last %}{% break %}{% endif %}{% generation %}{{ m.role | upper }}{% endgeneration %}\n{% endfor %}"
+    "{{ ns.last | trim | tojson(indent=2) }}{{ tools is none }}{{ documents }}{{ undefined_name }}",
+    "{{- bos_token -}}{%- for message in messages -%}{%- set content = message['content'] -%}"
+    "{%- if content is not string -%}{%- set content = content | tojson -%}{%- endif -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}",
+]
+TALKS = [
+    [{"role": "user", "content": "hi"}],
+    [{"role": "user", "content": " <b>é🙂\n</think>\n x <|im_end|> "}, {"role": "assistant", "content": "a</think>b"}],
+    [{"role": "system", "content": ""}, {"role": "user", "content": "{{ 1 }}", "name": "Ada"}],
+]
+
+
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_chat_is_rendered_and_tokenised_as_by_transformers(
+    tmp_path: Path, template: str, talk: list[dict[str, str]]
+) -> None:
+    write_tokenizer(tmp_path, template)
+    ours = load_tokenizer(tmp_path, tiny_config(bos_token_id=None))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    try:
+        text = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    except Exception as refusal:
+        with pytest.raises(TokenizerError, match=str(refusal)):
+            ours.render_chat(talk)
+        return
+    assert ours.render_chat(talk) == text
+    ids = theirs.apply_chat_template(talk, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(talk) == ids
+
+
+@given(text=st.text(max_size=20), ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30))
+@settings(
+    derandomize=True, max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_ids_and_text_are_those_of_transformers(tmp_path: Path, text: str, ids: list[int]) -> None:
+    if not (tmp_path / "tokenizer.json").exists():
+        write_tokenizer(tmp_path)
+    ours = load_tokenizer(tmp_path, tiny_config())
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours.encode(text) == theirs(text)["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

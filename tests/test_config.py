@@ -1,0 +1,345 @@
+"""config.json: published models, old and new spellings, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+from builders import OLD_350M, raw_config, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint import parameter_count
+from lfm2np.config import load_config, parse_config
+from lfm2np.errors import ConfigError, Lfm2npError
+
+SIXTEEN = [2, 5, 8, 10, 12, 14]
+THIRTY = [2, 5, 9, 13, 17, 21, 24, 27]
+FOURTEEN = [2, 4, 6, 8, 10, 12]
+PUBLISHED = [
+    # hidden, heads, kv heads, layers, attention layers, raw width, adjust, effective width, parameters
+    pytest.param(1024, 16, 8, 16, SIXTEEN, 6656, True, 4608, 354_483_968, id="LFM2-350M"),
+    pytest.param(1536, 24, 8, 16, SIXTEEN, 10240, True, 6912, 742_489_344, id="LFM2-700M"),
+    pytest.param(2048, 32, 8, 16, SIXTEEN, 12288, True, 8192, 1_170_340_608, id="LFM2-1.2B"),
+    pytest.param(2048, 32, 8, 30, THIRTY, 10752, False, 10752, 2_569_272_320, id="LFM2-2.6B"),
+    pytest.param(1024, 16, 8, 14, FOURTEEN, 2560, False, 2560, 229_693_184, id="LFM2.5-230M"),
+]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "kv", "layers", "attention", "raw_width", "adjust", "width", "count"), PUBLISHED
+)
+def test_published_models_have_their_effective_width_and_parameter_count(
+    hidden: int,
+    heads: int,
+    kv: int,
+    layers: int,
+    attention: list[int],
+    raw_width: int,
+    adjust: bool,
+    width: int,
+    count: int,
+) -> None:
+    raw = {
+        "model_type": "lfm2",
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "num_hidden_layers": layers,
+        "full_attn_idxs": attention,
+        "block_ff_dim": raw_width,
+        "block_auto_adjust_ff_dim": adjust,
+    }
+    config = parse_config(raw, "config.json")
+    assert (config.feed_forward_size, config.head_dim, config.vocab_size) == (width, 64, 65536)
+    assert [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"] == attention
+    assert parameter_count(config) == count
+
+
+def test_the_oldest_published_config_loads_with_every_old_spelling() -> None:
+    config = parse_config(OLD_350M, "config.json")
+    assert (config.feed_forward_size, config.eos_token_ids, config.tie_word_embeddings) == (4608, (7,), True)
+    assert (config.rope_theta, config.norm_eps, config.conv_L_cache) == (1e6, 1e-5, 3)
+    assert parameter_count(config) == 354_483_968
+
+
+def test_absent_keys_take_the_defaults_of_transformers() -> None:
+    config = parse_config({"model_type": "lfm2"}, "config.json")
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (65536, 2560, 32)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (32, 8, 80)
+    assert config.layer_types == ("full_attention",) * 32
+    assert (config.feed_forward_size, config.max_position_embeddings) == (8192, 128_000)
+    assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (1, (2,), 0)
+    assert (config.conv_bias, config.tie_word_embeddings, config.rope_theta, config.norm_eps) == (
+        False,
+        True,
+        1e6,
+        1e-5,
+    )
+
+
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+SPELLINGS = [
+    ({"block_ff_dim": 40}, "feed_forward_size", 40),
+    ({"block_ffn_dim_multiplier": 2.0, "block_multiple_of": 7}, "feed_forward_size", 24),
+    ({"block_auto_adjust_ff_dim": True, "block_multiple_of": 1}, "feed_forward_size", 16),
+    ({"block_auto_adjust_ff_dim": True, "block_multiple_of": 7}, "feed_forward_size", 21),
+    (
+        {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.6, "block_multiple_of": 1},
+        "feed_forward_size",
+        25,
+    ),
+    ({"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": None}, "feed_forward_size", 16),
+    (
+        {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 2, "block_multiple_of": 5},
+        "feed_forward_size",
+        35,
+    ),
+    ({"layer_types": None, "full_attn_idxs": [0]}, "layer_types", ("full_attention", "conv")),
+    ({"layer_types": None, "full_attn_idxs": []}, "layer_types", ("conv", "conv")),
+    ({"layer_types": None, "full_attn_idxs": None}, "layer_types", ("full_attention", "full_attention")),
+    ({"layer_types": ["conv", "attention"]}, "layer_types", ("conv", "full_attention")),
+    ({"full_attn_idxs": [1]}, "layer_types", ("conv", "full_attention")),
+    ({"tie_embedding": False}, "tie_word_embeddings", False),
+    ({"tie_embedding": False, "tie_word_embeddings": True}, "tie_word_embeddings", False),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings", False),
+    ({"rope_theta": 5e5}, "rope_theta", 5e5),
+    ({"rope_theta": 500000}, "rope_theta", 5e5),
+    ({"rope_theta": 5e5, "theta": 5e5}, "rope_theta", 5e5),
+    ({"rope_parameters": ROPE}, "rope_theta", 5e5),
+    ({"rope_parameters": ROPE, "rope_theta": 1e4}, "rope_theta", 5e5),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": 1e4}, "rope_theta", 1e4),
+    ({"rope_parameters": {"full_attention": ROPE}}, "rope_theta", 5e5),
+    ({"rope_parameters": {"full_attention": ROPE, "conv": None}}, "rope_theta", 5e5),
+    ({"rope_parameters": {}, "rope_scaling": None}, "rope_theta", 1e6),
+    ({"rope_scaling": {"type": "default"}, "rope_theta": 1e4}, "rope_theta", 1e4),
+    ({"rope_scaling": {"rope_theta": 1e4}}, "rope_theta", 1e4),
+    ({"head_dim": 32}, "head_dim", 32),
+    ({"head_dim": None}, "head_dim", 4),
+    ({"head_dim": 6, "hidden_size": 17}, "head_dim", 6),
+    ({"eos_token_id": [4, 2, 4]}, "eos_token_ids", (4, 2)),
+    ({"eos_token_id": None}, "eos_token_ids", ()),
+    ({"bos_token_id": None}, "bos_token_id", None),
+    ({"num_key_value_heads": 4, "num_heads": 4, "conv_dim": 16, "sliding_window": None}, "num_key_value_heads", 4),
+    ({"torch_dtype": "float32", "dtype": "bfloat16", "never_heard_of": [1]}, "hidden_size", 16),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "value"), SPELLINGS)
+def test_old_and_new_spellings_mean_what_transformers_makes_of_them(
+    changes: dict[str, object], field: str, value: object
+) -> None:
+    assert getattr(tiny_config(**changes), field) == value
+
+
+def test_the_width_is_rounded_up_only_inside_the_adjustment() -> None:
+    assert tiny_config(block_ffn_dim_multiplier=3.0).feed_forward_size == 24
+    assert tiny_config(block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=3.0).feed_forward_size == 256
+
+
+REFUSALS = [
+    ({"model_type": "llama"}, "model_type: 'llama', expected 'lfm2'"),
+    ({"model_type": None}, "model_type: None"),
+    ({"model_type": ["lfm2"]}, "model_type"),
+    ({"model_type": "lfm2_moe"}, "mixture-of-experts is not supported yet"),
+    ({"model_type": "lfm3"}, "LFM3 is not supported yet"),
+    ({"layer_types": ["conv", "sliding_attention"]}, "layer_types[1]: 'sliding_attention'"),
+    ({"layer_types": ["conv", 3]}, "layer_types[1]: 3"),
+    ({"layer_types": ["conv"]}, "1 entries, expected num_hidden_layers=2"),
+    ({"layer_types": "conv"}, "expected a list of layer types"),
+    ({"full_attn_idxs": [2], "layer_types": None}, "full_attn_idxs: 2, expected 0 to num_hidden_layers-1=1"),
+    ({"full_attn_idxs": [-1], "layer_types": None}, "full_attn_idxs: -1"),
+    ({"full_attn_idxs": [1, 1], "layer_types": None}, "no index twice"),
+    ({"full_attn_idxs": [True], "layer_types": None}, "list of integers"),
+    ({"full_attn_idxs": 1, "layer_types": None}, "list of integers"),
+    ({"full_attn_idxs": [0]}, "contradicts layer_types, which has attention in [1]"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters.rope_type: 'yarn'"),
+    ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "rope_parameters.type: 'linear'"),
+    ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "'factor'"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor: 0.5"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "rope_parameters.full_attention.rope_type"),
+    ({"rope_parameters": {"conv": {"rope_type": "default"}}}, "under full_attention"),
+    ({"rope_parameters": {"full_attention": {}, "conv": {"rope_theta": 2.0}}}, "rope_parameters.conv"),
+    ({"rope_parameters": {"full_attention": {}, "rope_theta": 2.0}}, "and nothing else"),
+    ({"rope_parameters": [1]}, "rope_parameters: [1], expected an object"),
+    ({"rope_parameters": {"rope_theta": None}}, "rope_theta: None"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling.rope_type: 'linear'"),
+    ({"rope_scaling": {"rope_theta": 2.0}, "rope_parameters": {"rope_theta": 3.0}}, "contradicts rope_parameters"),
+    ({"theta": 5e5}, "theta: 500000.0, expected rope_theta=1000000.0"),
+    ({"rope_theta": "1e6"}, "rope_theta: '1e6'"),
+    ({"rope_theta": 0.0}, "rope_theta: 0.0"),
+    ({"rope_theta": True}, "rope_theta: True"),
+    ({"rope_theta": math.nan}, "rope_theta: nan"),
+    ({"rope_theta": 10**400}, "rope_theta: "),
+    ({"norm_eps": 0.0}, "norm_eps: 0.0"),
+    ({"norm_eps": -1e-5}, "norm_eps: -1e-05"),
+    ({"norm_eps": math.inf}, "norm_eps: inf"),
+    ({"norm_eps": 1}, "norm_eps: 1, expected a float"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected an integer from 1 to 1024"),
+    ({"num_hidden_layers": True}, "num_hidden_layers: True"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers: 0"),
+    ({"hidden_size": "16"}, "hidden_size: '16', expected an integer"),
+    ({"hidden_size": 16.0}, "hidden_size: 16.0"),
+    ({"hidden_size": None}, "hidden_size: None"),
+    ({"hidden_size": 10**5000}, "hidden_size: "),
+    ({"hidden_size": 18}, "hidden_size: 18, expected a multiple of num_attention_heads=4"),
+    ({"hidden_size": 2**18}, "hidden_size: 262144"),
+    ({"vocab_size": -1}, "vocab_size: -1"),
+    ({"vocab_size": 2**21}, "vocab_size: 2097152"),
+    ({"intermediate_size": 0}, "intermediate_size: 0"),
+    ({"intermediate_size": 1, "block_auto_adjust_ff_dim": True}, "feed_forward_size: 0"),
+    ({"block_ff_dim": None}, "block_ff_dim: None"),
+    ({"block_ff_dim": 2**18}, "feed_forward_size: 262144"),
+    ({"block_multiple_of": 0}, "block_multiple_of: 0"),
+    ({"block_ffn_dim_multiplier": 1e308}, "block_ffn_dim_multiplier: 1e+308"),
+    ({"block_ffn_dim_multiplier": "1"}, "block_ffn_dim_multiplier: '1'"),
+    ({"block_auto_adjust_ff_dim": 1}, "block_auto_adjust_ff_dim: 1, expected true or false"),
+    ({"num_key_value_heads": 3}, "expected a multiple of num_key_value_heads=3"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads: 0"),
+    ({"head_dim": 7}, "head_dim: 7, expected an even number"),
+    ({"head_dim": 2**13}, "head_dim: 8192"),
+    ({"num_attention_heads": 16, "num_key_value_heads": 2}, "head_dim: 1"),
+    ({"conv_L_cache": 65}, "conv_L_cache: 65"),
+    ({"max_position_embeddings": 2**21}, "max_position_embeddings: 2097152"),
+    ({"conv_bias": "false"}, "conv_bias: 'false'"),
+    ({"tie_embedding": None}, "tie_embedding: None"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings: 1"),
+    ({"bos_token_id": 300}, "bos_token_id: 300, expected an integer from 0 to vocab_size-1=299"),
+    ({"pad_token_id": -1}, "pad_token_id: -1"),
+    ({"pad_token_id": False}, "pad_token_id: False"),
+    ({"eos_token_id": [4, 300]}, "eos_token_id: 300"),
+    ({"eos_token_id": "4"}, "eos_token_id: '4'"),
+    ({"eos_token_id": [4.0]}, "eos_token_id: [4.0]"),
+    ({"block_use_swiglu": False}, "block_use_swiglu: False is not implemented"),
+    ({"use_pos_enc": False}, "use_pos_enc: False is not implemented"),
+    ({"use_pos_enc": 1}, "use_pos_enc: 1 is not implemented"),
+    ({"sliding_window": 256}, "sliding_window: 256 is not implemented"),
+    ({"num_experts": 32}, "num_experts: 32 is not implemented"),
+    ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not implemented"),
+    ({"attention_bias": True}, "attention_bias: True is not implemented"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not implemented"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4} is not implemented"),
+    ({"conv_dim": 8}, "conv_dim: 8, expected hidden_size=16"),
+    ({"conv_dim_out": 8}, "conv_dim_out: 8, expected hidden_size=16"),
+    ({"block_dim": 8}, "block_dim: 8, expected hidden_size=16"),
+    ({"num_heads": 8}, "num_heads: 8, expected num_attention_heads=4"),
+    ({"block_norm_eps": 1e-6}, "block_norm_eps: 1e-06, expected norm_eps=1e-05"),
+    ({"torch_dtype": 16}, "torch_dtype: 16, expected a string"),
+]
+
+
+@pytest.mark.parametrize(("changes", "fragment"), REFUSALS)
+def test_a_config_that_cannot_be_honoured_is_refused_at_once(changes: dict[str, object], fragment: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw_config(**changes), "here/config.json")
+    assert fragment in str(caught.value)
+    assert str(caught.value).startswith("here/config.json: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert time.perf_counter() - start < 1
+
+
+BAD_FILES = [
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"[]", "a JSON list, expected an object"),
+    (b"null", "expected an object"),
+    (b"\xff{}", "not UTF-8"),
+    (b'{"model_type": "lfm2", "vocab_size": 9, "vocab_size": 10}', "'vocab_size' stands twice"),
+    (b'{"a": {"b": 1, "b": 1}}', "'b' stands twice"),
+    (b'{"norm_eps": NaN}', "NaN is not JSON"),
+    (b'{"norm_eps": -Infinity}', "-Infinity is not JSON"),
+    (b'{"norm_eps": 1e999}', "1e999 overflows"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not JSON"),
+    (b" " * (16 * 2**20 + 1), "expected at most 16777216"),
+]
+
+
+@pytest.mark.parametrize(("content", "fragment"), BAD_FILES)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_file_that_is_not_strict_json_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, fragment: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"/{name}: ") as caught:
+        load_config(tmp_path)
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_config_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: does not exist"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match=r"config\.json: is not a regular file"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(("more", "expected"), [(2, (4, 2)), ([4, 7], (4, 7)), (None, (4,)), ([], (4,))])
+def test_generation_config_adds_its_eos_ids_after_those_of_the_config(
+    tmp_path: Path, more: object, expected: tuple[int, ...]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": more, "temperature": 0.3}))
+    assert load_config(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("more", [300, -1, "4", True, [1.5]])
+def test_an_impossible_eos_id_in_generation_config_is_refused_by_name(tmp_path: Path, more: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": more}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id"):
+        load_config(tmp_path)
+
+
+def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
+    config = tiny_config()
+    with pytest.raises(FrozenInstanceError):
+        config.vocab_size = 3  # type: ignore[misc]
+    with pytest.raises(ConfigError, match="vocab_size-1=3"):
+        replace(config, vocab_size=4)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
+    keep=st.none() | st.integers(0, 900),
+)
+def test_a_damaged_config_loads_or_raises_our_error(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]], keep: int | None
+) -> None:
+    content = bytearray(json.dumps(OLD_350M).encode())
+    for position, byte in edits:
+        content[position % len(content)] = byte
+    directory = tmp_path_factory.mktemp("config")
+    (directory / "config.json").write_bytes(content[:keep])
+    try:
+        assert load_config(directory).hidden_size > 0
+    except Lfm2npError as error:
+        assert str(directory / "config.json") in str(error)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted({*OLD_350M, *raw_config(), "rope_parameters", "head_dim"})), JSON)
+)
+def test_any_json_under_known_keys_parses_or_raises_our_error(changes: dict[str, object]) -> None:
+    try:
+        config = parse_config(raw_config() | changes, "config.json")
+    except ConfigError as error:
+        assert str(error).startswith("config.json: ")
+    else:
+        assert len(config.layer_types) == config.num_hidden_layers
