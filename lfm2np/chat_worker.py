@@ -1,0 +1,84 @@
+"""Renders one chat template: `python chat_worker.py`, run by chat_sandbox.py. JSON on stdin and stdout. Needs jinja2.
+
+A template is a stranger's program. jinja2's immutable sandbox keeps it from Python's internals; there is no loader, so
+it can't name another file; and this process lives for one rendering and may not use more than the memory and the
+processor time below (on systems that have such limits).
+The environment is otherwise transformers' (utils/chat_template_utils.py), less what is random or reads the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import jinja2
+from jinja2 import ext, nodes, sandbox
+
+SECONDS = 2
+MEMORY = 2**30
+MAX_OUTPUT = 2**24
+
+
+class Generation(ext.Extension):
+    """transformers' {% generation %} ... {% endgeneration %}, of which only the text counts here."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def limit_resources() -> None:
+    """Bounds memory and processor time from here on, where the system can."""
+    try:
+        import resource
+    except ImportError:  # Windows: chat_sandbox.py's own time limit remains
+        return
+    for kind, value in (("RLIMIT_AS", MEMORY), ("RLIMIT_CPU", SECONDS)):
+        if hasattr(resource, kind):
+            resource.setrlimit(getattr(resource, kind), (value, value))
+
+
+def raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def not_reproducible(*_: object, **__: object) -> None:
+    raise jinja2.TemplateError("strftime_now, lipsum and random are refused: a prompt has to be reproducible")
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """transformers' filter: jinja2's own would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def render(source: str, variables: dict[str, Any]) -> str:
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters.update(tojson=to_json, random=not_reproducible)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=not_reproducible, lipsum=not_reproducible)
+    text: str = environment.from_string(source).render(**variables)
+    if len(text) > MAX_OUTPUT:
+        raise jinja2.TemplateError(f"{len(text)} characters of output, expected at most {MAX_OUTPUT}")
+    return text
+
+
+def main() -> None:
+    """Answers {"text": ...} or {"error": ...}: any operation in a template can fail, so any exception is its answer."""
+    request = json.load(sys.stdin)
+    limit_resources()
+    try:
+        answer = json.dumps({"text": render(request["template"], request["variables"])})
+    except Exception as problem:
+        line = f"line {problem.lineno}: " if isinstance(problem, jinja2.TemplateSyntaxError) else ""
+        answer = json.dumps({"error": line + (" ".join(str(problem).split())[:300] or type(problem).__name__)})
+    sys.stdout.write(answer)
+
+
+if __name__ == "__main__":
+    main()

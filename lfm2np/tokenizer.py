@@ -1,0 +1,223 @@
+"""Text to ids and back through the checkpoint's tokenizer.json; streaming that never cuts a character.
+
+LFM2's tokenizer is byte-level BPE, and only that is accepted: then an id stands for bytes, decoding is joining bytes,
+and a stream needs no more memory than one unfinished character. Special-token text inside a prompt or a message is
+tokenised as what it spells, as transformers does: whoever passes on foreign text must look for it first.
+What tokenizer_config.json says about token lists or clean-up is not read; transformers' added_tokens_decoder repeats
+what tokenizer.json holds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import tokenizers
+
+from lfm2np.chat import Chat, load_chat, render_chat
+from lfm2np.config import ModelConfig, show
+from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.strict_json import decode_text, parse_object, read_bytes
+
+MAX_TOKENIZER_BYTES = 128 * 2**20
+T = TypeVar("T")
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint; made by `load_tokenizer`.
+
+    vocab_size    rows of the embedding: ids below it without an entry ("dead rows") decode to nothing
+    bos_token_id  the config's, prepended to prompts; None prepends nothing
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: ModelConfig, chat: Chat, source: str) -> None:
+        self.vocab_size = config.vocab_size
+        self.bos_token_id = config.bos_token_id
+        self.eos_token_ids = config.eos_token_ids
+        self.chat = chat
+        self._backend = backend
+        self._source = source
+        self._special_texts = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a prompt with one BOS: the post-processor's, else the config's, else the one the text begins with.
+
+        Raises RequestError for text with a lone surrogate, which has no UTF-8.
+        """
+        require_text(text, "text")
+        ids: list[int] = self._run(lambda: self._backend.encode(text)).ids
+        bos = self.bos_token_id
+        if bos is None:
+            return ids
+        if ids[:1] != [bos]:
+            return [bos, *ids]
+        return ids[1:] if ids[:2] == [bos, bos] else ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a conversation, up to and with the header of the assistant's next turn, with one BOS at the start.
+
+        The template writes the BOS, so the post-processor must not: a doubled BOS is a classic bug (vLLM issue 16081,
+        SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
+        """
+        text = self.render_chat(messages)
+        ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=False)).ids
+        bos = self.bos_token_id
+        if bos is None:
+            return ids
+        if ids[:2] == [bos, bos]:
+            raise TokenizerError(f"{self.chat.source}: the rendered chat begins with two BOS tokens, expected one")
+        return ids if ids[:1] == [bos] else [bos, *ids]
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The text that `encode_chat` tokenises."""
+        text = render_chat(self.chat, messages)
+        require_text(text, "messages")
+        return text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text without special tokens; bytes that are not UTF-8 become U+FFFD, dead rows become nothing."""
+        checked = _require_each(ids, self.vocab_size)
+        text: str = self._run(lambda: self._backend.decode(checked, skip_special_tokens=True))
+        return text
+
+    def token(self, token_id: int) -> str | None:
+        """The entry of an id as tokenizer.json spells it (byte-level letters); None for a dead row."""
+        (checked,) = require_ids([token_id], self.vocab_size)
+        entry: str | None = self._run(lambda: self._backend.id_to_token(checked))
+        return entry
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What an id adds to the decoded text: nothing for a special token or a dead row.
+
+        Source: tokenizers, decoder ByteLevel: an entry with a letter outside the byte alphabet stands for itself.
+        """
+        entry = self.token(token_id)
+        if entry is None or entry in self._special_texts:
+            return b""
+        try:
+            return bytes(BYTE_OF_LETTER[letter] for letter in entry)
+        except KeyError:
+            return entry.encode("utf-8")
+
+    def stream(self) -> TextStream:
+        """A decoder for one request's tokens as they come."""
+        return TextStream(self)
+
+    def _run(self, call: Callable[[], T]) -> T:
+        return guarded(call, self._source)
+
+
+class TextStream:
+    """Decodes one request token by token; the pieces together equal `Tokenizer.decode` of all ids.
+
+    The state is the at most three bytes of an unfinished character, so a push costs the same at any length.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._finished = False
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes, possibly none."""
+        if self._finished:
+            raise RequestError("push after finish: the stream has ended")
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        """U+FFFD for a character that stays incomplete, as `decode` gives; else nothing."""
+        self._finished = True
+        return self._decoder.decode(b"", final=True)
+
+
+def load_tokenizer(directory: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file."""
+    path = directory / "tokenizer.json"
+    content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
+    _require_byte_level(parse_object(content, str(path), TokenizerError), str(path))
+    text = decode_text(content, str(path), TokenizerError)
+    backend = guarded(lambda: tokenizers.Tokenizer.from_str(text), str(path))
+    guarded(backend.no_truncation, str(path))  # transformers ignores both settings as well
+    guarded(backend.no_padding, str(path))
+    largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), str(path)).values(), default=0)
+    if largest >= config.vocab_size:
+        raise TokenizerError(f"{path}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
+    bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
+    return Tokenizer(backend, config, load_chat(directory, bos or ""), str(path))
+
+
+def require_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """The ids as ints; RequestError for none at all, a bool, a non-integer or an id outside [0, vocab_size)."""
+    checked = _require_each(ids, vocab_size)
+    if not checked:
+        raise RequestError("ids: none, expected at least one")
+    return checked
+
+
+def require_text(text: object, name: str) -> None:
+    """A string that has a UTF-8 form."""
+    if not isinstance(text, str):
+        raise RequestError(f"{name}: {show(text)}, expected a string")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as problem:
+        raise RequestError(f"{name}: lone surrogate at position {problem.start}, expected valid Unicode") from None
+
+
+def guarded(call: Callable[[], T], source: str) -> T:
+    """Calls the Rust library, whose errors are bare Exceptions and whose panics derive from BaseException."""
+    try:
+        return call()
+    except BaseException as problem:
+        if not isinstance(problem, Exception) and type(problem).__name__ != "PanicException":
+            raise  # KeyboardInterrupt and its like
+        raise TokenizerError(
+            f"{source}: the tokenizer failed: {str(problem)[:300] or type(problem).__name__}"
+        ) from None
+
+
+def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
+    checked = []
+    for position, value in enumerate(ids):
+        try:
+            token_id = operator.index(value)  # also NumPy's integers
+        except TypeError:
+            raise RequestError(f"ids[{position}]: {show(value)}, expected an integer") from None
+        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+            raise RequestError(f"ids[{position}]: {show(value)}, expected an integer, not a truth value")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"ids[{position}]: {show(token_id)}, expected 0 to vocab_size-1={vocab_size - 1}")
+        checked.append(token_id)
+    return checked
+
+
+def _require_byte_level(raw: Mapping[str, object], source: str) -> None:
+    """Byte-level BPE without dropout, which would make ids random."""
+    model, decoder = raw.get("model"), raw.get("decoder")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        kind = model.get("type") if isinstance(model, dict) else model
+        raise TokenizerError(f"{source}: model: {show(kind)}, expected BPE")
+    if model.get("dropout"):
+        raise TokenizerError(
+            f"{source}: model.dropout: {show(model['dropout'])}, expected null (ids must not be random)"
+        )
+    kind = decoder.get("type") if isinstance(decoder, dict) else decoder
+    if kind != "ByteLevel":
+        raise TokenizerError(f"{source}: decoder: {show(kind)}, expected ByteLevel")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Letter -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest follows from U+0100 on.
+
+    Source: GPT-2's bytes_to_unicode.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER: Mapping[str, int] = _byte_alphabet()

@@ -1,0 +1,218 @@
+"""Chat templates: rendered as written, sandboxed, bounded; the built-in layout where there is none."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
+
+from lfm2np.chat import Chat, load_chat, render_chat, render_plain
+from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.tokenizer import load_tokenizer
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user", "content": "{{ 1 }} 🙂"},
+]
+LAID_OUT = (
+    "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+    "<|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\n{{ 1 }} 🙂<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def rendered(template: str, messages: list[dict[str, str]] = TALK) -> str:
+    return render_chat(Chat(template, {"bos_token": "<s>", "eos_token": "</s>"}, "chat_template.jinja"), messages)
+
+
+def test_the_plain_template_and_the_built_in_layout_agree() -> None:
+    assert rendered(PLAIN_TEMPLATE) == LAID_OUT
+    assert render_plain(TALK, "<s>") == LAID_OUT
+
+
+def test_the_built_in_layout_wraps_tool_results_and_skips_an_empty_system_message() -> None:
+    talk = [{"role": "system", "content": ""}, {"role": "tool", "content": "3"}]
+    assert render_plain(talk, "") == (
+        "<|im_start|>tool\n<|tool_response_start|>3<|tool_response_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(RequestError, match=r"messages\[0\]\.role: 'wizard', expected one of system, user"):
+        render_plain([{"role": "wizard", "content": ""}], "")
+
+
+WORKING = [
+    ("{{ eos_token }}{{ unknown }}{{ tools is none }}", "</s>True"),
+    ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+    ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}", "user"),
+    ("{{ messages[3] | tojson }}", '{"role": "user", "content": "{{ 1 }} 🙂"}'),
+    ("{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true, indent=1) }}", '{\n "a": 1,\n "b": "<é>"\n}'),
+    ("{% generation %}{{ 'x' }}{% endgeneration %}", "x"),
+    (
+        "{% set ns = namespace(n=0) %}{% for m in messages if m.role == 'user' %}"
+        "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "2",
+    ),
+    ("{{ 'a' ~ 200000 ~ none ~ [1] }}{{ [0] + [1] * 2 }}{{ 7 % 4 * 2 ** 3 }}", "a200000None[1][0, 1, 1]24"),
+    ("{{ messages | map(attribute='role') | join('|') }}", "system|user|assistant|user"),
+    ("{{ 'a-b'.split('-') | join('+') }}{{ ','.join(['x', 'y']) }}{{ 'aXa' | replace('a', 'bb') }}", "a+bx,ybbXbb"),
+    ("{{ '%s-%03d' % ('a', 7) }}{{ '{:>3}|{}'.format('x', 1) }}{{ 'ab' | indent(2, true) }}", "a-007  x|1  ab"),
+    ("{% macro turn(m) %}[{{ m.content }}]{% endmacro %}{{ turn(messages[1]) }}", "[hi]"),
+    ("{% if strftime_now is defined %}clock{% endif %}", "clock"),
+    ("{{ dict(a=1).items() | list }}{% for i in range(3) %}{{ i }}{% endfor %}", "[('a', 1)]012"),
+    ("{% set messages = messages[1:] %}{{ messages | length }}{{ messages[::-1][0].content }}", "3{{ 1 }} 🙂"),
+]
+
+
+@pytest.mark.parametrize(("template", "expected"), WORKING)
+def test_what_templates_use_works(template: str, expected: str) -> None:
+    assert rendered(template) == expected
+
+
+REFUSED = [
+    ("{% for %}", "line 1"),
+    ("{{ raise_exception('no system role') }}", "no system role"),
+    ("{{ raise_exception('two\nlines') }}", "two lines"),
+    ("{{ unknown.attribute }}", "'unknown' is undefined"),
+    ("{{ 1 / 0 }}", "division by zero"),
+    ("{{ strftime_now('%Y') }}", "has to be reproducible"),
+    ("{{ [1, 2] | random }}", "has to be reproducible"),
+    ("{{ lipsum() }}", "has to be reproducible"),
+    ("{% include '/etc/passwd' %}", "no loader"),
+    ("{% import '/etc/passwd' as y %}", "no loader"),
+    ("{% from '/etc/passwd' import y %}", "no loader"),
+    ("{% extends '/etc/passwd' %}", "no loader"),
+    ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ("{{ messages.append(1) }}", "unsafe"),
+    ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+    ("{{ joiner.__init__.__globals__.os }}", "unsafe"),
+    ("{{ '{0.__class__.__mro__}'.format(messages) }}", "unsafe"),
+    ("{{ ('{0.__class__}' | string).format_map({'0': 1}) }}", ""),
+    ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
+    ("{{ 'a' * 2**40 }}", "MemoryError"),
+    ("{{ [0] * 2**40 }}", "MemoryError"),
+    ("{{ ([('a' * 1000)] * 3000000) | upper }}", ""),
+    ("{{ '%999999999999d' % 1 }}", ""),
+    ("{{ 'x' | center(2**40) }}", "MemoryError"),
+    ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters of output"),
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "time or memory"),
+    ("{{ 10 ** (10 ** 10) }}", ""),
+]
+
+
+@pytest.mark.parametrize(("template", "fragment"), REFUSED)
+def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str, fragment: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        rendered(template)
+    assert fragment in str(caught.value)
+    assert str(caught.value).startswith("chat_template.jinja: the chat template failed")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden", ["range.args", "raise_exception.__globals__", "'x' | attr('__class__')"])
+def test_a_template_sees_nothing_of_the_machinery(hidden: str) -> None:
+    assert rendered("{{ " + hidden + " }}") == ""
+
+
+def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.5")
+    with pytest.raises(TokenizerError, match=r"jinja2 3\.1\.5: .* expected at least 3\.1\.6"):
+        rendered("x")
+
+
+BAD_MESSAGES = [
+    ([], "non-empty list"),
+    ("hi", "non-empty list"),
+    ({"role": "user"}, "non-empty list"),
+    (["hi"], r"messages[0]: 'hi', expected an object"),
+    ([{"role": "user"}], "messages[0].content: None, expected a string"),
+    ([{"content": "x"}], "messages[0].role: None, expected a string"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content: [{'type': 'text'}]"),
+    ([TALK[0], {"role": "user", "content": 3}], "messages[1].content: 3, expected a string"),
+    ([{"role": 1, "content": "x"}], "messages[0].role: 1"),
+    ([{"role": "user", "content": "x", "name": None}], "messages[0].name: None"),
+    ([{"role": "user", "content": "x", 3: "y"}], "the key 3"),
+]
+
+
+@pytest.mark.parametrize(("messages", "fragment"), BAD_MESSAGES)
+def test_a_bad_message_is_named(messages: list[dict[str, str]], fragment: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        rendered(PLAIN_TEMPLATE, messages)
+    assert fragment in str(caught.value)
+
+
+def test_the_jinja_file_wins_over_the_tokenizer_config(tmp_path: Path) -> None:
+    settings = {"chat_template": "old", "bos_token": {"content": "<b>"}, "add_bos_token": True, "pad_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_chat(tmp_path, "<s>") == Chat("old", {"bos_token": "<b>"}, str(tmp_path / "tokenizer_config.json"))
+    (tmp_path / "chat_template.jinja").write_text("new {{ bos_token }}")
+    assert render_chat(load_chat(tmp_path, "<s>"), TALK) == "new <b>"
+
+
+def test_the_template_called_default_is_used_from_a_list(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert render_chat(load_chat(tmp_path, ""), TALK) == "d"
+
+
+def test_without_a_template_the_built_in_layout_is_used(tmp_path: Path) -> None:
+    assert render_chat(load_chat(tmp_path, "<s>"), TALK) == LAID_OUT
+
+
+BAD_SETTINGS = [
+    ({"chat_template": 3}, "chat_template: 3"),
+    ({"chat_template": [{"name": "default"}]}, "expected a string or a list of name and template"),
+    ({"chat_template": [{"name": "rag", "template": ""}]}, "expected one called 'default'"),
+    ({"chat_template": "x" * (2**20 + 1)}, "1048577 characters, expected at most 1048576"),
+    ({"bos_token": 3}, "'bos_token': 3, expected a string"),
+    ({"bos_token": {"text": "x"}}, "expected a string or an object with content"),
+]
+
+
+@pytest.mark.parametrize(("settings", "fragment"), BAD_SETTINGS)
+def test_bad_chat_settings_are_refused_by_the_name_of_their_file(
+    tmp_path: Path, settings: dict[str, object], fragment: str
+) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(TokenizerError) as caught:
+        load_chat(tmp_path, "")
+    assert str(caught.value).startswith(f"{path}: ")
+    assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b" " * (2**20 + 1)])
+def test_a_template_file_that_is_not_a_text_of_one_mebibyte_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja: "):
+        load_chat(tmp_path, "")
+
+
+def test_without_jinja2_the_built_in_layout_is_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.warns(UserWarning, match="install the extra `chat`"):
+        assert rendered("something else") == LAID_OUT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert render_chat(Chat(None, {"bos_token": "<s>"}, "built-in"), TALK) == LAID_OUT
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, PLAIN_TEMPLATE.removeprefix("{{- bos_token -}}"), None])
+def test_a_chat_begins_with_exactly_one_bos(tmp_path: Path, template: str | None) -> None:
+    write_tokenizer(tmp_path, template)
+    tokenizer = load_tokenizer(tmp_path, tiny_config())
+    ids = tokenizer.encode_chat([{"role": "user", "content": "a"}])
+    assert ids[:2] == [1, 3]
+    assert ids.count(1) == 1
+    assert tokenizer.decode(ids) == "user\na\nassistant\n"
+
+
+def test_a_template_that_writes_the_bos_twice_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, "{{ bos_token }}" + PLAIN_TEMPLATE)
+    with pytest.raises(TokenizerError, match="begins with two BOS tokens, expected one"):
+        load_tokenizer(tmp_path, tiny_config()).encode_chat(TALK)

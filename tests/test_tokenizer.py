@@ -1,0 +1,268 @@
+"""Text to ids and back; a stream never cuts a character and never differs from decoding at once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, write_tokenizer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
+from lfm2np.tokenizer import BYTE_OF_LETTER, Tokenizer, guarded, load_tokenizer, require_ids
+
+CONFIG = tiny_config()
+BOS = SPECIALS[1]
+
+
+@functools.cache
+def tokenizer(post_processor: bool = True, bos_token_id: int | None = 1) -> Tokenizer:
+    with tempfile.TemporaryDirectory() as directory:
+        write_tokenizer(Path(directory), post_processor=post_processor)
+        return load_tokenizer(Path(directory), tiny_config(bos_token_id=bos_token_id))
+
+
+def ids_of(text: str) -> list[int]:
+    """Ids of the bytes, without merges or BOS."""
+    letter_of_byte = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+    backend = byte_level_tokenizer()
+    return [backend.token_to_id(letter_of_byte[byte]) for byte in text.encode()]
+
+
+def streamed(ids: list[int]) -> list[str]:
+    stream = tokenizer().stream()
+    return [*(stream.push(token_id) for token_id in ids), stream.finish()]
+
+
+@pytest.mark.parametrize("post_processor", [True, False])
+@pytest.mark.parametrize("text", ["hello", "", f"{BOS}hello", BOS])
+def test_a_prompt_begins_with_exactly_one_bos(post_processor: bool, text: str) -> None:
+    ids = tokenizer(post_processor).encode(text)
+    assert ids[:1] == [1]
+    assert ids.count(1) == 1
+    assert tokenizer().decode(ids) == text.removeprefix(BOS)
+
+
+def test_a_bos_that_the_text_repeats_is_kept_but_none_is_added() -> None:
+    assert tokenizer().encode(BOS + BOS) == [1, 1]
+    assert tokenizer().encode(f"a{BOS}") == [1, *ids_of("a"), 1]
+
+
+def test_a_model_without_bos_gets_what_the_post_processor_gives() -> None:
+    assert tokenizer(False, None).encode("a") == ids_of("a")
+    assert tokenizer(True, None).encode("a") == [1, *ids_of("a")]
+
+
+def test_merges_apply_and_special_text_is_one_token() -> None:
+    assert len(tokenizer().encode("hello")) == 1 + 3
+    assert tokenizer().encode("<|im_end|>") == [1, 4]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff"])
+def test_a_lone_surrogate_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match=rf"text: lone surrogate at position {len(text) - 1}"):
+        tokenizer().encode(text)
+    with pytest.raises(RequestError, match="messages: lone surrogate"):
+        tokenizer().encode_chat([{"role": "user", "content": text}])
+
+
+def test_text_that_is_not_a_string_is_refused() -> None:
+    with pytest.raises(RequestError, match="text: 3, expected a string"):
+        tokenizer().encode(3)  # type: ignore[arg-type]
+
+
+@given(st.text())
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_decoding_gives_the_text_back(text: str) -> None:
+    if any(special in text for special in SPECIALS):
+        return
+    assert tokenizer().decode(tokenizer().encode(text)) == text
+
+
+def test_dead_rows_and_special_tokens_decode_to_nothing() -> None:
+    assert tokenizer().token(VOCAB_SIZE - 1) is None
+    assert tokenizer().decode([VOCAB_SIZE - 1, 1, 4, *ids_of("a")]) == "a"
+    assert tokenizer().decode([]) == ""
+    assert tokenizer().token_bytes(4) == tokenizer().token_bytes(VOCAB_SIZE - 1) == b""
+
+
+def test_an_added_token_with_a_letter_that_is_no_byte_stands_for_itself() -> None:
+    (token_id,) = tokenizer().encode("tool é → call")[1:]
+    assert tokenizer().token_bytes(token_id) == "tool é → call".encode()
+    assert streamed([token_id]) == ["tool é → call", ""]
+
+
+def test_the_byte_alphabet_is_the_library_s() -> None:
+    from tokenizers import pre_tokenizers
+
+    assert set(BYTE_OF_LETTER) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(BYTE_OF_LETTER.values()) == list(range(256))
+
+
+def test_a_character_in_four_tokens_comes_out_whole_with_the_last() -> None:
+    assert streamed(ids_of("🙂")) == ["", "", "", "🙂", ""]
+    assert streamed(ids_of("é")) == ["", "é", ""]
+    assert streamed(ids_of("🙂")[:3]) == ["", "", "", "\ufffd"]
+    assert streamed([*ids_of("🙂")[:2], *ids_of("a")]) == ["", "", "\ufffda", ""]
+
+
+def test_a_special_token_inside_a_character_does_not_cut_it() -> None:
+    first, second = ids_of("é")
+    assert "".join(streamed([first, 4, second])) == tokenizer().decode([first, 4, second]) == "é"
+
+
+BYTES = st.integers(len(SPECIALS), len(SPECIALS) + 255)
+
+
+@given(ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60) | st.lists(BYTES, max_size=40))
+@settings(derandomize=True, max_examples=400, deadline=None)
+@example(ids=ids_of("\ufffd🙂é\ufffd")[:-1])
+def test_the_pieces_of_a_stream_are_the_decoded_text(ids: list[int]) -> None:
+    assert "".join(streamed(ids)) == tokenizer().decode(ids)
+
+
+@given(text=st.text(min_size=1, max_size=20), keep=st.integers(0, 3))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_a_stream_of_split_characters_never_shows_half_of_one(text: str, keep: int) -> None:
+    ids = ids_of(text)
+    pieces = streamed(ids[: len(ids) - keep])
+    assert "".join(pieces) == tokenizer().decode(ids[: len(ids) - keep])
+    assert text.startswith("".join(pieces[:-1]))
+
+
+def test_a_finished_stream_takes_no_more_tokens() -> None:
+    stream = tokenizer().stream()
+    stream.finish()
+    assert stream.finish() == ""
+    with pytest.raises(RequestError, match="push after finish"):
+        stream.push(5)
+
+
+def test_good_ids_come_back_as_plain_ints() -> None:
+    checked = require_ids(np.array([0, 299]), 300)  # type: ignore[arg-type]
+    assert checked == [0, 299]
+    assert [type(i) for i in checked] == [int, int]
+
+
+BAD_IDS = [
+    ([], "ids: none, expected at least one"),
+    ([1, 300], r"ids\[1\]: 300, expected 0 to vocab_size-1=299"),
+    ([-1], r"ids\[0\]: -1, expected 0"),
+    ([2**70], r"ids\[0\]: 1180591620717411303424"),
+    ([10**5000], r"ids\[0\]: an integer of thousands of digits"),
+    ([1, 2, True], r"ids\[2\]: True, expected an integer"),
+    ([np.True_], r"ids\[0\]: .*True.*, expected an integer"),
+    ([1.0], r"ids\[0\]: 1\.0, expected an integer"),
+    (["1"], r"ids\[0\]: '1', expected an integer"),
+    ([None], r"ids\[0\]: None"),
+]
+
+
+@pytest.mark.parametrize(("ids", "fragment"), BAD_IDS)
+def test_a_bad_id_is_named_with_its_position_and_bound(ids: list[int], fragment: str) -> None:
+    with pytest.raises(RequestError, match=fragment):
+        require_ids(ids, 300)
+    if ids:
+        with pytest.raises(RequestError, match=fragment):
+            tokenizer().decode(ids)
+        with pytest.raises(RequestError):
+            tokenizer().stream().push(ids[-1])
+
+
+def edited(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[str], str]:
+    def edit(text: str) -> str:
+        parsed = json.loads(text)
+        change(parsed)
+        return json.dumps(parsed)
+
+    return edit
+
+
+CORRUPT = [
+    (lambda text: "", "not JSON"),
+    (lambda text: "{}", "model: None, expected BPE"),
+    (lambda text: "[1]", "expected an object"),
+    (lambda text: text[: len(text) // 2], "not JSON"),
+    (lambda text: text.replace('"vocab"', '"vocab": {}, "vocab"', 1), "'vocab' stands twice"),
+    (
+        edited(lambda t: t.update(model={"type": "WordLevel", "vocab": {}, "unk_token": "?"})),
+        "'WordLevel', expected BPE",
+    ),
+    (edited(lambda t: t["model"].update(dropout=0.1)), "model.dropout: 0.1"),
+    (edited(lambda t: t["model"].update(merges=[["zz", "y"]])), "the tokenizer failed: "),
+    (edited(lambda t: t["model"].update(vocab=[])), "the tokenizer failed: "),
+    (edited(lambda t: t.update(decoder=None)), "decoder: None, expected ByteLevel"),
+    (edited(lambda t: t.update(decoder={"type": "WordPiece"})), "decoder: 'WordPiece', expected ByteLevel"),
+    (edited(lambda t: t.update(pre_tokenizer={"type": "Nonsense"})), "the tokenizer failed: "),
+    (edited(lambda t: t["model"]["vocab"].update(zz=300)), "id 300, expected ids below vocab_size=300"),
+    (edited(lambda t: t["model"]["vocab"].update(zz=-1)), "the tokenizer failed: "),
+]
+
+
+@pytest.mark.parametrize(("corrupt", "fragment"), CORRUPT)
+def test_a_corrupt_tokenizer_is_refused_by_the_name_of_its_file(
+    tmp_path: Path, corrupt: Callable[[str], str], fragment: str
+) -> None:
+    path = write_tokenizer(tmp_path)
+    path.write_text(corrupt(path.read_text()))
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(tmp_path, CONFIG)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: does not exist"):
+        load_tokenizer(tmp_path, CONFIG)
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path)
+    backend = byte_level_tokenizer()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=9)
+    backend.save(str(path))
+    assert load_tokenizer(tmp_path, CONFIG).encode("abcdef") == [1, *ids_of("abcdef")]
+
+
+class PanicException(BaseException):
+    """Looks like what pyo3 raises when Rust panics."""
+
+
+def test_a_panic_becomes_our_error_and_an_interrupt_stays_one() -> None:
+    def fail(problem: BaseException) -> None:
+        raise problem
+
+    with pytest.raises(TokenizerError, match=r"t\.json: the tokenizer failed: index out of bounds"):
+        guarded(lambda: fail(PanicException("index out of bounds")), "t.json")
+    with pytest.raises(KeyboardInterrupt):
+        guarded(lambda: fail(KeyboardInterrupt()), "t.json")
+
+
+@settings(derandomize=True, max_examples=120, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 127)), max_size=4),
+    keep=st.none() | st.integers(0, 2**13),
+)
+def test_a_damaged_tokenizer_loads_or_raises_our_error(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]], keep: int | None
+) -> None:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    path = write_tokenizer(directory)
+    content = bytearray(json.dumps(json.loads(path.read_text())).encode())
+    for position, byte in edits:
+        content[position % len(content)] = byte
+    path.write_bytes(content[:keep])
+    try:
+        loaded = load_tokenizer(directory, CONFIG)
+        ids = loaded.encode("hello, wörld 🙂")
+        stream = loaded.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == loaded.decode(ids)
+    except Lfm2npError as error:
+        assert str(directory) in str(error) or isinstance(error, RequestError)
