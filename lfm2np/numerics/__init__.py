@@ -1,0 +1,81 @@
+"""The arithmetics of the network: `exact` (default), `float32`, `float64` and emulated `bfloat16`.
+
+Each offers the operations of `Numerics`; reference.py is written in them and in nothing else.
+Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import RequestError
+from lfm2np.numerics import exact, ieee
+from lfm2np.numerics.matrix import AttentionScale, Matrix
+
+Array = NDArray[Any]
+NAMES = ("exact", "float32", "float64", "bfloat16")
+
+
+class Numerics(Protocol):
+    """What an arithmetic can do. Arrays are float32 (float64 in `float64`); the batch axis comes first."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of one weight of a Matrix."""
+
+    def prepare_matrix(self, weight: NDArray[np.float32], what: str) -> Matrix:
+        """Weights [outputs, inputs] in the form that `linear` wants; `what` names them in errors."""
+
+    def embed(self, rows: NDArray[np.float32]) -> Array:
+        """Embedding rows [T, D] as activations."""
+
+    def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
+        """x [T, inputs] -> [T, outputs]."""
+
+    def add(self, x: Array, y: Array) -> Array: ...
+
+    def multiply(self, x: Array, y: Array) -> Array: ...
+
+    def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
+        """x / sqrt(mean(x**2) + eps) * weight over the last axis."""
+
+    def swiglu(self, gate: Array, up: Array) -> Array:
+        """silu(gate) * up, elementwise."""
+
+    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
+        """Rotary embedding of x [T, heads, E] by the angles [T, E/2] of its pairs (i, i + E/2)."""
+
+    def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
+        """Causal attention of one request: queries [T, H, E] are the last T of the C positions of keys [C, G, E].
+
+        `scale` cannot change the result but by rounding; only `exact` uses it.
+        """
+
+    def convolve(
+        self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        """Depthwise causal convolution of u [T, D] by taps [D, L], after the L-1 rows of history."""
+
+    def log_softmax(self, logits: Array) -> NDArray[np.float64]:
+        """Log-probabilities over the last axis, float64."""
+
+
+_ARITHMETICS: dict[str, Numerics] = {
+    "exact": exact,
+    "float32": ieee.FLOAT32,
+    "float64": ieee.FLOAT64,
+    "bfloat16": ieee.BFLOAT16,
+}
+
+
+def numerics_named(name: str) -> Numerics:
+    """The arithmetic of that name; RequestError for another."""
+    if name not in _ARITHMETICS:
+        raise RequestError(f"numerics {name!r}: expected one of {', '.join(NAMES)}")
+    return _ARITHMETICS[name]

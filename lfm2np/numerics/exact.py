@@ -1,0 +1,288 @@
+"""The default arithmetic: every sum is exact, so its order cannot matter and the bits are the same everywhere.
+
+Operands are rounded to a grid, the multiples of one power of two. A product of two grid values is an integer multiple
+of the product of their grids; if the absolute products of a sum stay below 2**53 of those units, then every partial
+sum, in whatever order, blocking, thread or fused multiply-add, is a float64, and nothing is ever rounded. That is the
+whole proof; each function says which grid keeps it true. Scaling by a power of two never rounds here: float32 operands
+lie between 2**-149 and 2**128, so products and grids stay far inside float64.
+
+All else is elementwise IEEE +, -, *, /, sqrt, rint, ldexp, frexp in a written order. Between operations values are
+float32. A zero sum is made +0, since its sign does depend on the order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import NumericsError
+from lfm2np.numerics import elementary
+from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
+from lfm2np.numerics.shapes import check
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Exponents = NDArray[np.int32]
+Array = NDArray[Any]
+
+name = "exact"
+weight_bytes = 8
+
+SUM_BITS = 53  # integers up to 2**53 are float64
+SHORT_WEIGHT_BITS = 20  # grid of weights that came from bfloat16 or float16
+LONG_WEIGHT_BITS = 26  # the finest grid of float32 weights
+LEAST_BITS = 16  # a coarser grid is refused
+MOST_BITS = 30  # a finer grid gains nothing over float32 operands
+VALUE_BITS = 24  # attention's values
+SHARE_BITS = 28  # attention's weights, which sum to 1
+TERMS = 2**17  # the most terms of exact_sum, and the longest context
+TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
+PIECE = 2**18  # elements of a temporary array: they stay in the cache; no choice can change a bit
+
+
+def exponent_of(x: Float32 | Float64) -> Exponents:
+    """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
+    largest = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
+    return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
+
+
+def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
+    """The integers nearest to x * 2**shift, ties to even."""
+    return np.rint(np.ldexp(x.astype(np.float64), shift))
+
+
+def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
+    """Each row (last axis) in steps of 2**-bits of its own power of two; ties to even."""
+    shift = bits - exponent_of(x)
+    return np.asarray(np.ldexp(to_units(x, shift), -shift))
+
+
+def exact_sum(x: Float64) -> Float64:
+    """Sum over the last axis of at most 2**17 terms in any order; off by less than 2**-52 of sum|x|.
+
+    Each term is split into high + low, multiples of 2**-36 and of 2**-72 of the row's power of two. Each of the two
+    sums has at most 2**17 terms of at most 2**36 units, hence is exact; only adding them rounds.
+    """
+    if x.shape[-1] > TERMS:
+        raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
+    shift = TERM_BITS - exponent_of(x)
+    units = np.ldexp(x, shift)
+    high = np.rint(units)
+    low = np.rint(np.ldexp(units - high, TERM_BITS))
+    total = high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)
+    return np.asarray(np.ldexp(total, -shift)[..., 0])
+
+
+def prove_grid(weight: Float32, what: str) -> Grid:
+    """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
+
+    Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
+    large where its weights are small must not coarsen the grid of the others. Then, where the absolute weights of no
+    row sum to more than 2**s units and inputs have b bits, sum|x w| <= 2**(b + s), so b = 53 - s. Weights that came
+    from 16 bits get 20 bits, exact down to 2**-12 of the row's largest; float32 weights share the bits evenly with
+    the inputs. NumericsError where either would get fewer than 16.
+    """
+    columns = column_exponents(weight)
+    weight_bits = SHORT_WEIGHT_BITS
+    if not has_short_significands(weight):
+        spread = row_sum_bits(weight, columns, LONG_WEIGHT_BITS) - LONG_WEIGHT_BITS
+        weight_bits = min(LONG_WEIGHT_BITS, (SUM_BITS - spread) // 2)
+    sum_bits = row_sum_bits(weight, columns, weight_bits)
+    activation_bits = min(MOST_BITS, SUM_BITS - sum_bits)
+    if min(weight_bits, activation_bits) < LEAST_BITS:
+        raise NumericsError(
+            f"{what}: rows of {weight.shape[1]} weights sum to 2**{sum_bits} units of {weight_bits} bits, which "
+            f"leaves {activation_bits} bits for their inputs; expected at least {LEAST_BITS} for each"
+        )
+    return Grid(columns, weight_bits, sum_bits, activation_bits)
+
+
+def prepare_matrix(weight: Float32, what: str) -> Matrix:
+    """Weights [outputs, inputs], columns scaled and each row rounded to the proved grid."""
+    grid = prove_grid(weight, what)
+    values = np.empty(weight.shape, np.float64)
+    for rows in pieces(*weight.shape):
+        values[rows] = round_to_grid(np.ldexp(weight[rows].astype(np.float64), -grid.columns), grid.weight_bits)
+    return Matrix(values, grid)
+
+
+def column_exponents(weight: Float32) -> Exponents:
+    """[inputs]: the power of two of each column's largest weight, relative to its row; -200 for a column of zeros.
+
+    Relative to its row, since a single large row must not decide how all columns compare.
+    """
+    largest = np.zeros(weight.shape[1], np.float64)
+    for rows in pieces(*weight.shape):
+        relative = np.ldexp(np.abs(weight[rows]).astype(np.float64), -exponent_of(weight[rows]))
+        np.maximum(largest, relative.max(axis=0), out=largest)
+    return exponent_of(largest[:, None])[:, 0]
+
+
+def has_short_significands(weight: Float32) -> bool:
+    """True if every weight has at most 11 significant bits, as those stored in bfloat16 or float16 do."""
+    bits = weight.view(np.uint32)
+    return not any(np.any(bits[rows] & 0x1FFF) for rows in pieces(*weight.shape))
+
+
+def row_sum_bits(weight: Float32, columns: Exponents, weight_bits: int) -> int:
+    """The least s so that the absolute scaled weights of no row sum to more than 2**s units of `weight_bits` bits."""
+    largest = 1
+    for rows in pieces(*weight.shape):
+        scaled = np.ldexp(weight[rows].astype(np.float64), -columns)
+        units = to_units(scaled, weight_bits - exponent_of(scaled))
+        largest = max(largest, int(np.abs(units).sum(-1).max()))
+    return (largest - 1).bit_length()
+
+
+def pieces(count: int, elements: int, limit: int | None = None) -> Iterator[slice]:
+    """Slices of range(count) so that `elements` each stay within `limit` (PIECE) together."""
+    step = max(1, (limit or PIECE) // max(1, elements))
+    return (slice(start, min(count, start + step)) for start in range(0, count, step))
+
+
+def embed(rows: Float32) -> Float32:
+    return rows
+
+
+def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
+    """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid; rounded once to float32 (with a bias: twice)."""
+    if matrix.grid is None:
+        raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
+    scaled = np.ldexp(x.astype(np.float64), matrix.grid.columns)
+    product: Float64 = round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T
+    product += 0.0  # -0 + 0 is +0
+    if bias is not None:
+        product += bias
+    return product.astype(np.float32)
+
+
+def add(x: Float32, y: Float32) -> Float32:
+    return x + y
+
+
+def multiply(x: Float32, y: Float32) -> Float32:
+    return x * y
+
+
+def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
+    wide = x.astype(np.float64)
+    mean = exact_sum(wide * wide) / x.shape[-1]
+    scale: Float64 = 1.0 / np.sqrt(mean + eps)
+    normed: Float64 = wide * scale[..., None] * weight
+    return normed.astype(np.float32)
+
+
+def swiglu(gate: Float32, up: Float32) -> Float32:
+    """gate / (1 + exp(-gate)) * up, rounded once to float32."""
+    wide = gate.astype(np.float64)
+    return (wide / (1.0 + elementary.exp(-wide)) * up).astype(np.float32)
+
+
+def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
+    """x [T, heads, E] by the angles of cos and sin [T, E/2]; computed in float64, rounded once to float32."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return np.concatenate(rotated, axis=-1).astype(np.float32)
+
+
+def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
+    """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise, oldest tap first, rounded once to float32."""
+    check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
+    window = np.concatenate([history, u]).astype(np.float64)
+    total = np.zeros(u.shape, np.float64)
+    for tap in range(taps.shape[1]):
+        total += window[tap : tap + len(u)] * taps[:, tap]
+    if bias is not None:
+        total += bias
+    return total.astype(np.float32)
+
+
+def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> AttentionScale:
+    """Scales from the norms' weights [E] and the value projection [G * E, D].
+
+    Keys: half the difference of the norms' exponents, the larger of each rotated pair (i, i + E/2), which must share
+    a scale. Values: the exponent of the row that computes each channel.
+    """
+    pairs = [np.abs(norm).reshape(2, -1).T for norm in (q_norm, k_norm)]  # each [E/2, 2]
+    sizes = [np.where(np.any(pair != 0.0, axis=1), exponent_of(pair)[:, 0], 0) for pair in pairs]
+    half_difference = (sizes[0] - sizes[1]) // 2
+    rows = exponent_of(v_proj)[:, 0].reshape(-1, len(q_norm))
+    return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows)
+
+
+def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
+    """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E].
+
+    Exact sums: scores over E (`query_key_grids`), softmax over C, weighted values over C (`share_units`). What a row
+    is rounded to depends on its visible positions only, so a chunk agrees with a single step.
+    """
+    sizes = check_attention(queries, keys, values)
+    tokens, heads, head_dim, context = (sizes[letter] for letter in "THEC")
+    grid_queries, grid_keys = query_key_grids(queries, keys, scale)  # [G, H/G, T, E], [G, 1, E, C]
+    units, exponents = value_units(values, scale)  # [G, 1, C, E], [G, 1, 1, C]
+    tops = np.maximum.accumulate(exponents, axis=-1)[..., context - tokens :].swapaxes(-1, -2)  # [G, 1, T, 1]
+    output = np.empty(queries.shape, np.float32)
+    for rows in pieces(tokens, heads * context):
+        scores = grid_queries[:, :, rows] @ grid_keys * (1.0 / math.sqrt(head_dim))  # [G, H/G, t, C]
+        positions = np.arange(context - tokens, context)[rows, None]
+        weights = softmax(np.where(np.arange(context) <= positions, scores, -np.inf))
+        mixed = share_units(weights, exponents, tops[:, :, rows]) @ units + 0.0  # [G, H/G, t, E]
+        mixed = np.ldexp(mixed, tops[:, :, rows] - SHARE_BITS - VALUE_BITS + scale.values[:, None, None, :])
+        output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
+    return output
+
+
+def check_attention(queries: Array, keys: Array, values: Array) -> dict[str, int]:
+    """The sizes T, H, E, C, G; NumericsError unless T <= C and G divides H."""
+    sizes = check({"queries": (queries, "THE"), "keys": (keys, "CGE"), "values": (values, "CGE")})
+    if sizes["T"] > sizes["C"] or sizes["H"] % sizes["G"]:
+        raise NumericsError(f"attention of sizes {sizes}: expected T <= C and H a multiple of G")
+    return sizes
+
+
+def query_key_grids(queries: Float32, keys: Float32, scale: AttentionScale) -> tuple[Float64, Float64]:
+    """Queries [G, H/G, T, E] and keys [G, 1, E, C] on grids of b bits a row: 2b + ceil(log2 E) <= 53."""
+    tokens, heads, head_dim = queries.shape
+    groups = keys.shape[1]
+    bits = min(MOST_BITS, (SUM_BITS - (head_dim - 1).bit_length()) // 2)
+    grid_queries = round_to_grid(np.ldexp(queries.astype(np.float64), -scale.keys), bits)
+    grid_keys = round_to_grid(np.ldexp(keys.astype(np.float64), scale.keys), bits)
+    grouped = grid_queries.reshape(tokens, groups, heads // groups, head_dim)
+    return grouped.transpose(1, 2, 0, 3), grid_keys.transpose(1, 2, 0)[:, None]
+
+
+def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
+    """Values [G, 1, C, E] as integers up to 2**24, each row in its own power of two; those exponents [G, 1, 1, C]."""
+    scaled = np.ldexp(values.astype(np.float64), -scale.values)  # [C, G, E]
+    exponents = exponent_of(scaled)  # [C, G, 1]
+    units = to_units(scaled, VALUE_BITS - exponents)
+    return units.transpose(1, 0, 2)[:, None], exponents.transpose(1, 2, 0)[:, None]
+
+
+def share_units(weights: Float64, exponents: Exponents, tops: Exponents) -> Float64:
+    """Weights [..., C] that sum to 1, times the power of two of their values, as integers.
+
+    One unit is 2**-28 of the largest power among the visible positions (`tops`), so the units of a row sum to at most
+    2**28 + C/2, and with value units up to 2**24 the products to less than 2**53. Hidden positions weigh 0.
+    """
+    return to_units(weights, SHARE_BITS + exponents - tops)
+
+
+def softmax(scores: Float64) -> Float64:
+    """Over the last axis; float64. Elementwise but for the maximum and the exact sum."""
+    weights = elementary.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights * (1.0 / exact_sum(weights))[..., None])
+
+
+def log_softmax(logits: Float32) -> Float64:
+    """Log-probabilities over the last axis, float64; off by less than 2**-46 of their size plus 2**-50."""
+    below = logits.astype(np.float64)
+    below -= below.max(-1, keepdims=True)
+    return np.asarray(below - elementary.log(exact_sum(elementary.exp(below)))[..., None])
