@@ -1,0 +1,38 @@
+"""lfm2np: the right answer for Liquid AI's LFM2 language models, in exact arithmetic, with NumPy only.
+
+import lfm2np
+model = lfm2np.load()                       # the trained fixture; or load("path/to/LFM2-350M")
+model.logits([1, 17, 42])                   # [3, V] float32, the same bits on every machine
+model.generate("sort: 3 1 2 ->").text       # greedy
+model.score([1, 17, 42])                    # log-probability, rank, margin of each token
+"""
+
+from lfm2np.errors import (
+    CheckpointError,
+    ConfigError,
+    Lfm2npError,
+    NumericsError,
+    RequestError,
+    TokenizerError,
+)
+from lfm2np.generation import Completion, GeneratedToken, TokenLogprobs
+from lfm2np.loading import Model, load, trained_fixture
+from lfm2np.scoring import TokenScore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "GeneratedToken",
+    "Lfm2npError",
+    "Model",
+    "NumericsError",
+    "RequestError",
+    "TokenLogprobs",
+    "TokenScore",
+    "TokenizerError",
+    "load",
+    "trained_fixture",
+]

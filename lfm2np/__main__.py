@@ -1,0 +1,3 @@
+from lfm2np.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,36 @@
+"""One hash that says whether this machine computes the same bits as every other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from lfm2np import reference
+from lfm2np.config import ModelConfig
+from lfm2np.numerics import Numerics
+from lfm2np.weights import ModelWeights
+
+LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64)
+
+
+def digest_prompt(length: int, vocab_size: int) -> list[int]:
+    """Token i of the prompt of that length: SHA-256 of "length:i" modulo the vocabulary's size."""
+    hashes = (hashlib.sha256(f"{length}:{i}".encode()).digest() for i in range(length))
+    return [int.from_bytes(value, "big") % vocab_size for value in hashes]
+
+
+def digest(
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """SHA-256, in hex, of the little-endian logits [T, V] of the prompts of LENGTHS (as far as the context allows)."""
+    sha = hashlib.sha256()
+    lengths = [length for length in LENGTHS if length <= config.max_position_embeddings]
+    for done, length in enumerate(lengths, start=1):
+        logits = reference.logits(weights, config, numerics, digest_prompt(length, config.vocab_size))
+        sha.update(logits.astype(logits.dtype.newbyteorder("<")).tobytes())
+        if progress:
+            progress(done, len(lengths))
+    return sha.hexdigest()

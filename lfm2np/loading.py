@@ -1,0 +1,104 @@
+"""From a checkpoint directory to a model that answers: `lfm2np.load(path)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lfm2np import reference
+from lfm2np.checkpoint import open_checkpoint
+from lfm2np.config import ModelConfig, load_config
+from lfm2np.errors import CheckpointError, RequestError
+from lfm2np.generation import Completion, GeneratedToken, collect, stream
+from lfm2np.numerics import Numerics, numerics_named
+from lfm2np.numerics.machine import require_ieee
+from lfm2np.scoring import TokenScore, score
+from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
+from lfm2np.weights import ModelWeights, Progress, prepare_weights
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A loaded checkpoint under one arithmetic. Prompts are text or token ids; text gets its BOS from the tokenizer."""
+
+    path: Path
+    config: ModelConfig
+    numerics: Numerics
+    weights: ModelWeights
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Read when first needed, so that a checkpoint without one still takes token ids."""
+        return load_tokenizer(self.path, self.config)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[Any]:
+        """Logits [T, V], float32 (float64 under `float64`), of a sequence from position 0 on; row t predicts t + 1.
+
+        RequestError for no tokens, more than `max_position_embeddings`, or an id outside the vocabulary.
+        """
+        ids = require_ids(token_ids, self.config.vocab_size)
+        if len(ids) > self.config.max_position_embeddings:
+            raise RequestError(
+                f"{len(ids)} tokens: expected at most max_position_embeddings={self.config.max_position_embeddings}"
+            )
+        return reference.logits(self.weights, self.config, self.numerics, ids)
+
+    def score(self, token_ids: Sequence[int]) -> list[TokenScore]:
+        """Log-probability, rank and margin of every token but the first, given those before it."""
+        return score(self.weights, self.config, self.numerics, token_ids)
+
+    def stream(
+        self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None
+    ) -> Iterator[GeneratedToken]:
+        """Greedy tokens as they come, each with the logits [V] it was chosen from; see `generate`."""
+        return stream(self.weights, self.config, self.numerics, self.prompt_ids(prompt), max_tokens, logprobs)
+
+    def generate(self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None) -> Completion:
+        """Greedy continuation until an end-of-sequence token, `max_tokens` or the model's longest context.
+
+        `logprobs` K adds the K most likely tokens at each position. Without a tokenizer, `text` is None.
+        """
+        ids = self.prompt_ids(prompt)
+        completion = collect(ids, self.stream(ids, max_tokens, logprobs))
+        if not self.has_tokenizer:
+            return completion
+        return completion.with_text(self.tokenizer.decode(completion.token_ids))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.path / "tokenizer.json").exists()
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt, checked."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return require_ids(ids, self.config.vocab_size)
+
+
+def trained_fixture() -> Path:
+    """The small trained model that comes with the package."""
+    packaged = Path(__file__).parent / "_fixtures" / "trained"
+    checkout = Path(__file__).parent.parent / "fixtures" / "trained"
+    for path in (packaged, checkout):
+        if path.is_dir():
+            return path
+    raise CheckpointError(f"{packaged}: the trained fixture is not in this installation; name a model directory")
+
+
+def load(path: str | Path | None = None, numerics: str = "exact", progress: Progress | None = None) -> Model:
+    """The model in a checkpoint directory (without a path: the trained fixture) under one arithmetic.
+
+    numerics  "exact" (default), "float32", "float64" or "bfloat16"
+    progress  called with (matrices done, matrices in all)
+    errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError
+    """
+    arithmetic = numerics_named(numerics)
+    require_ieee()
+    directory = trained_fixture() if path is None else Path(path)
+    config = load_config(directory)
+    tensors = open_checkpoint(directory, config)
+    return Model(directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress))

@@ -1,0 +1,106 @@
+"""LFM2 for one sequence, with no cache: read it top to bottom and believe it.
+
+Everything else in lfm2np (paged, ragged, chunked, speculative) must equal this file bit for bit.
+Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2/modeling_lfm2.py, whose class stands in
+each docstring. Only `Numerics` does arithmetic, so this text is the same for every number format.
+
+T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps.
+Activations are float32 between operations (float64 in the arithmetic of that name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint import widen
+from lfm2np.config import ModelConfig
+from lfm2np.errors import NumericsError
+from lfm2np.numerics import Numerics
+from lfm2np.numerics.rope import rotary_table
+from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
+
+Array = NDArray[Any]
+
+
+def hidden_states(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token_ids: Sequence[int]) -> Array:
+    """Final hidden states [T, D] of a sequence from position 0 on, after the last norm (Lfm2Model)."""
+    ids = np.asarray(token_ids, np.int64)  # [T]
+    rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow ends in `output_logits`
+        x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
+        for layer in weights.layers:
+            x = block(layer, config, numerics, x, rotary)
+        return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
+
+
+def block(layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]) -> Array:
+    """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer)."""
+    normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
+    if isinstance(layer.operator, ShortConvWeights):
+        x = numerics.add(short_conv(layer.operator, numerics, normed), x)
+    else:
+        x = numerics.add(attention(layer.operator, config, numerics, normed, rotary), x)
+    normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
+    return numerics.add(x, feed_forward(layer, numerics, normed))
+
+
+def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array) -> Array:
+    """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): no activation, zeros before the first token."""
+    projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
+    gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
+    u = numerics.multiply(gate_in, value)
+    history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
+    mixed = numerics.convolve(history, u, weights.taps, weights.taps_bias)
+    return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+
+
+def attention(
+    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]
+) -> Array:
+    """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation."""
+    heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    projected = numerics.linear(x, weights.qkv_proj).reshape(len(x), heads + 2 * groups, head_dim)
+    queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)  # [T, H, E], twice [T, G, E]
+    queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *rotary)
+    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *rotary)
+    mixed = numerics.attend(queries, keys, values, weights.scale)  # [T, H, E]
+    return numerics.linear(mixed.reshape(len(x), heads * head_dim), weights.out_proj)
+
+
+def feed_forward(layer: LayerWeights, numerics: Numerics, x: Array) -> Array:
+    """w2(silu(w1 x) * w3 x), [T, D] -> [T, D] (Lfm2MLP)."""
+    gate, up = np.split(numerics.linear(x, layer.gate_up_proj), 2, axis=-1)  # each [T, F]
+    return numerics.linear(numerics.swiglu(gate, up), layer.down_proj)
+
+
+def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:
+    """Hidden states [T, D] -> logits [T, V] (Lfm2ForCausalLM). NumericsError where one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = numerics.linear(states, weights.head)
+    if not np.isfinite(result).all():
+        row, token = np.argwhere(~np.isfinite(result))[0]
+        raise NumericsError(
+            f"logit of token {token} in row {row} is {result[row, token]}: these weights overflow {numerics.name}"
+        )
+    return result
+
+
+def logits(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token_ids: Sequence[int]) -> Array:
+    """Logits [T, V] of a sequence; row t predicts token t + 1."""
+    return output_logits(weights, numerics, hidden_states(weights, config, numerics, token_ids))
+
+
+def greedy(
+    weights: ModelWeights, config: ModelConfig, numerics: Numerics, prompt_ids: Sequence[int]
+) -> Iterator[tuple[int, Array]]:
+    """Endless greedy continuation: (token id, logits [V]) at a time, the lowest id where logits tie."""
+    ids = list(prompt_ids)
+    while True:
+        states = hidden_states(weights, config, numerics, ids)
+        last = output_logits(weights, numerics, states[-1:])[0]
+        ids.append(int(np.argmax(last)))
+        yield ids[-1], last

@@ -1,0 +1,139 @@
+"""The weights of one model in the form that an arithmetic wants, named as the network uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint import StoredTensor, require_finite, widen
+from lfm2np.config import ModelConfig
+from lfm2np.numerics import Numerics
+from lfm2np.numerics.exact import attention_scale
+from lfm2np.numerics.matrix import AttentionScale, Matrix
+
+Float32 = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ShortConvWeights:
+    """in_proj gives gate_in, gate_out and value side by side (the paper's B, C, x)."""
+
+    in_proj: Matrix  # [3D, D]
+    in_bias: Float32 | None  # [3D]
+    taps: Float32  # [D, L], tap L-1 meets the newest token
+    taps_bias: Float32 | None  # [D]
+    out_proj: Matrix  # [D, D]
+    out_bias: Float32 | None  # [D]
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    qkv_proj: Matrix  # [(H + 2G) * E, D]: queries, keys, values below each other
+    q_norm: Float32  # [E]
+    k_norm: Float32  # [E]
+    scale: AttentionScale
+    out_proj: Matrix  # [D, H * E]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    operator_norm: Float32  # [D]
+    operator: ShortConvWeights | AttentionWeights
+    ffn_norm: Float32  # [D]
+    gate_up_proj: Matrix  # [2F, D]: w1, then w3
+    down_proj: Matrix  # [D, F]: w2
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    embedding: StoredTensor  # [V, D] as stored; rows are widened when they are looked up
+    layers: tuple[LayerWeights, ...]
+    final_norm: Float32  # [D], called embedding_norm in the checkpoint
+    head: Matrix  # [V, D]
+
+
+def matrix_parts(config: ModelConfig) -> Iterator[tuple[str, ...]]:
+    """The tensors that make up each Matrix, in the network's order: those that share an input are one product."""
+    for index, layer_type in enumerate(config.layer_types):
+        prefix = f"model.layers.{index}."
+        if layer_type == "conv":
+            yield (prefix + "conv.in_proj.weight",)
+            yield (prefix + "conv.out_proj.weight",)
+        else:
+            yield tuple(f"{prefix}self_attn.{part}_proj.weight" for part in "qkv")
+            yield (prefix + "self_attn.out_proj.weight",)
+        yield (prefix + "feed_forward.w1.weight", prefix + "feed_forward.w3.weight")
+        yield (prefix + "feed_forward.w2.weight",)
+    yield ("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight",)
+
+
+def widened(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
+    """One tensor as float32; CheckpointError for a value that is not finite."""
+    require_finite(tensors[name])
+    return widen(tensors[name].values, tensors[name].dtype)
+
+
+def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Float32:
+    """The tensors of one Matrix below each other."""
+    parts = [widened(tensors, name) for name in names]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def prepare_weights(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, numerics: Numerics, progress: Progress | None = None
+) -> ModelWeights:
+    """Widens, checks and prepares all tensors; `progress(done, total)` counts matrices.
+
+    Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
+    """
+    parts = list(matrix_parts(config))
+    matrices: dict[str, Matrix] = {}  # by the name of the first tensor in each
+    for names in parts:
+        matrices[names[0]] = numerics.prepare_matrix(joined(tensors, names), " + ".join(names))
+        if progress:
+            progress(len(matrices), len(parts))
+    vectors = {name: widened(tensors, name) for name in tensors if len(tensors[name].values.shape) != 2}
+    layers = tuple(layer_weights(index, tensors, matrices, vectors) for index in range(config.num_hidden_layers))
+    embedding = tensors["model.embed_tokens.weight"]
+    require_finite(embedding)
+    return ModelWeights(embedding, layers, vectors["model.embedding_norm.weight"], matrices[parts[-1][0]])
+
+
+def layer_weights(
+    index: int,
+    tensors: Mapping[str, StoredTensor],
+    matrices: Mapping[str, Matrix],
+    vectors: Mapping[str, Float32],
+) -> LayerWeights:
+    prefix = f"model.layers.{index}."
+    conv, attention = prefix + "conv.", prefix + "self_attn."
+    operator: ShortConvWeights | AttentionWeights
+    if conv + "conv.weight" in vectors:
+        operator = ShortConvWeights(
+            in_proj=matrices[conv + "in_proj.weight"],
+            in_bias=vectors.get(conv + "in_proj.bias"),
+            taps=vectors[conv + "conv.weight"][:, 0, :],
+            taps_bias=vectors.get(conv + "conv.bias"),
+            out_proj=matrices[conv + "out_proj.weight"],
+            out_bias=vectors.get(conv + "out_proj.bias"),
+        )
+    else:
+        q_norm, k_norm = vectors[attention + "q_layernorm.weight"], vectors[attention + "k_layernorm.weight"]
+        operator = AttentionWeights(
+            qkv_proj=matrices[attention + "q_proj.weight"],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            scale=attention_scale(q_norm, k_norm, widened(tensors, attention + "v_proj.weight")),
+            out_proj=matrices[attention + "out_proj.weight"],
+        )
+    return LayerWeights(
+        operator_norm=vectors[prefix + "operator_norm.weight"],
+        operator=operator,
+        ffn_norm=vectors[prefix + "ffn_norm.weight"],
+        gate_up_proj=matrices[prefix + "feed_forward.w1.weight"],
+        down_proj=matrices[prefix + "feed_forward.w2.weight"],
+    )

@@ -1,0 +1,208 @@
+"""The Python API on real files: loading, logits, generation, scores."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import raw_config, tiny_config, write_checkpoint, write_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.checkpoint import open_checkpoint, widen
+from lfm2np.digest import LENGTHS, digest, digest_prompt
+from lfm2np.errors import CheckpointError, NumericsError, RequestError
+from lfm2np.numerics import NAMES, numerics_named
+from lfm2np.numerics.shapes import check
+from lfm2np.scoring import score
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+TORTURE = sorted((FIXTURES / "torture").iterdir())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> lfm2np.Model:
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "config.json").write_text(json.dumps(raw_config()))
+    write_checkpoint(directory, tiny_config())
+    write_tokenizer(directory)
+    return lfm2np.load(directory)
+
+
+@pytest.mark.parametrize("numerics", NAMES)
+def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, numerics):
+    logits = lfm2np.load(model.path, numerics).logits([1, 2, 3])
+    assert logits.shape == (3, 300)
+    assert logits.dtype == (np.float64 if numerics == "float64" else np.float32)
+
+
+@pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)
+def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
+    """Causality of both operators: whatever follows, the bits stay."""
+    model = lfm2np.load(path)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, model.config.vocab_size, 24).tolist()
+    whole = model.logits(ids)
+    for cut in (1, 2, 5, 23):
+        other = ids[:cut] + rng.integers(0, model.config.vocab_size, 5).tolist()
+        assert model.logits(other)[:cut].tobytes() == whole[:cut].tobytes()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 299), min_size=1, max_size=12), st.integers(1, 6))
+def test_generation_is_the_argmax_of_the_logits_of_everything_so_far(model, prompt, max_tokens):
+    completion = model.generate(prompt, max_tokens=max_tokens)
+    ids = [*prompt, *completion.token_ids]
+    rows = model.logits(ids)[len(prompt) - 1 : -1]
+    assert [int(np.argmax(row)) for row in rows] == list(completion.token_ids)
+    stopped = [token_id in model.config.eos_token_ids for token_id in completion.token_ids]
+    assert not any(stopped[:-1])
+    assert completion.finish_reason == ("stop" if stopped[-1] else "length")
+    assert stopped[-1] or len(completion.token_ids) == max_tokens
+    assert completion.text == model.tokenizer.decode(completion.token_ids)
+
+
+def test_generation_stops_at_the_longest_context(model):
+    completion = model.generate([1] * 125, max_tokens=50)
+    assert len(completion.token_ids) == 3 or completion.finish_reason == "stop"
+
+
+def test_equal_logits_give_the_lowest_id():
+    """In `magnitudes` token 0 embeds to zero, so every logit is exactly 0."""
+    model = lfm2np.load(FIXTURES / "torture" / "magnitudes")
+    assert not model.logits([0]).any()
+    assert model.generate([0], max_tokens=1).token_ids == (0,)
+    assert [s.rank for s in model.score([0, 0])] == [1]
+    assert [s.rank for s in model.score([0, 7])] == [8], "ties rank by id"
+    assert [s.margin for s in model.score([0, 7])] == [0.0]
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 299), min_size=2, max_size=12))
+def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
+    logits = model.logits(ids).astype(np.float64)
+    for s in model.score(ids):
+        row = logits[s.position - 1]
+        order = sorted(range(300), key=lambda i: (-row[i], i))
+        assert s.token_id == ids[s.position]
+        assert s.greedy_token_id == order[0]
+        assert s.rank == order.index(s.token_id) + 1
+        assert s.margin == row[s.token_id] - max(row[i] for i in range(300) if i != s.token_id)
+        assert s.logprob == pytest.approx(row[s.token_id] - np.log(np.exp(row - row.max()).sum()) - row.max(), abs=1e-9)
+
+
+def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
+    ids = [1, 5, 9, 200, 7, 7, 7, 250]
+    whole = model.score(ids)
+    monkeypatch.setattr("lfm2np.scoring.LOGITS_AT_ONCE", 300)
+    seen: list[tuple[int, int]] = []
+    assert score(model.weights, model.config, model.numerics, ids, lambda *args: seen.append(args)) == whole
+    assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def test_the_size_of_temporary_pieces_changes_no_bit(model, monkeypatch):
+    before = digest(model.weights, model.config, model.numerics)
+    monkeypatch.setattr("lfm2np.numerics.exact.PIECE", 1)
+    again = lfm2np.load(model.path)
+    assert digest(again.weights, again.config, again.numerics) == before
+
+
+def test_the_digest_s_prompts_are_fixed():
+    assert digest_prompt(3, 512) == [361, 349, 134]
+    assert max(LENGTHS) == 64
+
+
+def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
+    """bfloat16 values in a float32 file are the same model."""
+    (tmp_path / "config.json").write_text(json.dumps(raw_config()))
+    stored = open_checkpoint(model.path, model.config)
+    tensors = {name: widen(tensor.values, tensor.dtype) for name, tensor in stored.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert lfm2np.load(tmp_path).logits([1, 2, 3]).tobytes() == model.logits([1, 2, 3]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "fragment"),
+    [
+        (lambda m: m.logits([]), "ids: none, expected at least one"),
+        (lambda m: m.logits([300]), "300"),
+        (lambda m: m.logits([-1]), "-1"),
+        (lambda m: m.logits([True]), "True"),
+        (lambda m: m.logits([1.0]), "1.0"),
+        (lambda m: m.logits([1] * 129), "129 tokens: expected at most max_position_embeddings=128"),
+        (lambda m: m.generate([1], max_tokens=0), "max_tokens 0"),
+        (lambda m: m.generate([1] * 128), "prompt of 128 tokens"),
+        (lambda m: m.stream([1], max_tokens=0), "max_tokens 0"),
+        (lambda m: m.score([1]), "1 tokens to score"),
+        (lambda m: lfm2np.load(m.path, "float8"), "numerics 'float8': expected one of exact, float32"),
+    ],
+)
+def test_a_request_that_cannot_be_met_raises_at_once(model, call, fragment):
+    with pytest.raises(RequestError) as caught:
+        call(model)
+    assert fragment in str(caught.value)
+
+
+def test_a_missing_fixture_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("lfm2np.loading.__file__", str(tmp_path / "site" / "lfm2np" / "loading.py"))
+    with pytest.raises(CheckpointError, match="trained fixture is not in this installation"):
+        lfm2np.trained_fixture()
+
+
+def test_loading_reports_its_progress(model):
+    seen: list[tuple[int, int]] = []
+    lfm2np.load(model.path, progress=lambda *args: seen.append(args))
+    assert seen == [(done, 9) for done in range(1, 10)]
+
+
+@pytest.mark.parametrize("numerics", NAMES)
+def test_operands_of_other_shapes_are_refused_by_name(numerics):
+    arithmetic = numerics_named(numerics)
+    scale = lfm2np.load(FIXTURES / "torture" / "wide_heads").weights.layers
+    ones = np.ones((2, 2, 4), np.float32)
+    with pytest.raises(NumericsError, match=r"keys: shape \(2, 1, 6\), expected \[C, G, E\] with E = 4"):
+        arithmetic.attend(ones, np.ones((2, 1, 6), np.float32), ones, scale)  # type: ignore[arg-type]
+    with pytest.raises(NumericsError, match="expected T <= C"):
+        arithmetic.attend(ones, ones[:1], ones[:1], scale)  # type: ignore[arg-type]
+    with pytest.raises(NumericsError, match=r"history: shape \(3, 4\), expected \[K, D\] with K = 2"):
+        arithmetic.convolve(np.ones((3, 4), np.float32), ones[0], np.ones((4, 3), np.float32))
+
+
+def test_a_letter_has_one_size():
+    assert check({"x": (np.ones((2, 3)), "TD")}, D=3) == {"D": 3, "T": 2}
+    with pytest.raises(NumericsError, match=r"x: shape \(2, 3\), expected \[T, D\] with D = 4"):
+        check({"x": (np.ones((2, 3)), "TD")}, D=4)
+    with pytest.raises(NumericsError, match=r"x: shape \(2, 3\), expected \[T\]"):
+        check({"x": (np.ones((2, 3)), "T")})
+
+
+class Renamed:
+    """An arithmetic under another name, to see that reference.py uses nothing else."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+        self.used: set[str] = set()
+
+    def __getattr__(self, name: str) -> object:
+        self.used.add(name)
+        return getattr(self.inner, name)
+
+
+def test_the_reference_computes_through_its_arithmetic_only(model):
+    spy = Renamed(model.numerics)
+    logits = reference.logits(model.weights, model.config, spy, [1, 2, 3])  # type: ignore[arg-type]
+    assert logits.tobytes() == model.logits([1, 2, 3]).tobytes()
+    assert spy.used == {
+        "embed",
+        "linear",
+        "add",
+        "multiply",
+        "rms_norm",
+        "swiglu",
+        "rotate",
+        "attend",
+        "convolve",
+    }
