@@ -125,8 +125,11 @@ def logprobs_line(model: Model, token: GeneratedToken) -> str:
 
 
 def entry(model: Model, token_id: int) -> str:
-    """A token as a quoted piece of text, or its id where there is no tokenizer."""
-    return repr(model.tokenizer.token(token_id) or "") if model.has_tokenizer else str(token_id)
+    """A token as a quoted piece of text, a special one by its name, or its id where there is no tokenizer."""
+    if not model.has_tokenizer:
+        return str(token_id)
+    text = model.tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
+    return repr(text) if text else model.tokenizer.token(token_id) or f"<dead row {token_id}>"
 
 
 def run_score(arguments: argparse.Namespace) -> None:
