@@ -23,7 +23,7 @@ MAX_OUTPUT = 2**24
 class Generation(ext.Extension):
     """transformers' {% generation %} ... {% endgeneration %}, of which only the text counts here."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 -- jinja2 declares a set
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
