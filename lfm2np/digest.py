@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 from lfm2np import reference
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import Numerics
-from lfm2np.weights import ModelWeights
+from lfm2np.weights import ModelWeights, Progress
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64)
 
@@ -23,7 +22,7 @@ def digest(
     weights: ModelWeights,
     config: ModelConfig,
     numerics: Numerics,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """SHA-256, in hex, of the little-endian logits [T, V] of the prompts of LENGTHS (as far as the context allows)."""
     sha = hashlib.sha256()

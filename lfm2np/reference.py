@@ -21,19 +21,30 @@ from lfm2np.config import ModelConfig
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.rope import rotary_table
-from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
+from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, Progress, ShortConvWeights
 
 Array = NDArray[Any]
 
 
-def hidden_states(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token_ids: Sequence[int]) -> Array:
-    """Final hidden states [T, D] of a sequence from position 0 on, after the last norm (Lfm2Model)."""
+def hidden_states(
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    token_ids: Sequence[int],
+    progress: Progress | None = None,
+) -> Array:
+    """Final hidden states [T, D] of a sequence from position 0 on, after the last norm (Lfm2Model).
+
+    `progress(done, total)` counts layers.
+    """
     ids = np.asarray(token_ids, np.int64)  # [T]
     rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow ends in `output_logits`
         x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
-        for layer in weights.layers:
+        for index, layer in enumerate(weights.layers):
             x = block(layer, config, numerics, x, rotary)
+            if progress:
+                progress(index + 1, len(weights.layers))
         return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import pieces
 from lfm2np.tokenizer import require_ids
-from lfm2np.weights import ModelWeights
+from lfm2np.weights import ModelWeights, Progress
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; no choice can change a bit
 
@@ -35,9 +35,9 @@ def score(
     config: ModelConfig,
     numerics: Numerics,
     token_ids: Sequence[int],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[TokenScore]:
-    """Scores of tokens 1 to T-1 given those before each; `progress(done, total)` counts tokens.
+    """Scores of tokens 1 to T-1 given those before each; `progress(done, total)` counts layers.
 
     RequestError for fewer than two tokens, more than `max_position_embeddings`, or an id outside the vocabulary.
     """
@@ -46,7 +46,7 @@ def score(
         raise RequestError(
             f"{len(ids)} tokens to score: expected 2 to max_position_embeddings={config.max_position_embeddings}"
         )
-    states = reference.hidden_states(weights, config, numerics, ids[:-1].tolist())
+    states = reference.hidden_states(weights, config, numerics, ids[:-1].tolist(), progress)
     scores: list[TokenScore] = []
     for rows in pieces(len(states), config.vocab_size, LOGITS_AT_ONCE):
         logits = reference.output_logits(weights, numerics, states[rows])
@@ -60,6 +60,4 @@ def score(
             scores.append(
                 TokenScore(row + 1, token_id, float(logprob[token_id]), ahead + 1, margin, int(np.argmax(logit)))
             )
-        if progress:
-            progress(len(scores), len(states))
     return scores

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from lfm2np.checkpoint import StoredTensor, expected_tensors, parameter_count
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.exact import prove_grid
-from lfm2np.weights import joined, matrix_parts
+from lfm2np.weights import Progress, joined, matrix_parts
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def state_numbers(config: ModelConfig) -> dict[str, int]:
 
 
 def proved_bounds(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, progress: Callable[[int, int], None] | None = None
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, progress: Progress | None = None
 ) -> list[Bound]:
     """The bound of every product, from the actual weights, one matrix in memory at a time."""
     parts = list(matrix_parts(config))
