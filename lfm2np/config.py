@@ -18,7 +18,8 @@ from lfm2np.strict_json import read_object
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
-    "vocab_size": (1, 2**20),
+    # 2**17 is also the most terms that exact arithmetic adds: of a softmax over the vocabulary or over the context.
+    "vocab_size": (1, 2**17),
     "hidden_size": (1, 2**17),
     "num_hidden_layers": (1, 1024),
     "num_attention_heads": (1, 1024),
@@ -29,7 +30,7 @@ SIZES: dict[str, tuple[int, int]] = {
     "block_multiple_of": (1, 2**17),
     "feed_forward_size": (1, 2**17),
     "conv_L_cache": (1, 64),
-    "max_position_embeddings": (1, 2**20),
+    "max_position_embeddings": (1, 2**17),
 }
 REALS: dict[str, tuple[float, float]] = {
     "norm_eps": (1e-30, 1.0),

@@ -9,7 +9,7 @@ from lfm2np.config import ModelConfig
 from lfm2np.numerics import Numerics
 from lfm2np.weights import ModelWeights, Progress
 
-LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64)
+LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64, 500)
 
 
 def digest_prompt(length: int, vocab_size: int) -> list[int]:
@@ -24,12 +24,17 @@ def digest(
     numerics: Numerics,
     progress: Progress | None = None,
 ) -> str:
-    """SHA-256, in hex, of the little-endian logits [T, V] of the prompts of LENGTHS (as far as the context allows)."""
+    """SHA-256, in hex, of the prompts of LENGTHS, as far as the context allows.
+
+    For each, the logits [T, V] as float32 (as they are under `float64`), and the last row's log-probabilities [V] as
+    float64, all little-endian.
+    """
     sha = hashlib.sha256()
     lengths = [length for length in LENGTHS if length <= config.max_position_embeddings]
     for done, length in enumerate(lengths, start=1):
         logits = reference.logits(weights, config, numerics, digest_prompt(length, config.vocab_size))
         sha.update(logits.astype(logits.dtype.newbyteorder("<")).tobytes())
+        sha.update(numerics.log_softmax(logits[-1]).astype("<f8").tobytes())
         if progress:
             progress(done, len(lengths))
     return sha.hexdigest()

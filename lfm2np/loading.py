@@ -16,7 +16,7 @@ from lfm2np.config import ModelConfig, load_config
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.generation import Completion, GeneratedToken, collect, stream
 from lfm2np.numerics import Numerics, numerics_named
-from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.machine import require_exact_product, require_ieee
 from lfm2np.scoring import TokenScore, score
 from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
 from lfm2np.weights import ModelWeights, Progress, prepare_weights
@@ -98,6 +98,7 @@ def load(path: str | Path | None = None, numerics: str = "exact", progress: Prog
     """
     arithmetic = numerics_named(numerics)
     require_ieee()
+    require_exact_product()
     directory = trained_fixture() if path is None else Path(path)
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)

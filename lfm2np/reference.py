@@ -20,6 +20,7 @@ from lfm2np.checkpoint import widen
 from lfm2np.config import ModelConfig
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
+from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, Progress, ShortConvWeights
 
@@ -35,11 +36,13 @@ def hidden_states(
 ) -> Array:
     """Final hidden states [T, D] of a sequence from position 0 on, after the last norm (Lfm2Model).
 
+    NumericsError if attention meets a number that is not finite, or this process does not compute by IEEE 754.
     `progress(done, total)` counts layers.
     """
+    require_ieee()
     ids = np.asarray(token_ids, np.int64)  # [T]
     rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
-    with np.errstate(over="ignore", invalid="ignore"):  # an overflow ends in `output_logits`
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # an overflow ends in `output_logits`
         x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
         for index, layer in enumerate(weights.layers):
             x = block(layer, config, numerics, x, rotary)
@@ -90,7 +93,7 @@ def feed_forward(layer: LayerWeights, numerics: Numerics, x: Array) -> Array:
 
 def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:
     """Hidden states [T, D] -> logits [T, V] (Lfm2ForCausalLM). NumericsError where one is not finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         result = numerics.linear(states, weights.head)
     if not np.isfinite(result).all():
         row, token = np.argwhere(~np.isfinite(result))[0]

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.digest import digest
 from lfm2np.loading import load, trained_fixture
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -22,30 +21,41 @@ CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), FIXTURES / "trained"]
 KERNELS = ("SkylakeX", "Haswell", "Sandybridge", "Nehalem", "Prescott")
 
 # The digest of the trained fixture, as the README states it: any machine must print the same.
-TRAINED_DIGEST = "136f92dd3c4ce250ee24dd1caa520afb56e172056dd04727c5dec57039bc8199"
+TRAINED_DIGEST = "23cd8b8395bb7a2048cbc726a7ca94185b1bd2c5b10ca3c4ca8b7718ec27a428"
 
 x86_only = pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="the kernels and features named here are x86's"
 )
 
 WORKER = """
-import json, sys
+import hashlib, json, sys
+import numpy as np
 from lfm2np.digest import digest
 from lfm2np.loading import load
+from lfm2np.numerics import elementary, exact
+
+def sha(*arrays):
+    return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+
 found = {}
 for path in sys.argv[2:]:
     model = load(path, sys.argv[1])
     found[path] = digest(model.weights, model.config, model.numerics)
-print(json.dumps(found))
+random = np.random.Generator(np.random.Philox(7))
+x = (random.integers(-(2**40), 2**40, (50, 999)) * 2.0**-36)
+found["exp"], found["log"] = sha(elementary.exp(x)), sha(elementary.log(np.abs(x) + 2.0**-30))
+found["cos_sin"] = sha(*elementary.cos_sin((x * 5000).astype(np.float32)))
+found["sums"] = sha(exact.exact_sum(x), exact.log_softmax(x.astype(np.float32)))
+print(json.dumps({"ours": found, "numpy's exp": sha(np.exp(x))}))
 """
 
 
-def digests(numerics: str, **environment: str) -> dict[str, str]:
-    """The digest of every fixture, from a fresh process with these variables."""
+def digests(numerics: str, **environment: str) -> dict[str, dict[str, str]]:
+    """From a fresh process with these variables: digests of every fixture and of raw float64 results."""
     command = [sys.executable, "-c", WORKER, numerics, *map(str, CHECKPOINTS)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
     return found
 
 
@@ -58,37 +68,39 @@ def disabled_features() -> str:
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, str]:
-    """The digests of this process's own environment."""
-    found = {}
-    for path in CHECKPOINTS:
-        model = load(path)
-        found[str(path)] = digest(model.weights, model.config, model.numerics)
-    return found
+def here() -> dict[str, dict[str, str]]:
+    """The same from this process's own environment."""
+    return digests("exact")
 
 
 @x86_only
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_bits_are_the_same_under_every_blas_kernel_and_thread_count(expected, kernel: str, threads: str):
-    assert digests("exact", OPENBLAS_CORETYPE=kernel, OPENBLAS_NUM_THREADS=threads) == expected
+def test_the_bits_are_the_same_under_every_blas_kernel_and_thread_count(here, kernel: str, threads: str):
+    assert digests("exact", OPENBLAS_CORETYPE=kernel, OPENBLAS_NUM_THREADS=threads)["ours"] == here["ours"]
 
 
 @x86_only
-def test_the_bits_are_the_same_without_numpys_vector_code(expected):
+def test_the_bits_are_the_same_without_numpys_vector_code(here):
     assert disabled_features(), "this CPU has vector features that NumPy can be told not to use"
-    assert digests("exact", NPY_DISABLE_CPU_FEATURES=disabled_features()) == expected
+    assert digests("exact", NPY_DISABLE_CPU_FEATURES=disabled_features())["ours"] == here["ours"]
 
 
 @x86_only
 def test_plain_float32_fails_the_same_check():
     """The control. Were it to pass, the variables would not reach the BLAS and the tests above would prove nothing."""
-    found = [digests("float32", OPENBLAS_CORETYPE=kernel) for kernel in KERNELS]
+    found = [digests("float32", OPENBLAS_CORETYPE=kernel)["ours"] for kernel in KERNELS]
     assert any(other != found[0] for other in found[1:])
 
 
-def test_the_trained_fixture_has_the_digest_that_the_readme_states(expected):
-    assert expected[str(FIXTURES / "trained")] == TRAINED_DIGEST
+@pytest.mark.skipif("X86_V4" not in disabled_features(), reason="NumPy's exp has other code only for AVX-512")
+def test_numpys_own_exp_fails_the_check_without_vector_code(here):
+    """The control of the other variable, and the reason for elementary.py."""
+    assert digests("exact", NPY_DISABLE_CPU_FEATURES=disabled_features())["numpy's exp"] != here["numpy's exp"]
+
+
+def test_the_trained_fixture_has_the_digest_that_the_readme_states(here):
+    assert here["ours"][str(FIXTURES / "trained")] == TRAINED_DIGEST
     assert TRAINED_DIGEST in (FIXTURES.parent / "README.md").read_text()
 
 

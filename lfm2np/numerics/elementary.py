@@ -51,8 +51,9 @@ def polynomial(terms: tuple[float, ...], x: Float64) -> Float64:
 def exp(x: Float64) -> Float64:
     """e**x, float64 of any shape; relative error below 2**-50, absolute below 2**-1074 where the result is subnormal.
 
-    x = k ln 2 + r with |r| < 0.3466; k LN2_HIGH is exact, so r is off by less than 2**-53 of itself plus 2**-73;
-    Taylor to r**12 leaves 1.7e-16. Scaling by 2**k rounds only a subnormal result. Arguments are clipped to
+    x = k ln 2 + r with |r| < 0.3466; k LN2_HIGH is exact, so r is off by less than 2**-53 of itself plus 2**-71;
+    Taylor to r**12 leaves 1.7e-16. Scaling by 2**k rounds only a subnormal result
+    (on some systems' ldexp wrongly, but nothing in exact.py can tell subnormals from 0). Arguments are clipped to
     [EXP_MIN, EXP_MAX]: below, the result is 0; above it stays finite (softmax and SiLU can't tell). NaN stays NaN.
     """
     x = np.clip(np.asarray(x, np.float64), EXP_MIN, EXP_MAX)
@@ -82,7 +83,7 @@ def cos_sin(x: Float32) -> tuple[Float64, Float64]:
 
     x = n pi/2 + r. n has at most 20 bits, so n times the first 33 bits of pi/2 is exact, and so is its difference to
     x (both are multiples of 2**-32, or n = 0). The next 33 bits likewise leave one rounding of r itself, the rest is
-    below 2**-98. For float32 angles of that size |r| > 2**-60, so r is right to 2**-52. Taylor to r**17 (sin) and
+    below 2**-98. For float32 angles of that size |r| > 2**-28, so r is right to 2**-52. Taylor to r**17 (sin) and
     r**16 (cos) leaves less than 2**-58 for |r| <= pi/4.
     """
     angle = np.asarray(x, np.float32).astype(np.float64)

@@ -38,7 +38,8 @@ LONG_WEIGHT_BITS = 26  # the finest grid of float32 weights
 LEAST_BITS = 16  # a coarser grid is refused
 MOST_BITS = 30  # a finer grid gains nothing over float32 operands
 VALUE_BITS = 24  # attention's values
-SHARE_BITS = 28  # attention's weights, which sum to 1
+SHARE_BITS = 28  # attention's weights, relative to their sum,
+LOW_SHARE_BITS = 12  # and what that leaves
 TERMS = 2**17  # the most terms of exact_sum, and the longest context
 TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 PIECE = 2**18  # elements of a temporary array: they stay in the cache; no choice can change a bit
@@ -52,7 +53,7 @@ def exponent_of(x: Float32 | Float64) -> Exponents:
 
 def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
     """The integers nearest to x * 2**shift, ties to even."""
-    return np.rint(np.ldexp(x.astype(np.float64), shift))
+    return np.rint(np.ldexp(x.astype(np.float64, copy=False), shift))
 
 
 def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
@@ -77,14 +78,20 @@ def exact_sum(x: Float64) -> Float64:
     return np.asarray(np.ldexp(total, -shift)[..., 0])
 
 
+def sum_exponent(x: Float64) -> Exponents:
+    """An e [..., 1] for each row of non-negative terms, not all zero: its sum, on exact_sum's grid, is below 2**e."""
+    shift = TERM_BITS - exponent_of(x)
+    return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)
+
+
 def prove_grid(weight: Float32, what: str) -> Grid:
     """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
 
     Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
     large where its weights are small must not coarsen the grid of the others. Then, where the absolute weights of no
     row sum to more than 2**s units and inputs have b bits, sum|x w| <= 2**(b + s), so b = 53 - s. Weights that came
-    from 16 bits get 20 bits, exact down to 2**-12 of the row's largest; float32 weights share the bits evenly with
-    the inputs. NumericsError where either would get fewer than 16.
+    from 16 bits get 20 bits (bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9); float32
+    weights share the bits evenly with the inputs. NumericsError where either would get fewer than 16.
     """
     columns = column_exponents(weight)
     weight_bits = SHORT_WEIGHT_BITS
@@ -149,7 +156,7 @@ def embed(rows: Float32) -> Float32:
 
 
 def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
-    """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid; rounded once to float32 (with a bias: twice)."""
+    """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid, then rounded to float32 (a bias comes before)."""
     if matrix.grid is None:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
     scaled = np.ldexp(x.astype(np.float64), matrix.grid.columns)
@@ -178,13 +185,13 @@ def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
-    """gate / (1 + exp(-gate)) * up, rounded once to float32."""
+    """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
     wide = gate.astype(np.float64)
     return (wide / (1.0 + elementary.exp(-wide)) * up).astype(np.float32)
 
 
 def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
-    """x [T, heads, E] by the angles of cos and sin [T, E/2]; computed in float64, rounded once to float32."""
+    """x [T, heads, E] by the angles of cos and sin [T, E/2]; computed in float64, then rounded to float32."""
     half = x.shape[-1] // 2
     first, second = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
     cos, sin = cos[:, None, :], sin[:, None, :]
@@ -220,30 +227,40 @@ def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> Attent
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E].
 
-    Exact sums: scores over E (`query_key_grids`), softmax over C, weighted values over C (`share_units`). What a row
-    is rounded to depends on its visible positions only, so a chunk agrees with a single step.
+    Exact sums: scores over E (`query_key_grids`), the denominator over C, weighted values over C (`share_units`).
+    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step.
     """
     sizes = check_attention(queries, keys, values)
     tokens, heads, head_dim, context = (sizes[letter] for letter in "THEC")
     grid_queries, grid_keys = query_key_grids(queries, keys, scale)  # [G, H/G, T, E], [G, 1, E, C]
     units, exponents = value_units(values, scale)  # [G, 1, C, E], [G, 1, 1, C]
-    tops = np.maximum.accumulate(exponents, axis=-1)[..., context - tokens :].swapaxes(-1, -2)  # [G, 1, T, 1]
     output = np.empty(queries.shape, np.float32)
     for rows in pieces(tokens, heads * context):
         scores = grid_queries[:, :, rows] @ grid_keys * (1.0 / math.sqrt(head_dim))  # [G, H/G, t, C]
         positions = np.arange(context - tokens, context)[rows, None]
-        weights = softmax(np.where(np.arange(context) <= positions, scores, -np.inf))
-        mixed = share_units(weights, exponents, tops[:, :, rows]) @ units + 0.0  # [G, H/G, t, E]
-        mixed = np.ldexp(mixed, tops[:, :, rows] - SHARE_BITS - VALUE_BITS + scale.values[:, None, None, :])
+        scores = np.where(np.arange(context) <= positions, scores, -np.inf)
+        weights = elementary.exp(scores - scores.max(-1, keepdims=True))
+        high, low, top = share_units(weights, exponents)
+        mixed = high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0  # [G, H/G, t, E]
+        mixed = np.ldexp(mixed, top - SHARE_BITS - VALUE_BITS + scale.values[:, None, None, :])
+        mixed /= exact_sum(weights)[..., None]
         output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
     return output
 
 
 def check_attention(queries: Array, keys: Array, values: Array) -> dict[str, int]:
-    """The sizes T, H, E, C, G; NumericsError unless T <= C and G divides H."""
+    """The sizes T, H, E, C, G; NumericsError unless T <= C, G divides H, and every operand is finite.
+
+    An infinity must stop here: times the zero weight of a hidden position it would be NaN in rows before its own.
+    """
     sizes = check({"queries": (queries, "THE"), "keys": (keys, "CGE"), "values": (values, "CGE")})
     if sizes["T"] > sizes["C"] or sizes["H"] % sizes["G"]:
         raise NumericsError(f"attention of sizes {sizes}: expected T <= C and H a multiple of G")
+    for name, operand in (("queries", queries), ("keys", keys), ("values", values)):
+        if not np.isfinite(operand).all():
+            row, head, channel = np.argwhere(~np.isfinite(operand))[0]
+            value = operand[row, head, channel]
+            raise NumericsError(f"attention: {name}[{row}, {head}, {channel}] is {value}, expected finite numbers")
     return sizes
 
 
@@ -266,19 +283,18 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
     return units.transpose(1, 0, 2)[:, None], exponents.transpose(1, 2, 0)[:, None]
 
 
-def share_units(weights: Float64, exponents: Exponents, tops: Exponents) -> Float64:
-    """Weights [..., C] that sum to 1, times the power of two of their values, as integers.
+def share_units(weights: Float64, exponents: Exponents) -> tuple[Float64, Float64, Exponents]:
+    """Weights [..., C], times the power of two of their values, as integers: high, low and the exponent of their sum.
 
-    One unit is 2**-28 of the largest power among the visible positions (`tops`), so the units of a row sum to at most
-    2**28 + C/2, and with value units up to 2**24 the products to less than 2**53. Hidden positions weigh 0.
+    The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
+    2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
+    and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
     """
-    return to_units(weights, SHARE_BITS + exponents - tops)
-
-
-def softmax(scores: Float64) -> Float64:
-    """Over the last axis; float64. Elementwise but for the maximum and the exact sum."""
-    weights = elementary.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(weights * (1.0 / exact_sum(weights))[..., None])
+    folded = np.ldexp(weights, exponents)
+    top = sum_exponent(folded)
+    fine = np.ldexp(folded, SHARE_BITS - top)
+    high = np.rint(fine)
+    return high, np.rint(np.ldexp(fine - high, LOW_SHARE_BITS)), top
 
 
 def log_softmax(logits: Float32) -> Float64:

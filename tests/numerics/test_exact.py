@@ -150,7 +150,8 @@ class StartsWithTheFirstProduct(np.ndarray):
     """A legitimate BLAS: it adds nothing to the first product, so a sum of -0 stays -0."""
 
     def __rmatmul__(self, x: np.ndarray) -> np.ndarray:
-        first, rest = (x[:, :1] * np.asarray(self)[:1]), x[:, 1:] @ np.asarray(self)[1:]
+        plain = np.asarray(self)
+        first, rest = x[..., :1] * plain[..., :1, :], x[..., 1:] @ plain[..., 1:, :]
         return np.where(rest == 0.0, first, first + rest)
 
 
@@ -161,6 +162,33 @@ def test_a_zero_sum_is_plus_zero_whatever_the_blas_makes_of_it():
     assert np.signbit(zeros @ sly.values.T).all(), "the control: this BLAS gives -0"
     assert not np.signbit(exact.linear(zeros, sly)).any()
     assert not np.signbit(exact.linear(zeros, matrix)).any()
+
+
+def test_attention_to_zeros_is_plus_zero_whatever_the_blas_makes_of_it(monkeypatch: pytest.MonkeyPatch):
+    value_units = exact.value_units
+
+    def sly(values: np.ndarray, scale: AttentionScale) -> tuple[np.ndarray, np.ndarray]:
+        units, exponents = value_units(values, scale)
+        assert np.signbit(units).all(), "the control: these zeros are negative"
+        return units.view(StartsWithTheFirstProduct), exponents
+
+    monkeypatch.setattr(exact, "value_units", sly)
+    ones = np.ones((3, 1, 2), np.float32)
+    result = exact.attend(ones, ones, np.full((3, 1, 2), -0.0, np.float32), no_scale(1, 2))
+    assert not result.any()
+    assert not np.signbit(result).any()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_attention_names_the_first_operand_that_is_not_finite(operand: int, bad: float):
+    """A hidden infinity would make rows before it NaN, which a chunk that ends before it could not see."""
+    operands = [np.ones((6, 2, 4), np.float32) for _ in range(3)]
+    operands[operand][4, 1, 3] = bad
+    name = ("queries", "keys", "values")[operand]
+    with pytest.raises(NumericsError, match=rf"{name}\[4, 1, 3\] is {bad}, expected finite"):
+        exact.attend(*operands, no_scale(2, 4))
+    assert np.isfinite(exact.attend(*(x[:4] for x in operands), no_scale(2, 4))).all()
 
 
 def test_weights_whose_rows_leave_too_few_bits_are_refused():
@@ -250,18 +278,40 @@ def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weighted_values_over_the_longest_context_stay_below_2_to_the_53(kind: str):
-    """With Python integers: shares times values, in absolute value, for peaked and for flat attention."""
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 30.0])
+def test_weighted_values_over_the_longest_context_equal_python_integers(kind: str, sharpness: float):
+    """Both products, for flat and for peaked attention; and their terms, in absolute value, stay below 2**53."""
     rng = np.random.default_rng(13)
-    values = adversarial(rng, (LONGEST_CONTEXT, 1, 2), kind)
+    values = adversarial(rng, (exact.TERMS, 1, 2), kind)
     units, exponents = exact.value_units(values, no_scale(1, 2))
     assert np.abs(units).max() <= 2**24
-    for sharpness in (0.0, 1.0, 30.0):
-        weights = exact.softmax(sharpness * rng.normal(size=(1, 1, 1, LONGEST_CONTEXT)))
-        shares = exact.share_units(weights, exponents, exponents.max(axis=-1, keepdims=True))
-        terms = [int(s) * int(abs(u)) for s, u in zip(shares.ravel(), units[0, 0, :, 0], strict=True)]
-        assert sum(terms) < 2**53
-        assert sum(int(s) for s in shares.ravel()) <= 2**28 + LONGEST_CONTEXT // 2
+    scores = sharpness * rng.normal(size=(1, 1, 1, exact.TERMS))
+    high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()), exponents)
+    for shares in (high, low):
+        for channel in range(2):
+            terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[0, 0, :, channel], strict=True)]
+            assert sum(map(abs, terms)) < 2**53
+            assert Fraction(float((shares @ units)[0, 0, 0, channel])) == sum(terms)
+    assert sum(int(share) for share in high.ravel()) <= 2**28 + exact.TERMS
+
+
+def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
+    assert exact.TERMS << exact.TERM_BITS == 1 << exact.SUM_BITS
+    assert ((1 << exact.SHARE_BITS) + exact.TERMS) << exact.VALUE_BITS < 1 << exact.SUM_BITS
+    assert exact.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS < 1 << exact.SUM_BITS
+    assert LONGEST_CONTEXT < exact.TERMS
+
+
+@settings(max_examples=40)
+@given(seeds, kinds, st.integers(1, 400), st.integers(1, 400))
+def test_terms_of_zero_change_no_bit_of_a_sum(seed, kind, terms, more):
+    rng = np.random.default_rng(seed)
+    x = np.abs(adversarial(rng, (2, terms), kind)).astype(np.float64)
+    padded = np.concatenate([x, np.zeros((2, more))], axis=1)[:, rng.permutation(terms + more)]
+    assert exact.exact_sum(padded).tobytes() == exact.exact_sum(x).tobytes()
+    if x.any(axis=1).all():
+        assert exact.sum_exponent(padded).tolist() == exact.sum_exponent(x).tolist()
+        assert (2.0 ** exact.sum_exponent(x)[:, 0] > x.sum(axis=1) * (1 - 2.0**-18)).all()
 
 
 @settings(max_examples=60)
@@ -320,6 +370,20 @@ def test_convolution_in_chunks_equals_convolution_in_one_piece(seed, kind, lengt
             rows.append(exact.convolve(history, row[None], taps, bias))
             history = np.concatenate([history, row[None]])[1:] if length > 1 else history
     assert whole.tobytes() == np.concatenate(rows).tobytes()
+
+
+@given(seeds, st.sampled_from(["normal", "wide", "outlier"]), st.integers(1, 7))
+def test_a_convolution_is_the_true_sum_rounded_to_float32(seed, kind, length):
+    """Against fractions: float64 keeps every product, so only cancellation beyond 2**-50 could show."""
+    rng = np.random.default_rng(seed)
+    window, taps = adversarial(rng, (length, 3), kind), adversarial(rng, (3, length), "normal")
+    result = exact.convolve(window[:-1], window[-1:], taps)[0]
+    for channel in range(3):
+        terms = [
+            Fraction(float(u)) * Fraction(float(w)) for u, w in zip(window[:, channel], taps[channel], strict=True)
+        ]
+        truth, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
+        assert abs(Fraction(float(result[channel])) - truth) <= abs(truth) / 2**24 + size / 2**50 + Fraction(1, 2**149)
 
 
 def test_the_newest_tap_is_the_last():

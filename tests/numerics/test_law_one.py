@@ -1,0 +1,64 @@
+"""Law 1 read off the source: which operations the exact path is made of.
+
+A sum of unrounded numbers, or NumPy's own exp, can give the same bits on the machine that runs the tests. So the
+tests look at the text as well: every NumPy function, every `.sum` and every matrix product is one that is allowed.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lfm2np import numerics
+
+FOLDER = Path(numerics.__file__).parent
+FILES = ("exact.py", "elementary.py", "rope.py")
+
+# Elementwise operations that IEEE 754 defines to the last bit, choices among values, and array bookkeeping.
+ALLOWED = {
+    *("abs", "clip", "floor", "frexp", "ldexp", "maximum", "max", "rint", "sqrt", "where", "isfinite", "isnan", "any"),
+    *("arange", "argwhere", "asarray", "concatenate", "empty", "full_like", "zeros", "errstate"),
+    *("float32", "float64", "int32", "int64", "uint32", "inf"),
+}
+MAY_SUM = {"exact_sum", "sum_exponent", "row_sum_bits"}
+MAY_MULTIPLY_MATRICES = {"linear", "attend"}
+
+
+def functions(file: str) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse((FOLDER / file).read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_exact_path_calls_no_function_whose_last_bits_depend_on_the_machine(file: str):
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse((FOLDER / file).read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "np"
+    }
+    assert used <= ALLOWED
+    assert used & {"ldexp", "float64"}, "the control: NumPy is used under this name"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_only_sums_of_integers_are_summed(file: str):
+    for function in functions(file):
+        methods = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+        assert not methods & {"mean", "dot", "cumsum", "prod", "var", "std"}, function.name
+        assert "sum" not in methods or function.name in MAY_SUM, function.name
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_matrix_products_are_taken_of_grid_values_only(file: str):
+    for function in functions(file):
+        products = [n for n in ast.walk(function) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult)]
+        assert not products or function.name in MAY_MULTIPLY_MATRICES, function.name
+
+
+def test_the_places_that_sum_and_multiply_are_all_there():
+    """The control of the two tests above: their lists name real functions that do what they are listed for."""
+    found = {function.name: ast.unparse(function) for function in functions("exact.py")}
+    assert all(".sum(" in found[name] for name in MAY_SUM)
+    assert all(" @ " in found[name] for name in MAY_MULTIPLY_MATRICES)
