@@ -6,6 +6,8 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from builders import OLD_350M, PLAIN_TEMPLATE, VOCAB_SIZE, raw_config, tiny_config, write_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,6 @@ from lfm2np.errors import TokenizerError
 from lfm2np.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.peers
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
 CHANGES: list[dict[str, object]] = [

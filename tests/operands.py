@@ -1,0 +1,71 @@
+"""Operands that break careless sums, and arithmetic on them by Python's integers: shared by the tests of exact.py."""
+
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import strategies as st
+
+from lfm2np.numerics import exact
+from lfm2np.numerics.matrix import Matrix
+
+LARGEST_WIDTH = 11776
+LONGEST_CONTEXT = 128_000
+
+
+def float32_of(value: Fraction) -> np.float32:
+    """Correct rounding of a fraction to float32, by integers only (ties to even)."""
+    if value == 0:
+        return np.float32(0.0)
+    sign, value = (-1, -value) if value < 0 else (1, value)
+    exponent = max(value.numerator.bit_length() - value.denominator.bit_length(), -126)
+    while value < Fraction(2) ** exponent and exponent > -126:
+        exponent -= 1
+    if value >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    units = value / Fraction(2) ** (exponent - 23)
+    whole, rest = divmod(units.numerator, units.denominator)
+    twice = 2 * rest - units.denominator
+    whole += 1 if twice > 0 or (twice == 0 and whole % 2) else 0
+    with np.errstate(over="ignore"):
+        return np.float32(sign * float(Fraction(whole) * Fraction(2) ** (exponent - 23)))
+
+
+def integer_dot(x: np.ndarray, w: np.ndarray) -> Fraction:
+    """sum x*w of float64 vectors in arbitrary precision."""
+    return sum((Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, w, strict=True)), Fraction(0))
+
+
+def adversarial(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """float32 operands of the magnitudes that break careless sums."""
+    normal = rng.normal(size=shape)
+    values = {
+        "normal": normal,
+        "wide": normal * np.exp2(rng.integers(-40, 40, shape)),
+        "outlier": np.where(rng.random(shape) < 0.02, normal * 2.0**12, normal),
+        "constant": np.full(shape, 1.9999999),
+        "alternating": np.where(np.indices(shape).sum(0) % 2 == 0, 1.9999999, -1.9999998),
+        "zeros": np.where(rng.random(shape) < 0.9, 0.0, normal),
+        "negative zeros": np.full(shape, -0.0),
+        "subnormal": normal * 2.0**-140,
+        "huge": normal * 2.0**60,
+    }[kind]
+    return values.astype(np.float32)
+
+
+KINDS = ("normal", "wide", "outlier", "constant", "alternating", "zeros", "negative zeros", "subnormal", "huge")
+kinds = st.sampled_from(KINDS)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def rounded_operands(x: np.ndarray, matrix: Matrix) -> np.ndarray:
+    assert matrix.grid is not None
+    return exact.round_to_grid(np.ldexp(x.astype(np.float64), matrix.grid.columns), matrix.grid.activation_bits)
+
+
+class StartsWithTheFirstProduct(np.ndarray):
+    """A legitimate BLAS: it adds nothing to the first product, so a sum of -0 stays -0."""
+
+    def __rmatmul__(self, x: np.ndarray) -> np.ndarray:
+        plain = np.asarray(self)
+        first, rest = x[..., :1] * plain[..., :1, :], x[..., 1:] @ plain[..., 1:, :]
+        return np.where(rest == 0.0, first, first + rest)
