@@ -22,7 +22,7 @@ from builders import (
     write_checkpoint,
     write_shards,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint import (
@@ -97,7 +97,6 @@ def test_unaligned_data_is_read(tmp_path: Path) -> None:
 
 
 @given(bits=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50))
-@settings(derandomize=True, max_examples=50)
 def test_widening_bfloat16_keeps_every_bit(bits: list[int]) -> None:
     wide = widen(np.array(bits, np.uint16), "BF16")
     assert wide.view(np.uint32).tolist() == [b << 16 for b in bits]
@@ -349,7 +348,6 @@ def sound_file() -> bytes:
     return safetensors_bytes(stored_weights(CONFIG))
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2**16) | st.integers(0, 300), st.integers(0, 255)), max_size=4),
     keep=st.none() | st.integers(0, 2**16),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from builders import OLD_350M, raw_config, tiny_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint import parameter_count
@@ -306,7 +306,6 @@ def test_a_config_is_frozen_and_replacing_a_field_checks_it_again() -> None:
         replace(config, vocab_size=4)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
     keep=st.none() | st.integers(0, 900),
@@ -332,7 +331,6 @@ JSON = st.recursive(
 )
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
 @given(
     changes=st.dictionaries(st.sampled_from(sorted({*OLD_350M, *raw_config(), "rope_parameters", "head_dim"})), JSON)
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import raw_config, tiny_config, write_checkpoint, write_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -51,7 +51,6 @@ def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
         assert model.logits(other)[:cut].tobytes() == whole[:cut].tobytes()
 
 
-@settings(max_examples=25)
 @given(st.lists(st.integers(0, 299), min_size=1, max_size=12), st.integers(1, 6))
 def test_generation_is_the_argmax_of_the_logits_of_everything_so_far(model, prompt, max_tokens):
     completion = model.generate(prompt, max_tokens=max_tokens)
@@ -80,7 +79,6 @@ def test_equal_logits_give_the_lowest_id():
     assert [s.margin for s in model.score([0, 7])] == [0.0]
 
 
-@settings(max_examples=25)
 @given(st.lists(st.integers(0, 299), min_size=2, max_size=12))
 def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
     logits = model.logits(ids).astype(np.float64)

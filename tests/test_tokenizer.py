@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, write_tokenizer
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
@@ -78,7 +78,6 @@ def test_text_that_is_not_a_string_is_refused() -> None:
 
 
 @given(st.text())
-@settings(derandomize=True, max_examples=100, deadline=None)
 def test_decoding_gives_the_text_back(text: str) -> None:
     if any(special in text for special in SPECIALS):
         return
@@ -121,14 +120,12 @@ BYTES = st.integers(len(SPECIALS), len(SPECIALS) + 255)
 
 
 @given(ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60) | st.lists(BYTES, max_size=40))
-@settings(derandomize=True, max_examples=400, deadline=None)
 @example(ids=ids_of("\ufffd🙂é\ufffd")[:-1])
 def test_the_pieces_of_a_stream_are_the_decoded_text(ids: list[int]) -> None:
     assert "".join(streamed(ids)) == tokenizer().decode(ids)
 
 
 @given(text=st.text(min_size=1, max_size=20), keep=st.integers(0, 3))
-@settings(derandomize=True, max_examples=200, deadline=None)
 def test_a_stream_of_split_characters_never_shows_half_of_one(text: str, keep: int) -> None:
     ids = ids_of(text)
     pieces = streamed(ids[: len(ids) - keep])
@@ -245,7 +242,6 @@ def test_a_panic_becomes_our_error_and_an_interrupt_stays_one() -> None:
         guarded(lambda: fail(KeyboardInterrupt()), "t.json")
 
 
-@settings(derandomize=True, max_examples=120, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 127)), max_size=4),
     keep=st.none() | st.integers(0, 2**13),

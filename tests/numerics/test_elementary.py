@@ -3,7 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import NumericsError
@@ -117,7 +117,6 @@ def test_the_sine_of_zero_keeps_its_sign():
     assert np.signbit(sin).tolist() == [False, True]
 
 
-@settings(max_examples=300)
 @given(st.floats(0, 2**20, width=32, exclude_max=True))
 def test_cos_and_sin_agree_with_mpmath_on_any_angle(x: float):
     cos, sin = elementary.cos_sin(np.array([x], np.float32))

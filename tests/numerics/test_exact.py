@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operands import (
     KINDS,
@@ -165,7 +165,6 @@ def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
     assert LONGEST_CONTEXT < exact.TERMS
 
 
-@settings(max_examples=40)
 @given(seeds, kinds, st.integers(1, 400), st.integers(1, 400))
 def test_terms_of_zero_change_no_bit_of_a_sum(seed, kind, terms, more):
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operands import (
     KINDS,
@@ -109,7 +109,6 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
     assert sum(int(share) for share in high.ravel()) <= 2**28 + exact.TERMS
 
 
-@settings(max_examples=60)
 @given(seeds, kinds, st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 8, 64]), st.integers(1, 40))
 def test_attention_in_chunks_equals_attention_in_one_piece(seed, kind, groups, ratio, head_dim, context):
     rng = np.random.default_rng(seed)
@@ -123,7 +122,6 @@ def test_attention_in_chunks_equals_attention_in_one_piece(seed, kind, groups, r
     assert whole.tobytes() == np.concatenate(chunks).tobytes()
 
 
-@settings(max_examples=60)
 @given(seeds, st.sampled_from(["normal", "outlier", "constant", "zeros"]), st.integers(1, 60))
 def test_attention_is_as_close_to_float64_as_its_grids_promise(seed, kind, context):
     rng = np.random.default_rng(seed)

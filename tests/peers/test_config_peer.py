@@ -95,7 +95,6 @@ def test_our_config_is_what_transformers_builds(raw: dict[str, object]) -> None:
     multiple=st.integers(1, 300),
     multiplier=st.floats(0.5, 4, allow_nan=False) | st.integers(1, 4),
 )
-@settings(derandomize=True, max_examples=40, deadline=None)
 def test_any_width_is_adjusted_as_in_transformers(width: int, adjust: bool, multiple: int, multiplier: float) -> None:
     raw = raw_config(
         intermediate_size=width,
@@ -158,9 +157,7 @@ def test_chat_is_rendered_and_tokenised_as_by_transformers(
 
 
 @given(text=st.text(max_size=20), ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=30))
-@settings(
-    derandomize=True, max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ids_and_text_are_those_of_transformers(tmp_path: Path, text: str, ids: list[int]) -> None:
     if not (tmp_path / "tokenizer.json").exists():
         write_tokenizer(tmp_path)
