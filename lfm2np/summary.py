@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lfm2np.checkpoint import StoredTensor, expected_tensors, parameter_count
+from lfm2np.checkpoint import StoredTensor, expected_tensors, parameter_count, require_finite
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.exact import prove_grid
@@ -19,19 +19,26 @@ class Bound:
 
     tensors: tuple[str, ...]
     inputs: int
-    weight_bits: int
+    outputs: int
+    slices: int
     row_sum_bits: int
     activation_bits: int
 
 
-def weight_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of prepared weights in memory under each arithmetic; the embedding's rows stay in the mapped file."""
+def weight_bytes(config: ModelConfig, bounds: Sequence[Bound]) -> dict[str, int]:
+    """Bytes of prepared weights in memory under each arithmetic; the embedding's rows stay in the mapped file.
+
+    Exact arithmetic keeps float32 weights in two slices.
+    """
     shapes = expected_tensors(config)
-    in_matrices = {name for names in matrix_parts(config) for name in names}
-    matrices = sum(math.prod(shapes[name]) for name in in_matrices)
-    embedding = "model.embed_tokens.weight"
-    vectors = sum(math.prod(shape) for name, shape in shapes.items() if name not in in_matrices | {embedding})
-    return {name: matrices * numerics_named(name).weight_bytes + vectors * 4 for name in NAMES}
+    in_matrices = {name for bound in bounds for name in bound.tensors} | {"model.embed_tokens.weight"}
+    vectors = 4 * sum(math.prod(shape) for name, shape in shapes.items() if name not in in_matrices)
+    found = {}
+    for name in NAMES:
+        slices = [bound.slices if name == "exact" else 1 for bound in bounds]
+        numbers = sum(b.inputs * b.outputs * count for b, count in zip(bounds, slices, strict=True))
+        found[name] = numbers * numerics_named(name).weight_bytes + vectors
+    return found
 
 
 def state_numbers(config: ModelConfig) -> dict[str, int]:
@@ -49,11 +56,15 @@ def proved_bounds(
 ) -> list[Bound]:
     """The bound of every product, from the actual weights, one matrix in memory at a time."""
     parts = list(matrix_parts(config))
-    bounds = []
+    bounds: list[Bound] = []
+    for name in tensors:
+        require_finite(tensors[name])
     for names in parts:
         weight = joined(tensors, names)
         grid = prove_grid(weight, " + ".join(names))
-        bounds.append(Bound(names, weight.shape[1], grid.weight_bits, grid.row_sum_bits, grid.activation_bits))
+        bounds.append(
+            Bound(names, weight.shape[1], weight.shape[0], grid.slices, grid.row_sum_bits, grid.activation_bits)
+        )
         if progress:
             progress(len(bounds), len(parts))
     return bounds
@@ -63,7 +74,7 @@ def as_json(config: ModelConfig, bounds: list[Bound]) -> dict[str, object]:
     return {
         "config": asdict(config),
         "parameters": parameter_count(config),
-        "weight_bytes": weight_bytes(config),
+        "weight_bytes": weight_bytes(config, bounds),
         "state_numbers": state_numbers(config),
         "bounds": [asdict(bound) for bound in bounds],
     }
@@ -89,14 +100,14 @@ def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
         ("key/value numbers a token", f"{states['key_value_per_token']:,}"),
         ("convolution numbers a request", f"{states['convolution_per_request']:,}"),
     ]
-    rows += [(f"weights in {name}", f"{size / 2**20:,.1f} MiB") for name, size in weight_bytes(config).items()]
+    rows += [(f"weights in {name}", f"{size / 2**20:,.1f} MiB") for name, size in weight_bytes(config, bounds).items()]
     lines = [f"{label:<30}{value}" for label, value in rows]
     lines.append("")
     lines.append("Proved: no partial sum of any product exceeds 2**53 units (bits of inputs + bits of row sums <= 53)")
-    lines.append(f"{'inputs':>8}{'weight bits':>13}{'row sums':>10}{'input bits':>12}  product")
+    lines.append(f"{'inputs':>8}{'slices':>8}{'row sums':>10}{'input bits':>12}  product")
     for bound in bounds:
         lines.append(
-            f"{bound.inputs:>8}{bound.weight_bits:>13}{bound.row_sum_bits:>10}{bound.activation_bits:>12}  "
+            f"{bound.inputs:>8}{bound.slices:>8}{bound.row_sum_bits:>10}{bound.activation_bits:>12}  "
             + " + ".join(name.removeprefix("model.") for name in bound.tensors)
         )
     return "\n".join(lines)

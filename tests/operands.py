@@ -62,6 +62,20 @@ def rounded_operands(x: np.ndarray, matrix: Matrix) -> np.ndarray:
     return exact.round_to_grid(np.ldexp(x.astype(np.float64), matrix.grid.columns), matrix.grid.activation_bits)
 
 
+def expected_products(x: np.ndarray, matrix: Matrix) -> np.ndarray:
+    """What `linear` has to give for x [T, inputs], by integers: slices summed exactly, added in float64, rounded."""
+    assert matrix.grid is not None
+    outputs = len(matrix.values) // matrix.grid.slices
+    result = np.empty((len(x), outputs), np.float32)
+    for t, operand in enumerate(rounded_operands(x, matrix)):
+        sums = [integer_dot(operand, row) for row in matrix.values]
+        for o in range(outputs):
+            total = sum(float(part) for part in sums[o::outputs])
+            assert matrix.grid.slices == 2 or Fraction(total) == sums[o], "one slice is not rounded at all"
+            result[t, o] = float32_of(Fraction(total))
+    return result
+
+
 class StartsWithTheFirstProduct(np.ndarray):
     """A legitimate BLAS: it adds nothing to the first product, so a sum of -0 stays -0."""
 

@@ -33,9 +33,9 @@ name = "exact"
 weight_bytes = 8
 
 SUM_BITS = 53  # integers up to 2**53 are float64
-SHORT_WEIGHT_BITS = 20  # grid of weights that came from bfloat16 or float16
-LONG_WEIGHT_BITS = 26  # the finest grid of float32 weights
-LEAST_BITS = 16  # a coarser grid is refused
+WEIGHT_BITS = 20  # weights: bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9
+LOW_WEIGHT_BITS = 16  # the second slice of float32 weights
+LEAST_BITS = 16  # coarser inputs are refused
 MOST_BITS = 30  # a finer grid gains nothing over float32 operands
 VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
@@ -51,7 +51,7 @@ def exponent_of(x: Float32 | Float64) -> Exponents:
     return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
 
 
-def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
+def to_units(x: Float32 | Float64, shift: Exponents | int) -> Float64:
     """The integers nearest to x * 2**shift, ties to even."""
     return np.rint(np.ldexp(x.astype(np.float64, copy=False), shift))
 
@@ -88,33 +88,44 @@ def prove_grid(weight: Float32, what: str) -> Grid:
     """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
 
     Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
-    large where its weights are small must not coarsen the grid of the others. Then, where the absolute weights of no
-    row sum to more than 2**s units and inputs have b bits, sum|x w| <= 2**(b + s), so b = 53 - s. Weights that came
-    from 16 bits get 20 bits (bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9); float32
-    weights share the bits evenly with the inputs. NumericsError where either would get fewer than 16.
+    large where its weights are small must not coarsen the grid of the others. Weights get 20 bits, and those with
+    more than 11 significant bits (so not from bfloat16 or float16) a second slice with 16 bits of what that leaves.
+    Where the absolute weights of no row of a slice sum to more than 2**s units and inputs have b bits,
+    sum|x w| <= 2**(b + s), so b = 53 - s. NumericsError where inputs would get fewer than 16 bits.
     """
     columns = column_exponents(weight)
-    weight_bits = SHORT_WEIGHT_BITS
-    if not has_short_significands(weight):
-        spread = row_sum_bits(weight, columns, LONG_WEIGHT_BITS) - LONG_WEIGHT_BITS
-        weight_bits = min(LONG_WEIGHT_BITS, (SUM_BITS - spread) // 2)
-    sum_bits = row_sum_bits(weight, columns, weight_bits)
+    slices = 1 if has_short_significands(weight) else 2
+    sum_bits = row_sum_bits(weight, columns, slices)
     activation_bits = min(MOST_BITS, SUM_BITS - sum_bits)
-    if min(weight_bits, activation_bits) < LEAST_BITS:
+    if activation_bits < LEAST_BITS:
         raise NumericsError(
-            f"{what}: rows of {weight.shape[1]} weights sum to 2**{sum_bits} units of {weight_bits} bits, which "
-            f"leaves {activation_bits} bits for their inputs; expected at least {LEAST_BITS} for each"
+            f"{what}: rows of {weight.shape[1]} weights sum to 2**{sum_bits} units of {WEIGHT_BITS} bits, which "
+            f"leaves {activation_bits} bits for their inputs; expected at least {LEAST_BITS}"
         )
-    return Grid(columns, weight_bits, sum_bits, activation_bits)
+    return Grid(columns, slices, sum_bits, activation_bits)
 
 
 def prepare_matrix(weight: Float32, what: str) -> Matrix:
-    """Weights [outputs, inputs], columns scaled and each row rounded to the proved grid."""
+    """Weights [slices * outputs, inputs] on the proved grids, the second slice below the first."""
     grid = prove_grid(weight, what)
-    values = np.empty(weight.shape, np.float64)
+    values = np.empty((grid.slices, *weight.shape), np.float64)
     for rows in pieces(*weight.shape):
-        values[rows] = round_to_grid(np.ldexp(weight[rows].astype(np.float64), -grid.columns), grid.weight_bits)
-    return Matrix(values, grid)
+        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
+            np.ldexp(units, -shift, out=values[index, rows])
+    return Matrix(values.reshape(-1, weight.shape[1]), grid)
+
+
+def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[tuple[int, Float64, Exponents]]:
+    """For each slice its index, its weights as integers [outputs, inputs], and the power of two to divide them by.
+
+    What the first slice leaves is exact: both are multiples of the weight's own last bit.
+    """
+    scaled = np.ldexp(weight.astype(np.float64), -columns)
+    shift = WEIGHT_BITS - exponent_of(scaled)
+    units = to_units(scaled, shift)
+    yield 0, units, shift
+    if slices == 2:
+        yield 1, to_units(np.ldexp(scaled, shift) - units, LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
 
 
 def column_exponents(weight: Float32) -> Exponents:
@@ -135,13 +146,12 @@ def has_short_significands(weight: Float32) -> bool:
     return not any(np.any(bits[rows] & 0x1FFF) for rows in pieces(*weight.shape))
 
 
-def row_sum_bits(weight: Float32, columns: Exponents, weight_bits: int) -> int:
-    """The least s so that the absolute scaled weights of no row sum to more than 2**s units of `weight_bits` bits."""
+def row_sum_bits(weight: Float32, columns: Exponents, slices: int) -> int:
+    """The least s so that the absolute weights of no row of any slice sum to more than 2**s units."""
     largest = 1
     for rows in pieces(*weight.shape):
-        scaled = np.ldexp(weight[rows].astype(np.float64), -columns)
-        units = to_units(scaled, weight_bits - exponent_of(scaled))
-        largest = max(largest, int(np.abs(units).sum(-1).max()))
+        for _, units, _ in weight_slices(weight[rows], columns, slices):
+            largest = max(largest, int(np.abs(units).sum(-1).max()))
     return (largest - 1).bit_length()
 
 
@@ -161,6 +171,8 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
     scaled = np.ldexp(x.astype(np.float64), matrix.grid.columns)
     product: Float64 = round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T
+    if matrix.grid.slices == 2:
+        product = product[:, : product.shape[1] // 2] + product[:, product.shape[1] // 2 :]
     product += 0.0  # -0 + 0 is +0
     if bias is not None:
         product += bias

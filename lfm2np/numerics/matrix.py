@@ -14,14 +14,14 @@ class Grid:
     """The proof that products with these weights are exact: no dot product exceeds 2**53 units."""
 
     columns: NDArray[np.int32]  # [inputs]: column i is divided by 2**columns[i], input i multiplied by it
-    weight_bits: int  # |w| <= 2**weight_bits units of its row
-    row_sum_bits: int  # the weights of any row sum, in absolute value, to at most 2**row_sum_bits units
+    slices: int  # 2: every weight is the sum of two grid values, whose products are added at the end
+    row_sum_bits: int  # the weights of any row of a slice sum, in absolute value, to at most 2**row_sum_bits units
     activation_bits: int  # |x| <= 2**activation_bits units of its row; activation_bits + row_sum_bits <= 53
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Weights [outputs, inputs]; `grid` only in exact arithmetic."""
+    """Weights [outputs, inputs]; in exact arithmetic [slices * outputs, inputs], with the proof."""
 
     values: NDArray[Any]
     grid: Grid | None = None
