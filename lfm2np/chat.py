@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lfm2np.config import show
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.strict_json import decode_text, read_bytes, read_object
+from lfm2np.strict_json import decode_text, is_present, read_bytes, read_object
 
 MAX_TEMPLATE_BYTES = 2**20
 ROLES = ("system", "user", "assistant", "tool")
@@ -38,9 +38,9 @@ class Chat:
 def load_chat(directory: Path, bos_token: str) -> Chat:
     """The chat layout of a checkpoint; `bos_token` stands in where tokenizer_config.json names none."""
     settings_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
-    settings = read_object(settings_path, TokenizerError) if settings_path.exists() else {}
+    settings = read_object(settings_path, TokenizerError) if is_present(settings_path, TokenizerError) else {}
     special_tokens = {"bos_token": bos_token} | _special_tokens(settings, str(settings_path))
-    if template_path.exists():
+    if is_present(template_path, TokenizerError):
         content = read_bytes(template_path, MAX_TEMPLATE_BYTES, TokenizerError)
         return Chat(decode_text(content, str(template_path), TokenizerError), special_tokens, str(template_path))
     template = _default_template(settings.get("chat_template"), str(settings_path))

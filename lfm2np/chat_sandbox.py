@@ -13,7 +13,7 @@ from pathlib import Path
 from lfm2np.errors import TokenizerError
 
 WORKER = Path(__file__).with_name("chat_worker.py")
-SECONDS = 30  # of waiting; the worker's own limit is on processor time
+PATIENCE = 30  # seconds of waiting; the worker's own limit is on processor time
 OLDEST_JINJA = (3, 1, 6)  # before it, the sandbox has known escapes; transformers refuses it too
 
 
@@ -39,13 +39,15 @@ def _ask_worker(request: Mapping[str, object]) -> dict[str, str]:
             [sys.executable, str(WORKER)],
             input=json.dumps(request).encode(),
             capture_output=True,
-            timeout=SECONDS,
+            timeout=PATIENCE,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"no end after {SECONDS} seconds"}
+        return {"error": f"no end after {PATIENCE} seconds"}
     if done.returncode != 0:
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return {"error": f"it was stopped for the time or memory it used (exit code {done.returncode}) {last_line}"}
+        if done.returncode < 0 or "MemoryError" in last_line:
+            return {"error": f"it was stopped for the time or memory it used (exit code {done.returncode})"}
+        return {"error": f"its process ended with exit code {done.returncode}: {last_line}"}
     answer: dict[str, str] = json.loads(done.stdout)
     return answer

@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from jinja2 import ext, nodes, sandbox
 
-SECONDS = 2
+PROCESSOR_SECONDS = 2
 MEMORY = 2**30
 MAX_OUTPUT = 2**24
 
@@ -36,9 +36,11 @@ def limit_resources() -> None:
         import resource
     except ImportError:  # Windows: chat_sandbox.py's own time limit remains
         return
-    for kind, value in (("RLIMIT_AS", MEMORY), ("RLIMIT_CPU", SECONDS)):
+    for kind, value in (("RLIMIT_AS", MEMORY), ("RLIMIT_CPU", PROCESSOR_SECONDS)):
         if hasattr(resource, kind):
-            resource.setrlimit(getattr(resource, kind), (value, value))
+            _, most = resource.getrlimit(getattr(resource, kind))
+            limit = value if most == resource.RLIM_INFINITY else min(value, most)
+            resource.setrlimit(getattr(resource, kind), (limit, limit))
 
 
 def raise_exception(message: object) -> None:
@@ -47,6 +49,13 @@ def raise_exception(message: object) -> None:
 
 def not_reproducible(*_: object, **__: object) -> None:
     raise jinja2.TemplateError("strftime_now, lipsum and random are refused: a prompt has to be reproducible")
+
+
+def only_data(value: Any) -> Any:
+    """What `{{ }}` may write: the text of a function or an object holds an address, another one in every run."""
+    if value is None or isinstance(value, str | int | float | list | tuple | dict | jinja2.Undefined):
+        return value
+    raise jinja2.TemplateError(f"output of a {type(value).__name__}, expected text, a number or a list of such")
 
 
 def to_json(
@@ -58,7 +67,7 @@ def to_json(
 
 def render(source: str, variables: dict[str, Any]) -> str:
     environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols], finalize=only_data
     )
     environment.filters.update(tojson=to_json, random=not_reproducible)
     environment.globals.update(raise_exception=raise_exception, strftime_now=not_reproducible, lipsum=not_reproducible)

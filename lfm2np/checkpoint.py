@@ -20,10 +20,11 @@ from safetensors import SafetensorError, safe_open
 
 from lfm2np.config import ModelConfig, plain, show
 from lfm2np.errors import CheckpointError
-from lfm2np.strict_json import parse_object, read_object
+from lfm2np.strict_json import is_present, parse_object, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 _EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
@@ -164,9 +165,9 @@ def _open_all(directory: Path) -> tuple[dict[str, StoredTensor], str]:
         found = "is a file" if directory.exists() else "does not exist"
         raise CheckpointError(f"{directory}: {found}, expected a directory with {SINGLE}")
     single, index = directory / SINGLE, directory / INDEX
-    if single.exists() or single.is_symlink():  # a dangling link must not fall through to the index
+    if is_present(single, CheckpointError):  # a dangling link must not fall through to the index
         return _map_file(single), str(single)
-    if index.exists() or index.is_symlink():
+    if is_present(index, CheckpointError):
         return _open_shards(index), str(index)
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickles:
@@ -245,7 +246,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         with safe_open(str(path), framework="np") as checked:
             names = set(checked.keys())
     except (SafetensorError, OSError, ValueError) as problem:
-        raise CheckpointError(f"{path}: not a sound safetensors file: {problem}") from None
+        raise CheckpointError(f"{path}: not a sound safetensors file ({size} bytes): {problem}") from None
     header.pop("__metadata__", None)
     if names != header.keys():
         raise CheckpointError(f"{path}: header changed while it was read")
@@ -257,6 +258,8 @@ def _entry(path: Path, name: str, fields: object, origin: int, size: int) -> _En
     if not isinstance(fields, dict):  # the library would also take ["F32", [2], [0, 8]]
         raise CheckpointError(f"{path}: {plain(name)}: {show(fields)}, expected dtype, shape and data_offsets")
     dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
+    if len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
     if dtype not in DTYPES:
         raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(DTYPES)}")
     itemsize: int = DTYPES[dtype].itemsize

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import io
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -20,23 +23,26 @@ from lfm2np import digest, scoring, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.generation import Completion, GeneratedToken, collect
-from lfm2np.loading import Model, load, trained_fixture
+from lfm2np.generation import GeneratedToken, collect
+from lfm2np.loading import Model, checkpoint_directory, load
 from lfm2np.numerics import NAMES
-from lfm2np.tokenizer import TextStream
+from lfm2np.strict_json import decode_text, read_bytes
+from lfm2np.tokenizer import Tokenizer
 
 EXIT_CODES = """exit codes:
   0    done
+  1    the output can't be written, or memory ran out
   2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
   3    config, weights or tokenizer are missing, corrupt or not LFM2
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
 
+MAX_PROMPT_BYTES = 64 * 2**20
 Command = Callable[[argparse.Namespace], None]
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
     """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped."""
     with tqdm(desc=description, delay=2, leave=False, disable=None, file=sys.stderr) as bar:
@@ -53,25 +59,50 @@ def load_model(arguments: argparse.Namespace) -> Model:
         return load(arguments.model, arguments.numerics, show)
 
 
-def parse_ids(text: str) -> list[int]:
-    """ "1,2,3" -> [1, 2, 3]."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
+def parse_ids(text: str, source: str) -> list[int]:
+    """ "1,2,3", also with blanks or line ends -> [1, 2, 3]. Digits only: to Python's int "1_0" would be 10."""
+    parts = re.split(r"\s*,\s*|\s+", text.strip())
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         shown = text if len(text) <= 40 else text[:40] + "..."
-        raise RequestError(f"--prompt-ids {shown!r}: expected whole numbers with commas between them") from None
+        raise RequestError(f"{source} {shown!r}: expected whole numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+def read_file(name: str) -> str:
+    """The text of a file, or of standard input for "-"."""
+    source = "standard input" if name == "-" else name
+    if name == "-":
+        content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    else:
+        content = read_bytes(Path(name), MAX_PROMPT_BYTES, RequestError)
+    if len(content) > MAX_PROMPT_BYTES:
+        raise RequestError(f"{source}: more than {MAX_PROMPT_BYTES} bytes")
+    return decode_text(content, source, RequestError)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
-    """The prompt that --prompt, --chat or --prompt-ids gives, as checked ids."""
+    """The prompt that the options give, as checked ids."""
+    if arguments.system is not None and arguments.chat is None:
+        raise RequestError("--system goes with --chat")
     if arguments.prompt_ids is not None:
-        return model.prompt_ids(parse_ids(arguments.prompt_ids))
+        return model.prompt_ids(parse_ids(arguments.prompt_ids, "--prompt-ids"))
+    if arguments.prompt_ids_file is not None:
+        return model.prompt_ids(parse_ids(read_file(arguments.prompt_ids_file), arguments.prompt_ids_file))
+    if arguments.prompt_file is not None:
+        return model.prompt_ids(read_file(arguments.prompt_file))
     if arguments.prompt is not None:
         return model.prompt_ids(arguments.prompt)
     messages = [{"role": "user", "content": arguments.chat}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
     return model.prompt_ids(model.tokenizer.encode_chat(messages))
+
+
+def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
+    """The tokens of --completion or --completion-ids, none without either."""
+    if arguments.completion_ids is not None:
+        return model.prompt_ids(parse_ids(arguments.completion_ids, "--completion-ids"))
+    return model.tokenizer.encode_more(arguments.completion) if arguments.completion is not None else []
 
 
 def terminal_text(text: str) -> str:
@@ -82,72 +113,73 @@ def terminal_text(text: str) -> str:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    if arguments.system is not None and arguments.chat is None:
-        raise RequestError("--system goes with --chat")
     model = load_model(arguments)
     ids = prompt_ids(model, arguments)
     tokens = model.stream(ids, arguments.max_tokens, arguments.logprobs)
+    tokenizer = model.tokenizer if model.has_tokenizer else None
     if arguments.json:
-        print(json.dumps(completion_json(model, finish(model, ids, tokens, arguments.max_tokens)), ensure_ascii=False))
-        return
-    generated = []
-    text = TextStream(model.tokenizer) if model.has_tokenizer else None
-    for token in tokens:
-        generated.append(token)
-        if arguments.logprobs is not None:
-            print(logprobs_line(model, token))
-        else:
-            piece = text.push(token.token_id) if text else f"{',' if len(generated) > 1 else ''}{token.token_id}"
-            print(terminal_text(piece), end="", flush=True)
-    print(terminal_text(text.finish()) if text and arguments.logprobs is None else "")
-
-
-def finish(model: Model, ids: list[int], tokens: Iterator[GeneratedToken], max_tokens: int) -> Completion:
-    """The whole completion, with a bar in place of the streamed text."""
-    generated = []
-    with progress_bar("generating") as show:
+        with progress_bar("generating") as show:
+            completion = collect(ids, counted(tokens, show, arguments.max_tokens))
+        if tokenizer:
+            completion = completion.with_text(tokenizer.decode(completion.token_ids))
+        print_json(model, dataclasses.asdict(completion))
+    elif arguments.logprobs is not None:
         for token in tokens:
-            generated.append(token)
-            show(len(generated), max_tokens)
-    completion = collect(ids, generated)
-    return completion.with_text(model.tokenizer.decode(completion.token_ids)) if model.has_tokenizer else completion
+            print(terminal_text(logprobs_line(tokenizer, token)))
+    elif tokenizer:
+        text = tokenizer.stream()
+        for token in tokens:
+            print(terminal_text(text.push(token.token_id)), end="", flush=True)
+        print(terminal_text(text.finish()))
+    else:
+        for index, token in enumerate(tokens):
+            print(f"{',' if index else ''}{token.token_id}", end="", flush=True)
+        print()
 
 
-def completion_json(model: Model, completion: Completion) -> dict[str, object]:
-    return {"model": str(model.path), "numerics": model.numerics.name, **dataclasses.asdict(completion)}
+def counted(tokens: Iterator[GeneratedToken], show: Callable[[int, int], None], total: int) -> Iterator[GeneratedToken]:
+    for done, token in enumerate(tokens, start=1):
+        show(done, total)
+        yield token
 
 
-def logprobs_line(model: Model, token: GeneratedToken) -> str:
+def print_json(model: Model, fields: Mapping[str, object]) -> None:
+    print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
+
+
+def logprobs_line(tokenizer: Tokenizer | None, token: GeneratedToken) -> str:
     """One generated token a line: id, entry, log-probability, then the most likely ones."""
     assert token.logprobs is not None
-    top = "  ".join(f"{entry(model, i)} {logprob:.4f}" for i, logprob in token.logprobs.top)
-    return f"{token.token_id:>7}  {entry(model, token.token_id):<20} {token.logprobs.logprob:>10.4f}  {top}".rstrip()
+    top = "  ".join(f"{entry(tokenizer, i)} {logprob:.4f}" for i, logprob in token.logprobs.top)
+    own = f"{token.token_id:>7}  {entry(tokenizer, token.token_id):<20} {token.logprobs.logprob:>10.4f}"
+    return f"{own}  {top}".rstrip()
 
 
-def entry(model: Model, token_id: int) -> str:
+def entry(tokenizer: Tokenizer | None, token_id: int) -> str:
     """A token as a quoted piece of text, a special one by its name, or its id where there is no tokenizer."""
-    if not model.has_tokenizer:
+    if tokenizer is None:
         return str(token_id)
-    text = model.tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
-    return repr(text) if text else model.tokenizer.token(token_id) or f"<dead row {token_id}>"
+    text = tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
+    return repr(text) if text else tokenizer.token(token_id) or f"<dead row {token_id}>"
 
 
 def run_score(arguments: argparse.Namespace) -> None:
     model = load_model(arguments)
-    ids = prompt_ids(model, arguments)
+    prompt, completion = prompt_ids(model, arguments), completion_ids(model, arguments)
+    tokenizer = model.tokenizer if model.has_tokenizer else None
     with progress_bar("scoring") as show:
-        scores = scoring.score(model.weights, model.config, model.numerics, ids, show)
+        scores = scoring.score(model.weights, model.config, model.numerics, prompt + completion, show)
+    scores = [s for s in scores if not completion or s.position >= len(prompt)]
     total = math.fsum(s.logprob for s in scores)
     if arguments.json:
         rows = [dataclasses.asdict(s) for s in scores]
-        head = {"model": str(model.path), "numerics": model.numerics.name, "token_ids": ids}
-        print(json.dumps({**head, "scores": rows, "total_logprob": total}))
+        print_json(model, {"token_ids": prompt + completion, "scores": rows, "total_logprob": total})
         return
     print(f"{'position':>8}{'id':>8}  {'token':<20}{'log-prob':>12}{'rank':>7}{'margin':>10}  greedy")
     for s in scores:
-        greedy = "" if s.rank == 1 else entry(model, s.greedy_token_id)
-        line = f"{s.position:>8}{s.token_id:>8}  {entry(model, s.token_id):<20}"
-        print(f"{line}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip())
+        greedy = "" if s.rank == 1 else entry(tokenizer, s.greedy_token_id)
+        own = f"{s.position:>8}{s.token_id:>8}  {entry(tokenizer, s.token_id):<20}"
+        print(terminal_text(f"{own}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip()))
     print(f"total log-probability {total:.6f} over {len(scores)} tokens")
 
 
@@ -156,14 +188,13 @@ def run_digest(arguments: argparse.Namespace) -> None:
     with progress_bar("digest") as show:
         value = digest.digest(model.weights, model.config, model.numerics, show)
     if arguments.json:
-        head = {"model": str(model.path), "numerics": model.numerics.name}
-        print(json.dumps({**head, "sha256": value, "prompt_lengths": digest.LENGTHS}))
+        print_json(model, {"sha256": value, "prompt_lengths": digest.lengths(model.config)})
     else:
         print(value)
 
 
 def run_info(arguments: argparse.Namespace) -> None:
-    directory = trained_fixture() if arguments.model is None else Path(arguments.model)
+    directory = checkpoint_directory(arguments.model)
     config = load_config(directory)
     with progress_bar("proving bounds") as show:
         bounds = summary.proved_bounds(open_checkpoint(directory, config), config, show)
@@ -173,8 +204,13 @@ def run_info(arguments: argparse.Namespace) -> None:
         print(f"{'model':<30}{directory}\n{summary.as_text(config, bounds)}")
 
 
+class OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(fail(f"{message} (see {self.prog} --help)", RequestError.exit_code))
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="lfm2np",
         description="The right answer for LFM2 models: a NumPy-only reference in exact arithmetic.",
         epilog=EXIT_CODES,
@@ -200,17 +236,18 @@ def build_parser() -> argparse.ArgumentParser:
         "generate", run_generate, "continue a prompt greedily", 'lfm2np generate --chat "sort: 7 2 9 4" --max-tokens 32'
     )
     add_prompt_options(generate)
-    generate.add_argument("--system", metavar="TEXT", help="system message before --chat")
     generate.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
     generate.add_argument("--logprobs", metavar="K", type=int, help="one token a line, with the K most likely ones")
     score = command(
         "score",
         run_score,
         "log-probability, rank and margin of given tokens",
-        "lfm2np score --prompt 'add: 34 + 58 -> 92'",
+        "lfm2np score --chat 'add: 34 + 58' --completion 92",
     )
     add_prompt_options(score)
-    score.set_defaults(system=None)
+    group = score.add_mutually_exclusive_group()
+    group.add_argument("--completion", metavar="TEXT", help="what followed the prompt; only its tokens are shown")
+    group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
     digest_command = command(
         "digest",
         run_digest,
@@ -226,29 +263,50 @@ def build_parser() -> argparse.ArgumentParser:
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--prompt", metavar="TEXT", help="plain text; the BOS is added")
+    group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
     group.add_argument("--chat", metavar="TEXT", help="a user's message, rendered by the checkpoint's chat template")
     group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
+    group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
+    parser.add_argument("--system", metavar="TEXT", help="system message before --chat")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. Errors become one line on stderr."""
-    arguments = build_parser().parse_args(argv)
+    if sys.stderr is None:  # closed by the caller: errors must not go where the answer goes
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if sys.stdout is None:
+        return fail("standard output is closed", 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
+    warnings.showwarning = show_warning
+    arguments = build_parser().parse_args(argv)
     try:
         arguments.run(arguments)
         sys.stdout.flush()
     except Lfm2npError as error:
         return fail(f"{type(error).__name__}: {error}", error.exit_code)
     except MemoryError as error:
-        return fail(f"out of memory: {error}", 1)
+        return fail(f"out of memory {error}", 1)
     except KeyboardInterrupt:
         return fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say nothing more
+        discard_output()  # the reader has gone: say nothing more
+    except OSError as error:
+        discard_output()
+        return fail(f"the output can't be written: {error}", 1)
     return 0
 
 
+def discard_output() -> None:
+    """Nothing more can be written, nor flushed when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    print(f"lfm2np: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
 def fail(message: str, code: int) -> int:
-    print(f"lfm2np: {' '.join(message.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"lfm2np: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lfm2np.errors import ConfigError
-from lfm2np.strict_json import read_object
+from lfm2np.strict_json import is_present, read_object
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
@@ -124,7 +124,7 @@ def load_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     config = parse_config(read_object(path, ConfigError), str(path))
     generation = directory / "generation_config.json"
-    if not generation.exists():
+    if not is_present(generation, ConfigError):
         return config
     more = _eos_ids(read_object(generation, ConfigError), str(generation), None)
     try:

@@ -18,6 +18,11 @@ def digest_prompt(length: int, vocab_size: int) -> list[int]:
     return [int.from_bytes(value, "big") % vocab_size for value in hashes]
 
 
+def lengths(config: ModelConfig) -> list[int]:
+    """Those of LENGTHS that the context allows."""
+    return [length for length in LENGTHS if length <= config.max_position_embeddings]
+
+
 def digest(
     weights: ModelWeights,
     config: ModelConfig,
@@ -30,11 +35,11 @@ def digest(
     float64, all little-endian.
     """
     sha = hashlib.sha256()
-    lengths = [length for length in LENGTHS if length <= config.max_position_embeddings]
-    for done, length in enumerate(lengths, start=1):
+    chosen = lengths(config)
+    for done, length in enumerate(chosen, start=1):
         logits = reference.logits(weights, config, numerics, digest_prompt(length, config.vocab_size))
         sha.update(logits.astype(logits.dtype.newbyteorder("<")).tobytes())
         sha.update(numerics.log_softmax(logits[-1]).astype("<f8").tobytes())
         if progress:
-            progress(done, len(lengths))
+            progress(done, len(chosen))
     return sha.hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.config import ModelConfig
+from lfm2np.config import ModelConfig, show
 from lfm2np.errors import RequestError
 from lfm2np.numerics import Numerics
 from lfm2np.weights import ModelWeights
@@ -56,22 +56,23 @@ def stream(
     logprobs: int | None = None,
 ) -> Iterator[GeneratedToken]:
     """Greedy tokens until an end-of-sequence token, `max_tokens` or the longest context. Checks before it starts."""
-    require_lengths(config, len(prompt_ids), max_tokens)
-    if logprobs is not None and not 0 <= logprobs <= config.vocab_size:
-        raise RequestError(f"logprobs {logprobs}: expected 0 to vocab_size={config.vocab_size}")
+    require_count("max_tokens", max_tokens, 1, None)
+    if logprobs is not None:
+        require_count("logprobs", logprobs, 0, config.vocab_size)
+    if len(prompt_ids) >= config.max_position_embeddings:
+        raise RequestError(
+            f"prompt of {len(prompt_ids)} tokens: expected fewer than "
+            f"max_position_embeddings={config.max_position_embeddings}"
+        )
     room = min(max_tokens, config.max_position_embeddings - len(prompt_ids))
     return _stream(weights, config, numerics, prompt_ids, room, logprobs)
 
 
-def require_lengths(config: ModelConfig, prompt_length: int, max_tokens: int) -> None:
-    """RequestError for a prompt that leaves no room for one token, or a limit below one."""
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-    if prompt_length >= config.max_position_embeddings:
-        raise RequestError(
-            f"prompt of {prompt_length} tokens: expected fewer than "
-            f"max_position_embeddings={config.max_position_embeddings}"
-        )
+def require_count(name: str, value: object, least: int, most: int | None) -> None:
+    """RequestError unless `value` is an integer from `least` to `most`; True is not 1, 2.5 not 2."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise RequestError(f"{name} {show(value)}: expected a whole number, {bounds}")
 
 
 def _stream(
@@ -98,15 +99,13 @@ def token_logprobs(numerics: Numerics, row: NDArray[Any], token_id: int, count: 
 
 
 def collect(prompt_ids: Sequence[int], tokens: Iterable[GeneratedToken]) -> Completion:
-    """The completion that a finished stream amounts to, without its text."""
-    generated = list(tokens)
-    logprobs = tuple(token.logprobs for token in generated if token.logprobs is not None)
-    finish_reason = generated[-1].finish_reason
+    """The completion that a stream amounts to, without its text. Keeps no logits."""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    finish_reason = None
+    for token in tokens:
+        token_ids.append(token.token_id)
+        logprobs += [token.logprobs] if token.logprobs else []
+        finish_reason = token.finish_reason
     assert finish_reason is not None, "a stream ends with a finish reason"
-    return Completion(
-        prompt_token_ids=tuple(prompt_ids),
-        token_ids=tuple(token.token_id for token in generated),
-        text=None,
-        finish_reason=finish_reason,
-        logprobs=logprobs if generated[-1].logprobs is not None else None,
-    )
+    return Completion(tuple(prompt_ids), tuple(token_ids), None, finish_reason, tuple(logprobs) if logprobs else None)

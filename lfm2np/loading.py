@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import ModelConfig, load_config
-from lfm2np.errors import CheckpointError, RequestError
+from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.generation import Completion, GeneratedToken, collect, stream
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.numerics.machine import require_exact_product, require_ieee
 from lfm2np.scoring import TokenScore, score
+from lfm2np.strict_json import is_directory, is_present
 from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
 from lfm2np.weights import ModelWeights, Progress, prepare_weights
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A loaded checkpoint under one arithmetic. Prompts are text or token ids; text gets its BOS from the tokenizer."""
 
@@ -30,6 +31,9 @@ class Model:
     config: ModelConfig
     numerics: Numerics
     weights: ModelWeights
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}, numerics={self.numerics.name!r})"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -61,17 +65,17 @@ class Model:
     def generate(self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None) -> Completion:
         """Greedy continuation until an end-of-sequence token, `max_tokens` or the model's longest context.
 
-        `logprobs` K adds the K most likely tokens at each position. Without a tokenizer, `text` is None.
+        `logprobs` K adds the K most likely tokens at each position. Without a tokenizer.json, `text` is None.
         """
+        tokenizer = self.tokenizer if self.has_tokenizer else None  # a corrupt one shows before the work, not after
         ids = self.prompt_ids(prompt)
         completion = collect(ids, self.stream(ids, max_tokens, logprobs))
-        if not self.has_tokenizer:
-            return completion
-        return completion.with_text(self.tokenizer.decode(completion.token_ids))
+        return completion.with_text(tokenizer.decode(completion.token_ids)) if tokenizer else completion
 
-    @property
+    @cached_property
     def has_tokenizer(self) -> bool:
-        return (self.path / "tokenizer.json").exists()
+        """Whether there is a tokenizer.json; it is read, and may turn out corrupt, when `tokenizer` is first used."""
+        return is_present(self.path / "tokenizer.json", TokenizerError)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt, checked."""
@@ -89,17 +93,26 @@ def trained_fixture() -> Path:
     raise CheckpointError(f"{packaged}: the trained fixture is not in this installation; name a model directory")
 
 
+def checkpoint_directory(path: str | Path | None) -> Path:
+    """The directory named, or the trained fixture; CheckpointError unless it is one."""
+    directory = trained_fixture() if path is None else Path(path)
+    if not is_directory(directory, CheckpointError):
+        raise CheckpointError(f"{directory}: not a directory, expected one with config.json and model.safetensors")
+    return directory
+
+
 def load(path: str | Path | None = None, numerics: str = "exact", progress: Progress | None = None) -> Model:
     """The model in a checkpoint directory (without a path: the trained fixture) under one arithmetic.
 
     numerics  "exact" (default), "float32", "float64" or "bfloat16"
     progress  called with (matrices done, matrices in all)
-    errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError
+    errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
+              read when it is first needed: TokenizerError then
     """
     arithmetic = numerics_named(numerics)
     require_ieee()
     require_exact_product()
-    directory = trained_fixture() if path is None else Path(path)
+    directory = checkpoint_directory(path)
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)
     return Model(directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress))

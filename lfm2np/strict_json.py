@@ -11,6 +11,24 @@ from lfm2np.errors import Lfm2npError
 MAX_JSON_BYTES = 16 * 2**20
 
 
+def is_present(path: Path, error: type[Lfm2npError]) -> bool:
+    """Whether there is such an entry, a dangling link included: what was meant to be there must not count as absent."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as problem:
+        raise error(f"{path}: cannot be read: {problem}") from None
+    return True
+
+
+def is_directory(path: Path, error: type[Lfm2npError]) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as problem:
+        raise error(f"{path}: cannot be read: {problem}") from None
+
+
 def read_bytes(path: Path, limit: int, error: type[Lfm2npError]) -> bytes:
     """The whole of a regular file of at most `limit` bytes; raises `error` naming it otherwise."""
     try:

@@ -40,6 +40,8 @@ class Tokenizer:
         self.chat = chat
         self._backend = backend
         self._source = source
+        self._max_tokens = config.max_position_embeddings
+        self._longest_token = max(map(len, backend.get_vocab()), default=0)
         self._special_texts = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
 
     def encode(self, text: str) -> list[int]:
@@ -48,6 +50,7 @@ class Tokenizer:
         Raises RequestError for text with a lone surrogate, which has no UTF-8.
         """
         require_text(text, "text")
+        self._require_room(text, "text")
         ids: list[int] = self._run(lambda: self._backend.encode(text)).ids
         bos = self.bos_token_id
         if bos is None:
@@ -63,6 +66,7 @@ class Tokenizer:
         SGLang issue 888). Raises RequestError for a bad message, TokenizerError for a template that fails.
         """
         text = self.render_chat(messages)
+        self._require_room(text, "messages")
         ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=False)).ids
         bos = self.bos_token_id
         if bos is None:
@@ -70,6 +74,13 @@ class Tokenizer:
         if ids[:2] == [bos, bos]:
             raise TokenizerError(f"{self.chat.source}: the rendered chat begins with two BOS tokens, expected one")
         return ids if ids[:1] == [bos] else [bos, *ids]
+
+    def encode_more(self, text: str) -> list[int]:
+        """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
+        require_text(text, "text")
+        self._require_room(text, "text")
+        ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=False)).ids
+        return ids
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that `encode_chat` tokenises."""
@@ -105,6 +116,15 @@ class Tokenizer:
     def stream(self) -> TextStream:
         """A decoder for one request's tokens as they come."""
         return TextStream(self)
+
+    def _require_room(self, text: str, name: str) -> None:
+        """RequestError for text that no choice of tokens fits into the context: tokenising it would take minutes."""
+        most = self._longest_token * self._max_tokens
+        if len(text) > most:
+            raise RequestError(
+                f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "
+                f"tokens of at most {self._longest_token}"
+            )
 
     def _run(self, call: Callable[[], T]) -> T:
         return guarded(call, self._source)
@@ -145,6 +165,9 @@ def load_tokenizer(directory: Path, config: ModelConfig) -> Tokenizer:
     largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), str(path)).values(), default=0)
     if largest >= config.vocab_size:
         raise TokenizerError(f"{path}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
+    for token_id in guarded(lambda: backend.encode("").ids, str(path)):
+        if token_id >= config.vocab_size:
+            raise TokenizerError(f"{path}: post_processor: id {token_id}, expected ids below {config.vocab_size}")
     bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
     return Tokenizer(backend, config, load_chat(directory, bos or ""), str(path))
 
@@ -180,6 +203,8 @@ def guarded(call: Callable[[], T], source: str) -> T:
 
 
 def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
+    if isinstance(ids, str | bytes | Mapping | set | frozenset) or not isinstance(ids, Iterable):
+        raise RequestError(f"ids: {show(ids)}, expected a sequence of integers")
     checked = []
     for position, value in enumerate(ids):
         try:
@@ -207,6 +232,10 @@ def _require_byte_level(raw: Mapping[str, object], source: str) -> None:
     kind = decoder.get("type") if isinstance(decoder, dict) else decoder
     if kind != "ByteLevel":
         raise TokenizerError(f"{source}: decoder: {show(kind)}, expected ByteLevel")
+    splitter = raw.get("pre_tokenizer")
+    steps = splitter.get("pretokenizers") or [splitter] if isinstance(splitter, dict) else []
+    if not isinstance(steps, list) or not any(isinstance(s, dict) and s.get("type") == "ByteLevel" for s in steps):
+        raise TokenizerError(f"{source}: pre_tokenizer: {show(splitter)}, expected ByteLevel, alone or in a Sequence")
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -93,6 +94,8 @@ REFUSED = [
     ("{{ ('{0.__class__}' | string).format_map({'0': 1}) }}", ""),
     ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ""),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
+    ("{{ range }}", "output of a function"),
+    ("{{ joiner() }}", "output of a Joiner"),
     ("{{ 'a' * 2**40 }}", "MemoryError"),
     ("{{ [0] * 2**40 }}", "MemoryError"),
     ("{{ ([('a' * 1000)] * 3000000) | upper }}", ""),
@@ -122,6 +125,16 @@ def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("importlib.metadata.version", lambda name: "3.1.5")
     with pytest.raises(TokenizerError, match=r"jinja2 3\.1\.5: .* expected at least 3\.1\.6"):
         rendered("x")
+
+
+@pytest.mark.parametrize("limits", ["ulimit -v 1000000", "ulimit -t 1"])
+def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> None:
+    script = (
+        "from lfm2np.chat_sandbox import render_template as r; print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
+    )
+    words = f'{limits}; exec {sys.executable} -c "{script}"'
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("x\n", "")
 
 
 BAD_MESSAGES = [

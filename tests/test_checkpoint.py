@@ -271,6 +271,7 @@ CORRUPT = [
     (with_json(lambda h: h[NORM].update(data_offsets=[0, 2**62])), "not a sound safetensors file"),
     (with_json(lambda h: h[NORM].update(data_offsets=[-1, 31])), "not a sound safetensors file"),
     (with_json(lambda h: h[NORM].update(shape=[2**62, 2**62])), "not a sound safetensors file"),
+    (with_json(lambda h: h[NORM].update(shape=[16] + [1] * 64)), f"{NORM}: 65 dimensions, expected at most 8"),
     (with_json(lambda h: h[NORM].update(dtype="BF17")), "not a sound safetensors file"),
     (with_json(lambda h: h.update({NORM: list(h[NORM].values())})), f"{NORM}: ['BF16', [16], "),
     (single(put(NORM, np.ones(16), "F64")), f"{NORM}: dtype F64, expected one of BF16, F16, F32"),

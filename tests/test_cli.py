@@ -83,11 +83,17 @@ BAD_REQUESTS = [
     (["generate", "--prompt-ids", "1,,2"], "whole numbers with commas"),
     (["generate", "--prompt-ids", "1.5"], "whole numbers with commas"),
     (["generate", "--prompt-ids", "9" * 5000], "whole numbers with commas"),
+    (["generate", "--prompt-ids", "1_0"], "whole numbers with commas"),
+    (["generate", "--prompt-ids", "+1"], "whole numbers with commas"),
+    (["generate", "--prompt-ids", "\u0661"], "whole numbers with commas"),
+    (["generate", "--prompt-ids-file", "/nowhere"], "/nowhere: does not exist"),
+    (["generate", "--prompt-file", "/"], "/: is not a regular file"),
+    (["score", "--prompt", "a", "--completion-ids", "x"], "--completion-ids 'x'"),
     (["generate", "--prompt-ids", "300"], "300"),
     (["generate", "--prompt-ids", "-1"], "-1"),
-    (["generate", "--prompt-ids", "1", "--max-tokens", "0"], "max_tokens 0: expected at least 1"),
+    (["generate", "--prompt-ids", "1", "--max-tokens", "0"], "max_tokens 0: expected a whole number, at least 1"),
     (["generate", "--prompt-ids", "1", "--max-tokens", "-5"], "max_tokens -5"),
-    (["generate", "--prompt-ids", "1", "--logprobs", "-1"], "logprobs -1: expected 0 to vocab_size=300"),
+    (["generate", "--prompt-ids", "1", "--logprobs", "-1"], "logprobs -1: expected a whole number, 0 to 300"),
     (["generate", "--prompt-ids", "1", "--logprobs", "301"], "logprobs 301"),
     (["generate", "--prompt-ids", ",".join(["1"] * 128)], "prompt of 128 tokens"),
     (["generate", "--prompt", "a" * 500], "prompt of 501 tokens"),
@@ -127,7 +133,9 @@ def test_unknown_or_contradictory_options_end_in_exit_code_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("lfm2np: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["generate", "score", "digest", "info"])
@@ -200,7 +208,7 @@ def test_logprobs_are_the_best_tokens_in_order(model, capsys):
         assert len(values) == 3
         assert values[0] < 0
     assert main(["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "4", "--logprobs", "3"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(logprobs) + 1
+    assert len(capsys.readouterr().out.splitlines()) == len(logprobs)
 
 
 def test_score_agrees_with_the_logprobs_of_generation(model, capsys):
@@ -250,11 +258,94 @@ def test_a_reader_that_goes_away_is_no_error(model):
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("command", [["digest"], ["info"], ["generate", "--prompt", "a"], ["score", "--prompt", "a"]])
+@pytest.mark.parametrize(
+    ("redirection", "code", "error"),
+    [
+        (">&-", 1, "lfm2np: standard output is closed\n"),
+        (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No space left on device\n"),
+        (">/dev/null 2>&-", 0, ""),
+        (">/dev/full 2>/dev/full", 1, ""),
+    ],
+)
+def test_closed_and_full_outputs_are_said_in_one_line(model, command, redirection, code, error):
+    words = " ".join([sys.executable, "-m", "lfm2np", *command, "--model", str(model), redirection])
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
+
+
+def test_an_error_never_goes_where_the_answer_goes(model):
+    words = f"{sys.executable} -m lfm2np generate --prompt-ids 999 --model {model} 2>&-"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path):
+    ids, text = tmp_path / "ids.txt", tmp_path / "prompt.txt"
+    ids.write_text("1, 2\n3\n")
+    text.write_text("hé\n")
+    options = ["generate", "--model", str(model), "--max-tokens", "1"]
+    assert answer(capsys, *options, "--prompt-ids-file", str(ids))["prompt_token_ids"] == [1, 2, 3]
+    from_file = answer(capsys, *options, "--prompt-file", str(text))["prompt_token_ids"]
+    assert from_file == answer(capsys, *options, "--prompt", "hé\n")["prompt_token_ids"]
+    done = run(*options, "--json", "--prompt-ids-file", "-", input="7,8")
+    assert json.loads(done.stdout)["prompt_token_ids"] == [7, 8]
+
+
+def test_score_shows_the_tokens_of_a_completion_only(model, capsys):
+    options = ["score", "--model", str(model), "--chat", "hi"]
+    whole = answer(capsys, *options, "--completion", "hello")
+    assert isinstance(whole["token_ids"], list)
+    prompt = answer(capsys, "generate", *options[1:], "--max-tokens", "1")["prompt_token_ids"]
+    assert isinstance(prompt, list)
+    completion = whole["token_ids"][len(prompt) :]
+    assert whole["token_ids"][: len(prompt)] == prompt
+    assert [s["token_id"] for s in whole["scores"]] == completion
+    assert [s["position"] for s in whole["scores"]] == list(range(len(prompt), len(prompt) + len(completion)))
+    same = answer(capsys, *options, "--completion-ids", ",".join(map(str, completion)))
+    assert same["total_logprob"] == whole["total_logprob"]
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_dangling_link_is_not_an_absent_file(model, capsys, name):
+    """An interrupted download leaves them; without eos ids or the template the answer would be another."""
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(model / "gone")
+    code, message = failure(capsys, "generate", "--model", str(model), "--chat", "a")
+    assert code == 3
+    assert f"{name}: does not exist" in message
+
+
+def test_info_refuses_a_norm_that_is_not_finite(model, capsys):
+    tensors = stored_weights(tiny_config())
+    tensors["model.embedding_norm.weight"] = stored(np.full(16, np.nan), "BF16")
+    (model / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    code, message = failure(capsys, "info", "--model", str(model))
+    assert code == 3
+    assert "model.embedding_norm.weight: nan at index (0,)" in message
+
+
+def test_the_missing_template_engine_is_said_in_one_line(model):
+    script = (
+        "import sys; sys.modules['jinja2'] = None; from lfm2np.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "generate", "--model", str(model), "--chat", "a", "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("lfm2np: warning: ")
+    assert done.stderr.count("\n") == 1
+    assert "install the extra `chat`" in done.stderr
+
+
 def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
     """A prompt of many tokens on a model of many layers takes seconds; the first byte of output comes at once."""
     arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "126", "--logprobs", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run with & would ignore it
     )
     assert process.stdout is not None
     process.stdout.readline()

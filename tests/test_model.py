@@ -1,6 +1,9 @@
 """The Python API on real files: loading, logits, generation, scores."""
 
+import gc
 import json
+import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,8 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint, widen
 from lfm2np.digest import LENGTHS, digest, digest_prompt
-from lfm2np.errors import CheckpointError, NumericsError, RequestError
+from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
+from lfm2np.generation import collect
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.shapes import check
 from lfm2np.scoring import score
@@ -133,6 +137,16 @@ def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
         (lambda m: m.logits([1] * 129), "129 tokens: expected at most max_position_embeddings=128"),
         (lambda m: m.generate([1], max_tokens=0), "max_tokens 0"),
         (lambda m: m.generate([1] * 128), "prompt of 128 tokens"),
+        (lambda m: m.generate([1], max_tokens=2.5), "max_tokens 2.5: expected a whole number"),
+        (lambda m: m.generate([1], max_tokens=True), "max_tokens True"),
+        (lambda m: m.generate([1], max_tokens="3"), "max_tokens '3'"),
+        (lambda m: m.generate([1], logprobs=1.5), "logprobs 1.5: expected a whole number, 0 to 300"),
+        (lambda m: m.generate(b"ab"), "ids: b'ab', expected a sequence of integers"),
+        (lambda m: m.generate({1: 2}), "expected a sequence of integers"),
+        (lambda m: m.generate(None), "ids: None, expected a sequence of integers"),
+        (lambda m: m.logits(5), "ids: 5, expected a sequence of integers"),
+        (lambda m: m.logits("ab"), "ids: 'ab', expected a sequence of integers"),
+        (lambda m: m.generate("a" * 10**6), "1000000 characters, expected at most"),
         (lambda m: m.stream([1], max_tokens=0), "max_tokens 0"),
         (lambda m: m.score([1]), "1 tokens to score"),
         (lambda m: lfm2np.load(m.path, "float8"), "numerics 'float8': expected one of exact, float32"),
@@ -142,6 +156,28 @@ def test_a_request_that_cannot_be_met_raises_at_once(model, call, fragment):
     with pytest.raises(RequestError) as caught:
         call(model)
     assert fragment in str(caught.value)
+
+
+def test_a_completion_keeps_no_logits(model):
+    """At a vocabulary of 65,536 each row is 256 KiB: ten thousand tokens would be 2.6 GB."""
+    rows = []
+    completion = collect([1], (rows.append(weakref.ref(t.logits)) or t for t in model.stream([1], 40)))
+    assert len(completion.token_ids) == len(rows)
+    gc.collect()
+    assert sum(row() is not None for row in rows) <= 1
+
+
+def test_a_corrupt_tokenizer_shows_before_the_work(model, tmp_path):
+    shutil.copytree(model.path, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    other = lfm2np.load(tmp_path / "model")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        other.generate([1], max_tokens=1)
+    assert other.logits([1]).shape == (1, 300)
+
+
+def test_a_model_shows_its_path_and_arithmetic(model):
+    assert repr(model) == f"Model({str(model.path)!r}, numerics='exact')"
 
 
 def test_a_missing_fixture_is_named(monkeypatch, tmp_path):

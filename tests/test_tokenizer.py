@@ -196,7 +196,13 @@ CORRUPT = [
     (edited(lambda t: t["model"].update(vocab=[])), "the tokenizer failed: "),
     (edited(lambda t: t.update(decoder=None)), "decoder: None, expected ByteLevel"),
     (edited(lambda t: t.update(decoder={"type": "WordPiece"})), "decoder: 'WordPiece', expected ByteLevel"),
-    (edited(lambda t: t.update(pre_tokenizer={"type": "Nonsense"})), "the tokenizer failed: "),
+    (
+        edited(lambda t: t.update(pre_tokenizer={"type": "Nonsense"})),
+        "pre_tokenizer: {'type': 'Nonsense'}, expected By",
+    ),
+    (edited(lambda t: t.update(pre_tokenizer=None)), "pre_tokenizer: None, expected ByteLevel"),
+    (edited(lambda t: t["pre_tokenizer"].update(use_regex=7)), "the tokenizer failed: "),
+    (edited(lambda t: t["post_processor"]["special_tokens"]["<|startoftext|>"].update(ids=[999])), "id 999, expected"),
     (edited(lambda t: t["model"]["vocab"].update(zz=300)), "id 300, expected ids below vocab_size=300"),
     (edited(lambda t: t["model"]["vocab"].update(zz=-1)), "the tokenizer failed: "),
 ]
