@@ -72,6 +72,8 @@ def read_file(name: str) -> str:
     """The text of a file, or of standard input for "-"."""
     source = "standard input" if name == "-" else name
     if name == "-":
+        if sys.stdin is None:
+            raise RequestError("standard input is closed")
         content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     else:
         content = read_bytes(Path(name), MAX_PROMPT_BYTES, RequestError)

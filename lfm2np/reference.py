@@ -1,6 +1,6 @@
 """LFM2 for one sequence, with no cache: read it top to bottom and believe it.
 
-Everything else in lfm2np (paged, ragged, chunked, speculative) must equal this file bit for bit.
+Whatever else computes the network (batched, paged, chunked) has to equal this file bit for bit.
 Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2/modeling_lfm2.py, whose class stands in
 each docstring. Only `Numerics` does arithmetic, so this text is the same for every number format.
 

@@ -11,7 +11,7 @@ from lfm2np import reference
 from lfm2np.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.exact import pieces
+from lfm2np.numerics.pieces import pieces
 from lfm2np.tokenizer import require_ids
 from lfm2np.weights import ModelWeights, Progress
 

@@ -107,7 +107,7 @@ def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
 
 def test_the_size_of_temporary_pieces_changes_no_bit(model, monkeypatch):
     before = digest(model.weights, model.config, model.numerics)
-    monkeypatch.setattr("lfm2np.numerics.exact.PIECE", 1)
+    monkeypatch.setattr("lfm2np.numerics.pieces.PIECE", 1)
     again = lfm2np.load(model.path)
     assert digest(again.weights, again.config, again.numerics) == before
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +21,12 @@ from numpy.typing import NDArray
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
-from lfm2np.numerics.shapes import check
+from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.shapes import check, check_attention
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Exponents = NDArray[np.int32]
-Array = NDArray[Any]
 
 name = "exact"
 weight_bytes = 8
@@ -42,7 +41,6 @@ SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 TERMS = 2**17  # the most terms of exact_sum, and the longest context
 TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
-PIECE = 2**18  # elements of a temporary array: they stay in the cache; no choice can change a bit
 
 
 def exponent_of(x: Float32 | Float64) -> Exponents:
@@ -155,12 +153,6 @@ def row_sum_bits(weight: Float32, columns: Exponents, slices: int) -> int:
     return (largest - 1).bit_length()
 
 
-def pieces(count: int, elements: int, limit: int | None = None) -> Iterator[slice]:
-    """Slices of range(count) so that `elements` each stay within `limit` (PIECE) together."""
-    step = max(1, (limit or PIECE) // max(1, elements))
-    return (slice(start, min(count, start + step)) for start in range(0, count, step))
-
-
 def embed(rows: Float32) -> Float32:
     return rows
 
@@ -258,22 +250,6 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
         mixed /= exact_sum(weights)[..., None]
         output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
     return output
-
-
-def check_attention(queries: Array, keys: Array, values: Array) -> dict[str, int]:
-    """The sizes T, H, E, C, G; NumericsError unless T <= C, G divides H, and every operand is finite.
-
-    An infinity must stop here: times the zero weight of a hidden position it would be NaN in rows before its own.
-    """
-    sizes = check({"queries": (queries, "THE"), "keys": (keys, "CGE"), "values": (values, "CGE")})
-    if sizes["T"] > sizes["C"] or sizes["H"] % sizes["G"]:
-        raise NumericsError(f"attention of sizes {sizes}: expected T <= C and H a multiple of G")
-    for name, operand in (("queries", queries), ("keys", keys), ("values", values)):
-        if not np.isfinite(operand).all():
-            row, head, channel = np.argwhere(~np.isfinite(operand))[0]
-            value = operand[row, head, channel]
-            raise NumericsError(f"attention: {name}[{row}, {head}, {channel}] is {value}, expected finite numbers")
-    return sizes
 
 
 def query_key_grids(queries: Float32, keys: Float32, scale: AttentionScale) -> tuple[Float64, Float64]:

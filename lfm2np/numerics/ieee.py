@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lfm2np.numerics.exact import check_attention, pieces
 from lfm2np.numerics.matrix import AttentionScale, Matrix
-from lfm2np.numerics.shapes import check
+from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.shapes import check, check_attention
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
@@ -20,4 +21,20 @@ def check(arrays: dict[str, tuple[NDArray[Any], str]], **sizes: int) -> dict[str
                 raise NumericsError(
                     f"{name}: shape {array.shape}, expected [{', '.join(letters)}] with {letter} = {sizes[letter]}"
                 )
+    return sizes
+
+
+def check_attention(queries: NDArray[Any], keys: NDArray[Any], values: NDArray[Any]) -> dict[str, int]:
+    """The sizes T, H, E, C, G; NumericsError unless T <= C, G divides H, and every operand is finite.
+
+    An infinity must stop here: times the zero weight of a hidden position it would be NaN in rows before its own.
+    """
+    sizes = check({"queries": (queries, "THE"), "keys": (keys, "CGE"), "values": (values, "CGE")})
+    if sizes["T"] > sizes["C"] or sizes["H"] % sizes["G"]:
+        raise NumericsError(f"attention of sizes {sizes}: expected T <= C and H a multiple of G")
+    for name, operand in (("queries", queries), ("keys", keys), ("values", values)):
+        if not np.isfinite(operand).all():
+            row, head, channel = np.argwhere(~np.isfinite(operand))[0]
+            value = operand[row, head, channel]
+            raise NumericsError(f"attention: {name}[{row}, {head}, {channel}] is {value}, expected finite numbers")
     return sizes
