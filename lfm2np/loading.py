@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import ModelConfig, load_config
+from lfm2np.digest import digest
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.generation import Completion, GeneratedToken, collect, stream
 from lfm2np.numerics import Numerics, numerics_named
@@ -40,21 +41,25 @@ class Model:
         """Read when first needed, so that a checkpoint without one still takes token ids."""
         return load_tokenizer(self.path, self.config)
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[Any]:
+    def logits(self, prompt: str | Sequence[int]) -> NDArray[Any]:
         """Logits [T, V], float32 (float64 under `float64`), of a sequence from position 0 on; row t predicts t + 1.
 
         RequestError for no tokens, more than `max_position_embeddings`, or an id outside the vocabulary.
         """
-        ids = require_ids(token_ids, self.config.vocab_size)
+        ids = self.prompt_ids(prompt)
         if len(ids) > self.config.max_position_embeddings:
             raise RequestError(
                 f"{len(ids)} tokens: expected at most max_position_embeddings={self.config.max_position_embeddings}"
             )
         return reference.logits(self.weights, self.config, self.numerics, ids)
 
-    def score(self, token_ids: Sequence[int]) -> list[TokenScore]:
+    def score(self, prompt: str | Sequence[int]) -> list[TokenScore]:
         """Log-probability, rank and margin of every token but the first, given those before it."""
-        return score(self.weights, self.config, self.numerics, token_ids)
+        return score(self.weights, self.config, self.numerics, self.prompt_ids(prompt))
+
+    def digest(self) -> str:
+        """SHA-256 of the logits' bits for a fixed set of prompts: under `exact` the same on every machine."""
+        return digest(self.weights, self.config, self.numerics)
 
     def stream(
         self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None

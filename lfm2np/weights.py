@@ -96,8 +96,11 @@ def prepare_weights(
         matrices[names[0]] = numerics.prepare_matrix(joined(tensors, names), " + ".join(names))
         if progress:
             progress(len(matrices), len(parts))
+    # Norms, biases and taps: whatever is no matrix.
     vectors = {name: widened(tensors, name) for name in tensors if len(tensors[name].values.shape) != 2}
-    layers = tuple(layer_weights(index, tensors, matrices, vectors) for index in range(config.num_hidden_layers))
+    layers = tuple(
+        layer_weights(index, kind, tensors, matrices, vectors) for index, kind in enumerate(config.layer_types)
+    )
     embedding = tensors["model.embed_tokens.weight"]
     require_finite(embedding)
     return ModelWeights(embedding, layers, vectors["model.embedding_norm.weight"], matrices[parts[-1][0]])
@@ -105,6 +108,7 @@ def prepare_weights(
 
 def layer_weights(
     index: int,
+    kind: str,
     tensors: Mapping[str, StoredTensor],
     matrices: Mapping[str, Matrix],
     vectors: Mapping[str, Float32],
@@ -112,7 +116,7 @@ def layer_weights(
     prefix = f"model.layers.{index}."
     conv, attention = prefix + "conv.", prefix + "self_attn."
     operator: ShortConvWeights | AttentionWeights
-    if conv + "conv.weight" in vectors:
+    if kind == "conv":
         operator = ShortConvWeights(
             in_proj=matrices[conv + "in_proj.weight"],
             in_bias=vectors.get(conv + "in_proj.bias"),

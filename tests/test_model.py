@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import lfm2np
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint, widen
-from lfm2np.digest import LENGTHS, digest, digest_prompt
+from lfm2np.digest import LENGTHS, digest_prompt
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
 from lfm2np.generation import collect
 from lfm2np.numerics import NAMES, numerics_named
@@ -106,10 +106,10 @@ def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
 
 
 def test_the_size_of_temporary_pieces_changes_no_bit(model, monkeypatch):
-    before = digest(model.weights, model.config, model.numerics)
+    before = model.digest()
     monkeypatch.setattr("lfm2np.numerics.pieces.PIECE", 1)
     again = lfm2np.load(model.path)
-    assert digest(again.weights, again.config, again.numerics) == before
+    assert again.digest() == before
 
 
 def test_the_digest_s_prompts_are_fixed():
@@ -145,7 +145,7 @@ def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
         (lambda m: m.generate({1: 2}), "expected a sequence of integers"),
         (lambda m: m.generate(None), "ids: None, expected a sequence of integers"),
         (lambda m: m.logits(5), "ids: 5, expected a sequence of integers"),
-        (lambda m: m.logits("ab"), "ids: 'ab', expected a sequence of integers"),
+        (lambda m: m.score({1, 2}), "expected a sequence of integers"),
         (lambda m: m.generate("a" * 10**6), "1000000 characters, expected at most"),
         (lambda m: m.stream([1], max_tokens=0), "max_tokens 0"),
         (lambda m: m.score([1]), "1 tokens to score"),
@@ -174,6 +174,13 @@ def test_a_corrupt_tokenizer_shows_before_the_work(model, tmp_path):
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         other.generate([1], max_tokens=1)
     assert other.logits([1]).shape == (1, 300)
+
+
+def test_text_may_stand_for_ids_everywhere(model):
+    ids = model.tokenizer.encode("hello")
+    assert model.logits("hello").tobytes() == model.logits(ids).tobytes()
+    assert model.score("hello") == model.score(ids)
+    assert model.generate("hello", 3) == model.generate(ids, 3)
 
 
 def test_a_model_shows_its_path_and_arithmetic(model):
