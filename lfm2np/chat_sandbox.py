@@ -36,7 +36,7 @@ def _ask_worker(request: Mapping[str, object]) -> dict[str, str]:
     """The worker's answer, or an error in its place if it was stopped."""
     try:
         done = subprocess.run(
-            [sys.executable, str(WORKER)],
+            [sys.executable, "-P", str(WORKER)],
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=PATIENCE,
@@ -44,6 +44,8 @@ def _ask_worker(request: Mapping[str, object]) -> dict[str, str]:
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no end after {PATIENCE} seconds"}
+    except OSError as problem:
+        return {"error": f"its process can't be started: {problem}"}
     if done.returncode != 0:
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         if done.returncode < 0 or "MemoryError" in last_line:

@@ -8,6 +8,7 @@ The environment is otherwise transformers' (utils/chat_template_utils.py), less 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -40,7 +41,8 @@ def limit_resources() -> None:
         if hasattr(resource, kind):
             _, most = resource.getrlimit(getattr(resource, kind))
             limit = value if most == resource.RLIM_INFINITY else min(value, most)
-            resource.setrlimit(getattr(resource, kind), (limit, limit))
+            with contextlib.suppress(ValueError, OSError):  # macOS refuses any limit on memory
+                resource.setrlimit(getattr(resource, kind), (limit, limit))
 
 
 def raise_exception(message: object) -> None:

@@ -74,7 +74,10 @@ def read_file(name: str) -> str:
     if name == "-":
         if sys.stdin is None:
             raise RequestError("standard input is closed")
-        content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        try:
+            content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        except OSError as problem:
+            raise RequestError(f"standard input can't be read: {problem}") from None
     else:
         content = read_bytes(Path(name), MAX_PROMPT_BYTES, RequestError)
     if len(content) > MAX_PROMPT_BYTES:
@@ -117,21 +120,18 @@ def terminal_text(text: str) -> str:
 def run_generate(arguments: argparse.Namespace) -> None:
     model = load_model(arguments)
     ids = prompt_ids(model, arguments)
-    tokens = model.stream(ids, arguments.max_tokens, arguments.logprobs)
     tokenizer = model.tokenizer if model.has_tokenizer else None
+    tokens = generated(model, ids, arguments)
     if arguments.json:
-        with progress_bar("generating") as show:
-            completion = collect(ids, counted(tokens, show, arguments.max_tokens))
-        if tokenizer:
-            completion = completion.with_text(tokenizer.decode(completion.token_ids))
-        print_json(model, dataclasses.asdict(completion))
+        print_json(model, dataclasses.asdict(collect(ids, tokens, tokenizer)))
     elif arguments.logprobs is not None:
         for token in tokens:
             print(terminal_text(logprobs_line(tokenizer, token)))
     elif tokenizer:
         text = tokenizer.stream()
         for token in tokens:
-            print(terminal_text(text.push(token.token_id)), end="", flush=True)
+            if token.finish_reason != "stop":
+                print(terminal_text(text.push(token.token_id)), end="", flush=True)
         print(terminal_text(text.finish()))
     else:
         for index, token in enumerate(tokens):
@@ -139,10 +139,26 @@ def run_generate(arguments: argparse.Namespace) -> None:
         print()
 
 
-def counted(tokens: Iterator[GeneratedToken], show: Callable[[int, int], None], total: int) -> Iterator[GeneratedToken]:
-    for done, token in enumerate(tokens, start=1):
-        show(done, total)
-        yield token
+def generated(model: Model, ids: list[int], arguments: argparse.Namespace) -> Iterator[GeneratedToken]:
+    """The tokens, with a bar until the first one, and one for the rest unless they can be seen coming."""
+    reading = True
+    with progress_bar("prompt") as show:
+        tokens = model.stream(
+            ids,
+            arguments.max_tokens,
+            arguments.logprobs,
+            progress=lambda done, total: show(done, total) if reading else None,
+        )
+        first = next(tokens)
+        reading = False
+    yield first
+    if sys.stdout.isatty() and not arguments.json:
+        yield from tokens
+        return
+    with progress_bar("generating") as show:
+        for done, token in enumerate(tokens, start=2):
+            show(done, arguments.max_tokens)
+            yield token
 
 
 def print_json(model: Model, fields: Mapping[str, object]) -> None:
@@ -171,7 +187,8 @@ def run_score(arguments: argparse.Namespace) -> None:
     tokenizer = model.tokenizer if model.has_tokenizer else None
     with progress_bar("scoring") as show:
         scores = scoring.score(model.weights, model.config, model.numerics, prompt + completion, show)
-    scores = [s for s in scores if not completion or s.position >= len(prompt)]
+    if arguments.completion is not None or arguments.completion_ids is not None:
+        scores = [s for s in scores if s.position >= len(prompt)]
     total = math.fsum(s.logprob for s in scores)
     if arguments.json:
         rows = [dataclasses.asdict(s) for s in scores]
@@ -280,10 +297,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("standard output is closed", 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
-    warnings.showwarning = show_warning
     arguments = build_parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning
+            arguments.run(arguments)
         sys.stdout.flush()
     except Lfm2npError as error:
         return fail(f"{type(error).__name__}: {error}", error.exit_code)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from lfm2np import reference
 from lfm2np.config import ModelConfig, show
 from lfm2np.errors import RequestError
 from lfm2np.numerics import Numerics
-from lfm2np.weights import ModelWeights
+from lfm2np.tokenizer import Tokenizer
+from lfm2np.weights import ModelWeights, Progress
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,6 @@ class Completion:
     finish_reason: str  # "stop": an end-of-sequence token; "length": max_tokens or the longest context
     logprobs: tuple[TokenLogprobs, ...] | None
 
-    def with_text(self, text: str) -> Completion:
-        return replace(self, text=text)
-
 
 def stream(
     weights: ModelWeights,
@@ -54,36 +53,42 @@ def stream(
     prompt_ids: Sequence[int],
     max_tokens: int,
     logprobs: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[GeneratedToken]:
     """Greedy tokens until an end-of-sequence token, `max_tokens` or the longest context. Checks before it starts."""
-    require_count("max_tokens", max_tokens, 1, None)
+    max_tokens = require_count("max_tokens", max_tokens, 1, None)
     if logprobs is not None:
-        require_count("logprobs", logprobs, 0, config.vocab_size)
+        logprobs = require_count("logprobs", logprobs, 0, config.vocab_size)
     if len(prompt_ids) >= config.max_position_embeddings:
         raise RequestError(
             f"prompt of {len(prompt_ids)} tokens: expected fewer than "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
     room = min(max_tokens, config.max_position_embeddings - len(prompt_ids))
-    return _stream(weights, config, numerics, prompt_ids, room, logprobs)
+    steps = reference.greedy(weights, config, numerics, prompt_ids, progress)
+    return _stream(config, numerics, steps, room, logprobs)
 
 
-def require_count(name: str, value: object, least: int, most: int | None) -> None:
-    """RequestError unless `value` is an integer from `least` to `most`; True is not 1, 2.5 not 2."""
-    if type(value) is not int or value < least or (most is not None and value > most):
+def require_count(name: str, value: object, least: int, most: int | None) -> int:
+    """The integer, also NumPy's; RequestError unless it lies from `least` to `most`. True is not 1, 2.5 not 2."""
+    try:
+        count = None if isinstance(value, bool | np.bool_) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        count = None
+    if count is None or count < least or (most is not None and count > most):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise RequestError(f"{name} {show(value)}: expected a whole number, {bounds}")
+    return count
 
 
 def _stream(
-    weights: ModelWeights,
     config: ModelConfig,
     numerics: Numerics,
-    prompt_ids: Sequence[int],
+    steps: Iterator[tuple[int, NDArray[Any]]],
     room: int,
     logprobs: int | None,
 ) -> Iterator[GeneratedToken]:
-    for count, (token_id, row) in enumerate(reference.greedy(weights, config, numerics, prompt_ids), start=1):
+    for count, (token_id, row) in enumerate(steps, start=1):
         finish_reason = "stop" if token_id in config.eos_token_ids else "length" if count == room else None
         chosen = None if logprobs is None else token_logprobs(numerics, row, token_id, logprobs)
         yield GeneratedToken(token_id, row, finish_reason, chosen)
@@ -98,8 +103,10 @@ def token_logprobs(numerics: Numerics, row: NDArray[Any], token_id: int, count: 
     return TokenLogprobs(token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in best))
 
 
-def collect(prompt_ids: Sequence[int], tokens: Iterable[GeneratedToken]) -> Completion:
-    """The completion that a stream amounts to, without its text. Keeps no logits."""
+def collect(
+    prompt_ids: Sequence[int], tokens: Iterable[GeneratedToken], tokenizer: Tokenizer | None = None
+) -> Completion:
+    """The completion that a stream amounts to; without a tokenizer its text is None. Keeps no logits."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     finish_reason = None
@@ -108,4 +115,11 @@ def collect(prompt_ids: Sequence[int], tokens: Iterable[GeneratedToken]) -> Comp
         logprobs += [token.logprobs] if token.logprobs else []
         finish_reason = token.finish_reason
     assert finish_reason is not None, "a stream ends with a finish reason"
-    return Completion(tuple(prompt_ids), tuple(token_ids), None, finish_reason, tuple(logprobs) if logprobs else None)
+    shown = token_ids[:-1] if finish_reason == "stop" else token_ids
+    return Completion(
+        prompt_token_ids=tuple(prompt_ids),
+        token_ids=tuple(token_ids),
+        text=tokenizer.decode(shown) if tokenizer else None,
+        finish_reason=finish_reason,
+        logprobs=tuple(logprobs) if logprobs else None,
+    )

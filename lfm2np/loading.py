@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,10 +63,18 @@ class Model:
         return digest(self.weights, self.config, self.numerics)
 
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 64,
+        logprobs: int | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[GeneratedToken]:
-        """Greedy tokens as they come, each with the logits [V] it was chosen from; see `generate`."""
-        return stream(self.weights, self.config, self.numerics, self.prompt_ids(prompt), max_tokens, logprobs)
+        """Greedy tokens as they come, each with the logits [V] it was chosen from; see `generate`.
+
+        `progress(done, total)` counts the layers of each token's pass.
+        """
+        ids = self.prompt_ids(prompt)
+        return stream(self.weights, self.config, self.numerics, ids, max_tokens, logprobs, progress)
 
     def generate(self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None) -> Completion:
         """Greedy continuation until an end-of-sequence token, `max_tokens` or the model's longest context.
@@ -74,8 +83,7 @@ class Model:
         """
         tokenizer = self.tokenizer if self.has_tokenizer else None  # a corrupt one shows before the work, not after
         ids = self.prompt_ids(prompt)
-        completion = collect(ids, self.stream(ids, max_tokens, logprobs))
-        return completion.with_text(tokenizer.decode(completion.token_ids)) if tokenizer else completion
+        return collect(ids, self.stream(ids, max_tokens, logprobs), tokenizer)
 
     @cached_property
     def has_tokenizer(self) -> bool:
@@ -100,6 +108,8 @@ def trained_fixture() -> Path:
 
 def checkpoint_directory(path: str | Path | None) -> Path:
     """The directory named, or the trained fixture; CheckpointError unless it is one."""
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"{path!r}: expected the path of a directory")
     directory = trained_fixture() if path is None else Path(path)
     if not is_directory(directory, CheckpointError):
         raise CheckpointError(f"{directory}: not a directory, expected one with config.json and model.safetensors")

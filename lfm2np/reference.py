@@ -109,12 +109,16 @@ def logits(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token
 
 
 def greedy(
-    weights: ModelWeights, config: ModelConfig, numerics: Numerics, prompt_ids: Sequence[int]
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    prompt_ids: Sequence[int],
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, Array]]:
     """Endless greedy continuation: (token id, logits [V]) at a time, the lowest id where logits tie."""
     ids = list(prompt_ids)
     while True:
-        states = hidden_states(weights, config, numerics, ids)
+        states = hidden_states(weights, config, numerics, ids, progress)
         last = output_logits(weights, numerics, states[-1:])[0]
         ids.append(int(np.argmax(last)))
         yield ids[-1], last

@@ -15,7 +15,7 @@ from lfm2np.numerics.pieces import pieces
 from lfm2np.tokenizer import require_ids
 from lfm2np.weights import ModelWeights, Progress
 
-LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; no choice can change a bit
+LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, config: ModelConfig, chat: Chat, source: str) -> None:
         self.vocab_size = config.vocab_size
         self.bos_token_id = config.bos_token_id
-        self.eos_token_ids = config.eos_token_ids
         self.chat = chat
         self._backend = backend
         self._source = source

@@ -167,3 +167,12 @@ def write_tokenizer(directory: Path, template: str | None = PLAIN_TEMPLATE, post
     if template is not None:
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     return path
+
+
+def write_model(directory: Path) -> Path:
+    """A whole tiny checkpoint, tokenizer included, in a directory made for it."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(raw_config()))
+    write_checkpoint(directory, tiny_config())
+    write_tokenizer(directory)
+    return directory

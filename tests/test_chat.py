@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
 
+from lfm2np import chat_sandbox
 from lfm2np.chat import Chat, load_chat, render_chat, render_plain
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.tokenizer import load_tokenizer
@@ -135,6 +136,28 @@ def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> 
     words = f'{limits}; exec {sys.executable} -c "{script}"'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("x\n", "")
+
+
+def test_a_system_that_refuses_limits_still_renders() -> None:
+    """macOS raises ValueError for any limit on memory (cpython issue 78783)."""
+    script = """
+import resource, sys
+def refuse(kind, limits):
+    raise ValueError("current limit exceeds maximum limit")
+resource.setrlimit = refuse
+sys.path.insert(0, FOLDER)
+import chat_worker
+chat_worker.main()
+""".replace("FOLDER", repr(str(chat_sandbox.WORKER.parent)))
+    request = json.dumps({"template": "{{ x }}", "variables": {"x": "y"}})
+    done = subprocess.run([sys.executable, "-c", script], input=request, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ('{"text": "y"}', "")
+
+
+def test_a_process_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(TokenizerError, match="its process can't be started"):
+        rendered("x")
 
 
 BAD_MESSAGES = [

@@ -1,9 +1,7 @@
 """The command line as people and scripts see it: output, exit codes, one-line errors."""
 
+import io
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from builders import (
     stored,
     stored_weights,
     tiny_config,
-    write_checkpoint,
-    write_tokenizer,
+    write_model,
 )
 from test_checkpoint import CORRUPT
 from test_config import REFUSALS
@@ -29,13 +26,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A whole tiny checkpoint, tokenizer included, in a directory of its own."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(raw_config()))
-    write_checkpoint(directory, tiny_config())
-    write_tokenizer(directory)
-    return directory
+    return write_model(tmp_path / "model")
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -240,47 +231,7 @@ def test_info_counts_parameters_and_proves_every_product(model, capsys):
     assert "Proved" in capsys.readouterr().out
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lfm2np", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload, no-any-return]
-
-
-def test_nothing_but_the_answer_is_printed_when_piped(model):
-    done = run("generate", "--model", str(model), "--prompt", "a", "--max-tokens", "3")
-    assert done.returncode == 0
-    assert done.stderr == ""
-
-
-def test_a_reader_that_goes_away_is_no_error(model):
-    command = f"{sys.executable} -m lfm2np info --model {model} | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("command", [["digest"], ["info"], ["generate", "--prompt", "a"], ["score", "--prompt", "a"]])
-@pytest.mark.parametrize(
-    ("redirection", "code", "error"),
-    [
-        (">&-", 1, "lfm2np: standard output is closed\n"),
-        (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No space left on device\n"),
-        (">/dev/null 2>&-", 0, ""),
-        (">/dev/full 2>/dev/full", 1, ""),
-    ],
-)
-def test_closed_and_full_outputs_are_said_in_one_line(model, command, redirection, code, error):
-    words = " ".join([sys.executable, "-m", "lfm2np", *command, "--model", str(model), redirection])
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
-
-
-def test_an_error_never_goes_where_the_answer_goes(model):
-    words = f"{sys.executable} -m lfm2np generate --prompt-ids 999 --model {model} 2>&-"
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-
-
-def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path):
+def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path, monkeypatch):
     ids, text = tmp_path / "ids.txt", tmp_path / "prompt.txt"
     ids.write_text("1, 2\n3\n")
     text.write_text("hé\n")
@@ -288,8 +239,8 @@ def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path):
     assert answer(capsys, *options, "--prompt-ids-file", str(ids))["prompt_token_ids"] == [1, 2, 3]
     from_file = answer(capsys, *options, "--prompt-file", str(text))["prompt_token_ids"]
     assert from_file == answer(capsys, *options, "--prompt", "hé\n")["prompt_token_ids"]
-    done = run(*options, "--json", "--prompt-ids-file", "-", input="7,8")
-    assert json.loads(done.stdout)["prompt_token_ids"] == [7, 8]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"7,8")))
+    assert answer(capsys, *options, "--prompt-ids-file", "-")["prompt_token_ids"] == [7, 8]
 
 
 def test_score_shows_the_tokens_of_a_completion_only(model, capsys):
@@ -323,53 +274,6 @@ def test_info_refuses_a_norm_that_is_not_finite(model, capsys):
     code, message = failure(capsys, "info", "--model", str(model))
     assert code == 3
     assert "model.embedding_norm.weight: nan at index (0,)" in message
-
-
-def test_the_missing_template_engine_is_said_in_one_line(model):
-    script = (
-        "import sys; sys.modules['jinja2'] = None; from lfm2np.cli import main; raise SystemExit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", script, "generate", "--model", str(model), "--chat", "a", "--max-tokens", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stderr.startswith("lfm2np: warning: ")
-    assert done.stderr.count("\n") == 1
-    assert "install the extra `chat`" in done.stderr
-
-
-def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
-    """A prompt of many tokens on a model of many layers takes seconds; the first byte of output comes at once."""
-    arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "126", "--logprobs", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run with & would ignore it
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert error == "lfm2np: interrupted\n"
-
-
-INTERRUPTED = """
-import sys, time
-from lfm2np import cli
-line = cli.logprobs_line
-cli.logprobs_line = lambda *a: (time.sleep(0.2), line(*a))[1]
-sys.stdout.reconfigure(line_buffering=True)
-raise SystemExit(cli.main(sys.argv[1:]))
-"""
-
-
-def test_output_is_the_same_in_a_locale_without_utf_8(model):
-    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    done = run("generate", "--model", str(model), "--prompt", "a", "--max-tokens", "30", env=environment)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
 
 
 def test_a_config_with_a_thousand_million_layers_allocates_nothing(model, capsys):

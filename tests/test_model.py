@@ -1,5 +1,6 @@
 """The Python API on real files: loading, logits, generation, scores."""
 
+import dataclasses
 import gc
 import json
 import shutil
@@ -8,7 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import raw_config, tiny_config, write_checkpoint, write_tokenizer
+from builders import (
+    raw_config,
+    safetensors_bytes,
+    stored,
+    stored_weights,
+    tiny_config,
+    write_checkpoint,
+    write_tokenizer,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -20,6 +29,7 @@ from lfm2np.digest import LENGTHS, digest_prompt
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
 from lfm2np.generation import collect
 from lfm2np.numerics import NAMES, numerics_named
+from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.shapes import check
 from lfm2np.scoring import score
 
@@ -69,8 +79,51 @@ def test_generation_is_the_argmax_of_the_logits_of_everything_so_far(model, prom
 
 
 def test_generation_stops_at_the_longest_context(model):
-    completion = model.generate([1] * 125, max_tokens=50)
-    assert len(completion.token_ids) == 3 or completion.finish_reason == "stop"
+    endless = dataclasses.replace(model, config=dataclasses.replace(model.config, eos_token_ids=()))
+    completion = endless.generate([1] * 125, max_tokens=50)
+    assert len(completion.token_ids) == 3
+    assert completion.finish_reason == "length"
+
+
+def test_the_end_of_sequence_is_no_text_even_if_it_is_an_ordinary_token(model):
+    first = model.generate("a", max_tokens=1)
+    assert first.text
+    stopping = dataclasses.replace(model, config=dataclasses.replace(model.config, eos_token_ids=first.token_ids))
+    completion = stopping.generate("a", max_tokens=9)
+    assert (completion.finish_reason, completion.text) == ("stop", "")
+    assert completion.token_ids == first.token_ids
+
+
+def test_counts_may_be_numpys(model):
+    assert model.generate([1], max_tokens=np.int64(2), logprobs=np.int32(1)) == model.generate([1], 2, 1)
+
+
+def test_the_most_likely_of_equal_tokens_come_by_id():
+    model = lfm2np.load(FIXTURES / "torture" / "magnitudes")
+    logprobs = model.generate([0], max_tokens=1, logprobs=9).logprobs
+    assert logprobs is not None
+    assert [token_id for token_id, _ in logprobs[0].top] == list(range(9))
+
+
+def test_an_untied_embedding_that_is_not_finite_is_refused(tmp_path):
+    config = raw_config(tie_word_embeddings=False)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
+    tensors["model.embed_tokens.weight"] = stored(np.full((300, 16), np.nan), "BF16")
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight: nan at index \(0, 0\)"):
+        lfm2np.load(tmp_path)
+
+
+def test_weights_prepared_for_exact_are_refused_by_the_others(model):
+    with pytest.raises(NumericsError, match="prepared for exact, not for float32"):
+        numerics_named("float32").linear(np.ones((1, 16), np.float32), model.weights.head)
+
+
+@pytest.mark.parametrize("path", [b"model", 3, ["model"]])
+def test_a_path_that_is_none_is_refused(path):
+    with pytest.raises(CheckpointError, match="expected the path of a directory"):
+        lfm2np.load(path)
 
 
 def test_equal_logits_give_the_lowest_id():
@@ -120,8 +173,7 @@ def test_the_digest_s_prompts_are_fixed():
 def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
     """bfloat16 values in a float32 file are the same model."""
     (tmp_path / "config.json").write_text(json.dumps(raw_config()))
-    stored = open_checkpoint(model.path, model.config)
-    tensors = {name: widen(tensor.values, tensor.dtype) for name, tensor in stored.items()}
+    tensors = {n: widen(t.values, t.dtype) for n, t in open_checkpoint(model.path, model.config).items()}
     save_file(tensors, tmp_path / "model.safetensors")
     assert lfm2np.load(tmp_path).logits([1, 2, 3]).tobytes() == model.logits([1, 2, 3]).tobytes()
 
@@ -149,6 +201,7 @@ def test_the_same_weights_stored_wider_give_the_same_bits(model, tmp_path):
         (lambda m: m.generate("a" * 10**6), "1000000 characters, expected at most"),
         (lambda m: m.stream([1], max_tokens=0), "max_tokens 0"),
         (lambda m: m.score([1]), "1 tokens to score"),
+        (lambda m: lfm2np.load(m.path, ["exact"]), "numerics ['exact']: expected one of"),
         (lambda m: lfm2np.load(m.path, "float8"), "numerics 'float8': expected one of exact, float32"),
     ],
 )
@@ -202,12 +255,12 @@ def test_loading_reports_its_progress(model):
 @pytest.mark.parametrize("numerics", NAMES)
 def test_operands_of_other_shapes_are_refused_by_name(numerics):
     arithmetic = numerics_named(numerics)
-    scale = lfm2np.load(FIXTURES / "torture" / "wide_heads").weights.layers
+    scale = AttentionScale(np.zeros(4, np.int32), np.zeros((2, 4), np.int32))
     ones = np.ones((2, 2, 4), np.float32)
     with pytest.raises(NumericsError, match=r"keys: shape \(2, 1, 6\), expected \[C, G, E\] with E = 4"):
-        arithmetic.attend(ones, np.ones((2, 1, 6), np.float32), ones, scale)  # type: ignore[arg-type]
+        arithmetic.attend(ones, np.ones((2, 1, 6), np.float32), ones, scale)
     with pytest.raises(NumericsError, match="expected T <= C"):
-        arithmetic.attend(ones, ones[:1], ones[:1], scale)  # type: ignore[arg-type]
+        arithmetic.attend(ones, ones[:1], ones[:1], scale)
     with pytest.raises(NumericsError, match=r"history: shape \(3, 4\), expected \[K, D\] with K = 2"):
         arithmetic.convolve(np.ones((3, 4), np.float32), ones[0], np.ones((4, 3), np.float32))
 
@@ -216,8 +269,9 @@ def test_a_letter_has_one_size():
     assert check({"x": (np.ones((2, 3)), "TD")}, D=3) == {"D": 3, "T": 2}
     with pytest.raises(NumericsError, match=r"x: shape \(2, 3\), expected \[T, D\] with D = 4"):
         check({"x": (np.ones((2, 3)), "TD")}, D=4)
-    with pytest.raises(NumericsError, match=r"x: shape \(2, 3\), expected \[T\]"):
-        check({"x": (np.ones((2, 3)), "T")})
+    for wrong in (np.ones((2, 3)), np.ones(())):
+        with pytest.raises(NumericsError, match=r"x: shape \(.*\), expected \[T\]$"):
+            check({"x": (wrong, "T")})
 
 
 class Renamed:

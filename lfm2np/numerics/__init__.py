@@ -76,6 +76,6 @@ _ARITHMETICS: dict[str, Numerics] = {
 
 def numerics_named(name: str) -> Numerics:
     """The arithmetic of that name; RequestError for another."""
-    if name not in _ARITHMETICS:
+    if not isinstance(name, str) or name not in _ARITHMETICS:
         raise RequestError(f"numerics {name!r}: expected one of {', '.join(NAMES)}")
     return _ARITHMETICS[name]

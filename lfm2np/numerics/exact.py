@@ -3,8 +3,9 @@
 Operands are rounded to a grid, the multiples of one power of two. A product of two grid values is an integer multiple
 of the product of their grids; if the absolute products of a sum stay below 2**53 of those units, then every partial
 sum, in whatever order, blocking, thread or fused multiply-add, is a float64, and nothing is ever rounded. That is the
-whole proof; each function says which grid keeps it true. Scaling by a power of two never rounds here: float32 operands
-lie between 2**-149 and 2**128, so products and grids stay far inside float64.
+whole proof; each function says which grid keeps it true. Scaling by a power of two does not round: float32 operands lie
+between 2**-149 and 2**128, so products and grids stay far inside float64 (only weights of attention may become
+subnormal, and those are 0 on its grid).
 
 All else is elementwise IEEE +, -, *, /, sqrt, rint, ldexp, frexp in a written order. Between operations values are
 float32. A zero sum is made +0, since its sign does depend on the order.

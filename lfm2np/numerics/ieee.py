@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lfm2np.errors import NumericsError
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.numerics.pieces import pieces
 from lfm2np.numerics.shapes import check, check_attention
@@ -56,6 +57,8 @@ class Ieee:
         return self.keep(weight.astype(self.dtype))
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
+        if matrix.grid is not None:
+            raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
         product = x @ matrix.values.T
         return self.keep(product if bias is None else product + self.parameter(bias))
 

@@ -34,7 +34,7 @@ def require_exact_product() -> None:
     """
     size = 512
     x = (np.arange(size * size, dtype=np.int64).reshape(size, size) * 48271) % 2**22 - 2**21
-    column = (np.arange(size, dtype=np.int64) * 69621) % 2**20 - 2**19
+    column = (np.arange(size, dtype=np.int64) * 69621) % 2**22 - 2**21
     row = np.arange(size, dtype=np.int64) % 4 + 1
     product = x.astype(np.float64) @ np.outer(column, row).astype(np.float64)
     if not np.array_equal(product, np.outer((x * column).sum(axis=1), row).astype(np.float64)):

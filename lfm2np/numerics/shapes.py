@@ -16,11 +16,12 @@ def check(arrays: dict[str, tuple[NDArray[Any], str]], **sizes: int) -> dict[str
     NumericsError names the array, its shape and the letter that has another size elsewhere.
     """
     for name, (array, letters) in arrays.items():
-        for letter, size in zip(letters, array.shape, strict=False):
-            if sizes.setdefault(letter, size) != size or array.ndim != len(letters):
-                raise NumericsError(
-                    f"{name}: shape {array.shape}, expected [{', '.join(letters)}] with {letter} = {sizes[letter]}"
-                )
+        expected = f"{name}: shape {array.shape}, expected [{', '.join(letters)}]"
+        if array.ndim != len(letters):
+            raise NumericsError(expected)
+        for letter, size in zip(letters, array.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise NumericsError(f"{expected} with {letter} = {sizes[letter]}")
     return sizes
 
 
