@@ -206,12 +206,12 @@ def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
         raise RequestError(f"ids: {show(ids)}, expected a sequence of integers")
     checked = []
     for position, value in enumerate(ids):
+        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+            raise RequestError(f"ids[{position}]: {show(value)}, expected an integer, not a truth value")
         try:
             token_id = operator.index(value)  # also NumPy's integers
         except TypeError:
             raise RequestError(f"ids[{position}]: {show(value)}, expected an integer") from None
-        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-            raise RequestError(f"ids[{position}]: {show(value)}, expected an integer, not a truth value")
         if not 0 <= token_id < vocab_size:
             raise RequestError(f"ids[{position}]: {show(token_id)}, expected 0 to vocab_size-1={vocab_size - 1}")
         checked.append(token_id)
