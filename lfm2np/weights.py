@@ -18,7 +18,7 @@ Float32 = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ShortConvWeights:
     """in_proj gives gate_in, gate_out and value side by side (the paper's B, C, x)."""
 
@@ -30,7 +30,7 @@ class ShortConvWeights:
     out_bias: Float32 | None  # [D]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionWeights:
     qkv_proj: Matrix  # [(H + 2G) * E, D]: queries, keys, values below each other
     q_norm: Float32  # [E]
@@ -39,7 +39,7 @@ class AttentionWeights:
     out_proj: Matrix  # [D, H * E]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     operator_norm: Float32  # [D]
     operator: ShortConvWeights | AttentionWeights
@@ -48,7 +48,7 @@ class LayerWeights:
     down_proj: Matrix  # [D, F]: w2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelWeights:
     embedding: StoredTensor  # [V, D] as stored; rows are widened when they are looked up
     layers: tuple[LayerWeights, ...]

@@ -205,7 +205,7 @@ def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
 
 
 def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
-    """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise, oldest tap first, rounded once to float32."""
+    """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise in float64, oldest tap first, then float32."""
     check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
     window = np.concatenate([history, u]).astype(np.float64)
     total = np.zeros(u.shape, np.float64)
