@@ -1,0 +1,60 @@
+"""Conservation: every block is free, owned or cached, exactly once. For tests and `Engine(check=True)`: O(pool)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler.errors import PoolError
+from scheduler.request import Status
+from scheduler.scheduler import Scheduler
+
+
+def check(scheduler: Scheduler) -> None:
+    """PoolError with the first thing that does not add up; call it between steps."""
+    running = scheduler.running
+    owned = Counter(block for request in running for block in request.block_table)
+    pool = scheduler.pool
+    free = pool.free_order()
+    _require(len(free) == len(set(free)) == pool.num_free, f"free list {free}: {pool.num_free} blocks expected")
+    for block in range(pool.num_blocks):
+        _require(
+            pool.references[block] == owned[block],
+            f"block {block}: {pool.references[block]} references, but {owned[block]} tables name it",
+        )
+        key = pool.key_of[block]
+        _require(key is None or pool.block_of.get(key) == block, f"block {block}: its key leads elsewhere")
+    _require(not set(free) & set(owned), f"blocks {sorted(set(free) & set(owned))}: free and owned")
+    _require(len(free) + len(owned) == pool.num_blocks, "a block is neither free nor owned")
+    _require(len(pool.block_of) == sum(key is not None for key in pool.key_of), "a key leads to a block that has none")
+    keyed = [pool.key_of[block] is not None for block in free]
+    _require(keyed == sorted(keyed), "a block with a key stands before one without in the free list")
+    _check_requests(scheduler)
+
+
+def _check_requests(scheduler: Scheduler) -> None:
+    running = scheduler.running
+    slots = [request.slot for request in running]
+    _require(len(set(slots)) == len(slots) and None not in slots, f"slots {slots}: each running request has its own")
+    _require(
+        len(slots) + len(scheduler._free_slots) == scheduler.config.max_num_seqs,
+        f"slots {slots}: one is lost",
+    )
+    keys = [scheduler.policy.key(request) for request in running]
+    _require(keys == sorted(keys), "the running requests are out of order")
+    prefilling = sum(not request.is_decoding for request in running)
+    _require(scheduler._num_prefilling == prefilling, f"{prefilling} prefill, counted {scheduler._num_prefilling}")
+    _require(len(list(scheduler.waiting)) == len(scheduler.waiting), "the queue's length is wrong")
+    for request in scheduler.requests.values():
+        where = (request.status is Status.RUNNING) + (not request.awaits_split and request.slot is None)
+        _require(where + request.awaits_split == 1, f"request {request.request_id!r}: {request.status}, in no place")
+        _require(request.num_computed_tokens < request.num_tokens, f"request {request.request_id!r}: nothing to do")
+        if request.status is not Status.RUNNING:
+            _require(not request.block_table, f"request {request.request_id!r}: {request.status}, but owns blocks")
+    host = Counter(block for request in scheduler.requests.values() for block in request.host_blocks)
+    if scheduler.host_pool is not None:
+        _require(dict(host) == {b: n for b, n in enumerate(scheduler.host_pool.references) if n}, f"host blocks {host}")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PoolError(f"conservation: {message}")

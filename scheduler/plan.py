@@ -1,0 +1,59 @@
+"""What one step does, as plain data: it can be written to a file, replayed, checked and drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MoveKind = Literal[
+    "copy_block",  # block -> block: copy-on-write
+    "save_block",  # block -> host block: swap out
+    "load_block",  # host block -> block: swap in
+    "zero_state",  # -> slot: a request starts at position 0
+    "restore_state",  # checkpoint of a block -> slot: a request starts after a prefix hit
+    "copy_state",  # slot -> slot: fork
+    "save_state",  # slot -> host block: swap out
+    "load_state",  # host block -> slot: swap in
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One thing to copy before the step computes. Moves are done in their order: a later one may reuse a source."""
+
+    kind: MoveKind
+    source: int  # the slot itself for zero_state
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTokens:
+    """The tokens of one request in one step: positions start to start + len(token_ids) - 1."""
+
+    request_id: str
+    start: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]  # position p lies in block_table[p // block_size]
+    slot: int  # live convolution state: read for the tokens before start, written for those after the last
+    checkpoints: tuple[tuple[int, int], ...]  # (position, block): the state after that many tokens goes to the block
+    first_logits: int  # the first position whose logits are wanted; start + len(token_ids): none
+    samples: tuple[str, ...]  # the requests that get a token from the last row: none in the middle of a prompt
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step: first the moves, then one forward pass over all tokens, each request's one after another."""
+
+    step: int
+    moves: tuple[Move, ...]
+    scheduled: tuple[ScheduledTokens, ...]
+    preempted: tuple[str, ...]
+    admitted: tuple[str, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(entry.token_ids) for entry in self.scheduled)

@@ -1,0 +1,106 @@
+"""Which blocks of a new request are already computed: a hash chain over its full blocks, looked up in the pool.
+
+The key of a block is SHA-256 over the key of the block before it, its token ids and the request's salt, so equal keys
+mean equal tokens from position 0 on. A block carries its keys and values AND the convolution states after its last
+token; both are published under one key, after they were written, and evicted together. So the longest prefix whose
+attention blocks exist is, by construction, the longest whose convolution-state checkpoint exists: a hit on one without
+the other (vLLM issues 43090, 47861, 53912) can't be expressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from scheduler.block_pool import BlockPool
+from scheduler.request import Request
+
+# Why a match ended where it did.
+REASONS = (
+    "complete",  # every block that a hit may cover was found
+    "too short",  # no full block before the first position whose logits are wanted
+    "unknown",  # the next block was never published, or so long ago that its eviction is forgotten
+    "evicted",  # it was published, and its block has been handed out since
+    "disabled",
+)
+
+
+@dataclass
+class PrefixStatistics:
+    """Counted at every admission, also after a preemption."""
+
+    queries: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+
+
+class PrefixCache:
+    def __init__(self, pool: BlockPool, block_size: int, enabled: bool) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.enabled = enabled
+        self.statistics = PrefixStatistics()
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # the latest, at most one a block
+
+    def find(self, request: Request) -> tuple[tuple[int, ...], str]:
+        """The blocks of the longest cached prefix, not yet shared, and why it ends there (REASONS).
+
+        It ends before the first logits that are wanted, so at least the last token is computed.
+        """
+        if not self.enabled:
+            return (), "disabled"
+        most = request.first_logits // self.block_size
+        if most == 0:
+            return (), "too short"
+        blocks: list[int] = []
+        for key in self.keys(request, most):
+            block = self.pool.block_of.get(key)
+            if block is None:
+                return tuple(blocks), "evicted" if key in self._evicted else "unknown"
+            blocks.append(block)
+        return tuple(blocks), "complete"
+
+    def count(self, request: Request, blocks: tuple[int, ...], reason: str) -> None:
+        """One admission more in the statistics."""
+        self.statistics.queries += 1
+        self.statistics.query_tokens += request.num_tokens
+        self.statistics.hit_tokens += len(blocks) * self.block_size
+        self.statistics.ended[reason] += 1
+
+    def keys(self, request: Request, count: int) -> list[bytes]:
+        """The keys of the first `count` blocks, which must be full; each is computed once."""
+        while len(request.block_keys) < count:
+            parent = request.block_keys[-1] if request.block_keys else b""
+            start = len(request.block_keys) * self.block_size
+            tokens = request.token_ids[start : start + self.block_size]
+            request.block_keys.append(block_key(parent, tokens, request.cache_salt))
+        return request.block_keys[:count]
+
+    def publish(self, request: Request, before: int) -> None:
+        """After the write: the blocks that became full since `before` computed tokens."""
+        if not self.enabled:
+            return
+        first, last = before // self.block_size, request.num_computed_tokens // self.block_size
+        keys = self.keys(request, last)
+        for index in range(first, last):
+            block = request.block_table[index]
+            if self.pool.key_of[block] is None and self.pool.publish(block, keys[index]):
+                self._evicted.pop(keys[index], None)
+
+    def note_eviction(self, key: bytes) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > self.pool.num_blocks:
+            self._evicted.popitem(last=False)
+
+
+def block_key(parent: bytes, token_ids: list[int], salt: str) -> bytes:
+    """SHA-256 of the parent's key, the token ids as 8-byte integers, and the salt; lengths come first."""
+    text = salt.encode("utf-8")
+    sha = hashlib.sha256(struct.pack("<QQQ", len(parent), len(token_ids), len(text)))
+    sha.update(parent)
+    sha.update(struct.pack(f"<{len(token_ids)}q", *token_ids))
+    sha.update(text)
+    return sha.digest()

@@ -1,0 +1,487 @@
+"""schedule() says what the next step computes, update() what came of it; between the two the plan is in flight.
+
+Progress is made in update() only: a step that fails can be abandoned, and nothing is published before it is written.
+A request that is aborted in flight keeps its blocks and its slot until update().
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from scheduler.block_pool import BlockPool
+from scheduler.config import SchedulerConfig, make_policy
+from scheduler.errors import PlanError, RequestRefused
+from scheduler.plan import BatchPlan, Move, ScheduledTokens
+from scheduler.policy import Load, Phase
+from scheduler.prefix_cache import PrefixCache
+from scheduler.queue import WaitingQueue
+from scheduler.request import FinishReason, Request, Status
+
+
+@dataclass
+class _Step:
+    """One plan in the making."""
+
+    budget: int
+    moves: list[Move]
+    scheduled: dict[str, ScheduledTokens]
+    preempted: list[str]
+    admitted: list[str]
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.policy = make_policy(config)
+        self.pool = BlockPool(config.num_blocks)
+        self.host_pool = BlockPool(config.num_host_blocks) if config.num_host_blocks else None
+        self.prefix_cache = PrefixCache(self.pool, config.block_size, config.prefix_caching)
+        self.waiting = WaitingQueue(self.policy.key)
+        self.running: list[Request] = []  # in the policy's order: the last is preempted first
+        self.requests: dict[str, Request] = {}  # all that are not finished
+        self.step = 0
+        self.num_preemptions = 0
+        self._watermark = int(config.watermark * config.num_blocks)
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._num_prefilling = 0  # running requests that are not decoding
+        self._arrivals = 0
+        self._pending: list[Move] = []  # of forks: done before the next step
+        self._plan: BatchPlan | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._swapped_in_flight: list[Request] = []
+
+    # --- requests come and go
+
+    def add(self, request: Request, forks: Sequence[Request] = ()) -> None:
+        """Queues a request; `forks` are samples of the same prompt, split off once it is computed.
+
+        RequestRefused for an id that is in use, or a request that could never fit into the pool, even alone.
+        """
+        for one in (request, *forks):
+            self._require_room(one)
+            if one.prompt_token_ids != request.prompt_token_ids or one.cache_salt != request.cache_salt:
+                raise RequestRefused(f"request {one.request_id!r}: a fork needs the prompt of {request.request_id!r}")
+        ids = [one.request_id for one in (request, *forks)]
+        for request_id in ids:
+            if request_id in self.requests or ids.count(request_id) > 1:
+                raise RequestRefused(f"request id {request_id!r} is already in use")
+        for one in (request, *forks):
+            one.arrival, one.arrival_step = self._arrivals, self.step
+            self._arrivals += 1
+            self.requests[one.request_id] = one
+            one.awaits_split = one is not request
+        request.forks = list(forks)
+        self._queue(request)
+
+    def _require_room(self, request: Request) -> None:
+        blocks = self._blocks_for(request.most_computed_tokens)
+        if blocks > self.config.num_blocks:
+            raise RequestRefused(
+                f"request {request.request_id!r}: {request.num_prompt_tokens} prompt tokens and max_tokens="
+                f"{request.max_tokens} need {blocks} blocks of {self.config.block_size}; the pool has "
+                f"{self.config.num_blocks}"
+            )
+
+    def abort(self, request_id: str) -> Request:
+        """Ends a request at any moment, also in flight. RequestRefused for an id that is not known."""
+        return self.finish(request_id, FinishReason.ABORT)
+
+    def finish(self, request_id: str, reason: FinishReason) -> Request:
+        """Ends a request for a reason that the scheduler can't see: a stop string, an error, an abort."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished:
+            raise RequestRefused(f"request {request_id!r}: not known, or finished")
+        request.finish_reason = reason
+        self._finish(request)
+        return request
+
+    def fork(self, parent_id: str, child: Request) -> bool:
+        """A new request that goes on from where `parent_id` stands, sharing its blocks; not while a plan is in flight.
+
+        True if it shares, False if it waits and is computed on its own: no slot or no block was free.
+        """
+        parent = self.requests.get(parent_id)
+        if parent is None:
+            raise RequestRefused(f"request {parent_id!r}: not known, can't be forked")
+        if self._plan is not None:
+            raise PlanError(f"fork of {parent_id!r} while a plan is in flight: call update() first")
+        self._require_room(child)
+        if child.request_id in self.requests:
+            raise RequestRefused(f"request id {child.request_id!r} is already in use")
+        if child.prompt_token_ids != parent.prompt_token_ids or child.cache_salt != parent.cache_salt:
+            raise RequestRefused(f"request {child.request_id!r}: a fork needs the prompt of {parent_id!r}")
+        if child.max_tokens <= parent.num_output_tokens:
+            raise RequestRefused(
+                f"request {child.request_id!r}: max_tokens {child.max_tokens}, but {parent_id!r} already has "
+                f"{parent.num_output_tokens} output tokens"
+            )
+        child.arrival, child.arrival_step = self._arrivals, self.step
+        self._arrivals += 1
+        self.requests[child.request_id] = child
+        child.token_ids = list(parent.token_ids)
+        return self._split_off(parent, child)
+
+    # --- one step
+
+    def schedule(self) -> BatchPlan:
+        """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
+        if self._plan is not None:
+            raise PlanError(f"schedule() while step {self._plan.step} is in flight: call update() or abandon() first")
+        step = _Step(self.config.max_num_batched_tokens, self._pending, {}, [], [])
+        self._pending = []
+        phase = self.policy.phase(Load(len(self.waiting), len(self.running), self._num_prefilling))
+        self._fill(step, phase)
+        plan = BatchPlan(
+            self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
+        )
+        decoded = any(self.requests[entry.request_id].is_decoding for entry in plan.scheduled)
+        self.policy.completed(phase, decoded, bool(step.admitted))
+        self._plan, self._in_flight = plan, frozenset(step.scheduled)
+        return plan
+
+    def _fill(self, step: _Step, phase: Phase) -> None:
+        """The order in which the kinds of work get tokens and blocks."""
+        if phase.prefill_first:
+            self._continue(step, decode=False, prefill=phase.prefill)
+            self._admit(step, phase)
+            self._continue(step, decode=phase.decode, prefill=False)
+        elif phase.decode_first:
+            self._continue(step, decode=True, prefill=False)
+            self._continue(step, decode=False, prefill=True)
+            self._admit(step, phase)
+        elif phase.admission_pauses:
+            self._admit(step, phase)
+            if not step.admitted:
+                self._continue(step, decode=phase.decode, prefill=phase.prefill)
+        else:
+            self._continue(step, decode=phase.decode, prefill=phase.prefill)
+            self._admit(step, phase)
+
+    def _continue(self, step: _Step, decode: bool, prefill: bool) -> None:
+        """Tokens for running requests, in order; those at the end are preempted if blocks run out."""
+        index = 0
+        while index < len(self.running) and step.budget:
+            request = self.running[index]
+            wanted = decode if request.is_decoding else prefill
+            if wanted and request.request_id not in step.scheduled:
+                count = min(request.num_tokens - request.num_computed_tokens, step.budget)
+                if not self._make_room(step, request, count):
+                    return  # it was the last one, and is preempted
+                self._schedule(step, request, count)
+            index += 1
+
+    def _make_room(self, step: _Step, request: Request, count: int) -> bool:
+        """Blocks for `count` more tokens, preempting from the end; False if the request itself had to go."""
+        while not self._grow(step, request, count):
+            victim = self.running[-1]
+            self._preempt(step, victim)
+            if victim is request:
+                return False
+        return True
+
+    def _grow(self, step: _Step, request: Request, count: int) -> bool:
+        """Blocks for the next `count` tokens, a copy of a shared one included; False, and no change, if too few."""
+        first = request.num_computed_tokens // self.config.block_size
+        table = list(request.block_table)
+        shared = first < len(table) and self.pool.is_shared(table[first])
+        missing = max(0, self._blocks_for(request.num_computed_tokens + count) - len(table))
+        if missing + shared > self.pool.num_free:
+            return False
+        if shared:
+            copy = self._allocate()
+            step.moves.append(Move("copy_block", table[first], copy))
+            self.pool.release(table[first])
+            table[first] = copy
+        if missing or shared:
+            table += [self._allocate() for _ in range(missing)]
+            request.block_table = tuple(table)
+            request.most_blocks = max(request.most_blocks, len(table))
+        return True
+
+    def _schedule(self, step: _Step, request: Request, count: int) -> None:
+        size = self.config.block_size
+        start, stop = request.num_computed_tokens, request.num_computed_tokens + count
+        blocks = self._blocks_for(stop)
+        table = request.block_table if len(request.block_table) == blocks else request.block_table[:blocks]
+        for block in table[start // size :]:
+            self.pool.require_writable(block)
+        ends = range(start // size + 1, stop // size + 1) if self.config.prefix_caching else ()
+        last = stop == request.num_tokens
+        assert request.slot is not None
+        step.scheduled[request.request_id] = ScheduledTokens(
+            request_id=request.request_id,
+            start=start,
+            token_ids=tuple(request.token_ids[start:stop]),
+            block_table=table,
+            slot=request.slot,
+            checkpoints=tuple((end * size, table[end - 1]) for end in ends),
+            first_logits=min(stop, max(start, request.first_logits)),
+            samples=(request.request_id, *(fork.request_id for fork in request.forks)) if last else (),
+        )
+        step.budget -= count
+
+    def _preempt(self, step: _Step, request: Request) -> None:
+        """Takes slot and blocks away; what was computed is swapped out if there is room, else computed again."""
+        dropped = step.scheduled.pop(request.request_id, None)
+        if dropped is not None:
+            step.budget += len(dropped.token_ids)
+        if request.request_id in step.admitted:
+            step.admitted.remove(request.request_id)
+        used = self._blocks_for(request.num_computed_tokens)
+        if self.host_pool is not None and 0 < used <= self.host_pool.num_free:
+            request.host_blocks = tuple(self.host_pool.allocate()[0] for _ in range(used))
+            pairs = zip(request.block_table, request.host_blocks, strict=False)
+            step.moves.extend(Move("save_block", block, host) for block, host in pairs)
+            assert request.slot is not None
+            step.moves.append(Move("save_state", request.slot, request.host_blocks[-1]))
+            self._swapped_in_flight.append(request)
+        step.preempted.append(request.request_id)
+        self._withdraw(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """From running back to the queue."""
+        self._leave_running(request)
+        request.status = Status.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        if not request.host_blocks:
+            request.num_computed_tokens = 0
+        self._queue(request)
+
+    # --- admission
+
+    def _admit(self, step: _Step, phase: Phase) -> None:
+        """Waiting requests, in order, until the first that does not fit; none after a preemption in this step."""
+        if not phase.admit or step.preempted:
+            return
+        if phase.least_admitted > 1 and not self._enough_fit(phase.least_admitted):
+            return
+        while self.waiting and self._free_slots and (step.budget or phase.form_batch):
+            request = self.waiting.peek()
+            if not self._enter(step, request, phase):
+                return
+            if step.budget:
+                self._schedule(step, request, min(request.num_tokens - request.num_computed_tokens, step.budget))
+
+    def _enough_fit(self, count: int) -> bool:
+        """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
+        if count > len(self._free_slots):
+            return False
+        tokens, blocks = 0, 0
+        for found, request in enumerate(islice(self.waiting, count), start=1):
+            tokens += request.num_tokens
+            blocks += self._blocks_for(request.most_computed_tokens)
+            if (found > 1 and tokens > self.config.max_num_batched_tokens) or blocks > self.pool.num_free:
+                return False
+        return len(self.waiting) >= count
+
+    def _enter(self, step: _Step, request: Request, phase: Phase) -> bool:
+        """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
+        hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
+        start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size
+        rest = request.num_tokens - start
+        if phase.whole_prompts and step.admitted and rest > step.budget:
+            return False
+        target = request.most_computed_tokens if self.policy.reserves else start + min(rest, step.budget)
+        needed = self._blocks_for(target) - len(hit)
+        available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)
+        if needed > available - (self._watermark if self.running else 0):
+            return False
+        self.waiting.pop()
+        request.slot = self._free_slots.pop()
+        self._load(step, request, hit, needed)
+        if reason:
+            self.prefix_cache.count(request, hit, reason)
+        request.status = Status.RUNNING
+        request.most_blocks = max(request.most_blocks, len(request.block_table))
+        self._num_prefilling += not request.is_decoding
+        insort(self.running, request, key=self.policy.key)
+        step.admitted.append(request.request_id)
+        return True
+
+    def _load(self, step: _Step, request: Request, hit: tuple[int, ...], needed: int) -> None:
+        """Its block table, and the moves that bring its state to where it starts."""
+        assert request.slot is not None
+        for block in hit:
+            self.pool.share(block)
+        request.block_table = (*hit, *(self._allocate() for _ in range(needed)))
+        if request.host_blocks:
+            assert self.host_pool is not None
+            pairs = zip(request.host_blocks, request.block_table, strict=False)
+            step.moves.extend(Move("load_block", host, block) for host, block in pairs)
+            step.moves.append(Move("load_state", request.host_blocks[-1], request.slot))
+            self.host_pool.release_table(request.host_blocks)
+            request.host_blocks = ()
+            return
+        request.num_computed_tokens = len(hit) * self.config.block_size
+        request.num_cached_tokens += request.num_computed_tokens
+        if hit:
+            step.moves.append(Move("restore_state", hit[-1], request.slot))
+        else:
+            step.moves.append(Move("zero_state", request.slot, request.slot))
+
+    # --- what came of it
+
+    def update(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]], errors: Sequence[str] = ()) -> list[Request]:
+        """Takes the sampled tokens of a plan, and the ids of requests whose computation failed; who finished by it.
+
+        PlanError, and no change, for another plan than the one in flight, or tokens that are missing or not asked for.
+        """
+        if plan is not self._plan:
+            raise PlanError(f"update() for step {plan.step}, which is not in flight")
+        self._require_answers(plan, tokens, errors)
+        self._plan, self._in_flight = None, frozenset()
+        self._swapped_in_flight = []
+        self.step += 1
+        finished: list[Request] = []
+        for entry in plan.scheduled:
+            request = self.requests[entry.request_id]
+            if entry.request_id in errors and not request.is_finished:
+                request.finish_reason = FinishReason.ERROR
+                self._finish(request)
+                finished.append(request)
+            elif request.is_finished:
+                self._finish(request)  # aborted in flight
+            else:
+                finished += self._advance(request, entry, tokens)
+        return finished
+
+    def _require_answers(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]], errors: Sequence[str]) -> None:
+        asked = set()
+        for entry in plan.scheduled:
+            asked.update(entry.samples)
+            live = [name for name in entry.samples if name in self.requests and not self.requests[name].is_finished]
+            if entry.request_id in errors or self.requests[entry.request_id].is_finished:
+                continue
+            for name in live:
+                if len(tokens.get(name, ())) != 1:
+                    raise PlanError(f"step {plan.step}: request {name!r} got {tokens.get(name)!r}, expected 1 token")
+        for name in tokens:
+            if name not in asked:
+                raise PlanError(f"step {plan.step}: tokens for {name!r}, which was not asked for any")
+
+    def _advance(self, request: Request, entry: ScheduledTokens, tokens: Mapping[str, Sequence[int]]) -> list[Request]:
+        """Counts what was computed, publishes it, splits forks off, appends the token."""
+        was_prefilling = not request.is_decoding
+        request.num_steps += 1
+        request.num_recomputed_tokens += max(0, min(entry.stop, request.furthest_computed) - entry.start)
+        request.furthest_computed = max(request.furthest_computed, entry.stop)
+        request.num_computed_tokens = entry.stop
+        self.prefix_cache.publish(request, entry.start)
+        if not entry.samples:
+            self._num_prefilling += (not request.is_decoding) - was_prefilling
+            return []
+        forks, request.forks = [fork for fork in request.forks if not fork.is_finished], []
+        for fork in forks:
+            self._split_off(request, fork)
+        request.append(tokens[request.request_id][0])
+        self._num_prefilling += (not request.is_decoding) - was_prefilling
+        finished = []
+        for fork in forks:
+            prefilling = fork.status is Status.RUNNING and not fork.is_decoding
+            fork.append(tokens[fork.request_id][0])
+            self._num_prefilling += (fork.status is Status.RUNNING and not fork.is_decoding) - prefilling
+        for one in (request, *forks):
+            if one.finish_reason is not None:
+                self._finish(one)
+                finished.append(one)
+        return finished
+
+    def _split_off(self, parent: Request, child: Request) -> bool:
+        """The child goes on from the parent's place, sharing its blocks, the half-filled one included; or it waits."""
+        computed = parent.num_computed_tokens
+        used = self._blocks_for(computed)
+        partial = computed % self.config.block_size != 0
+        reserve = self._blocks_for(child.most_computed_tokens) - used + partial if self.policy.reserves else 0
+        if parent.slot is None or computed == 0 or not self._free_slots or reserve > self.pool.num_free:
+            self._queue(child)
+            return False
+        child.awaits_split = False
+        child.slot = self._free_slots.pop()
+        child.block_table = parent.block_table[:used]
+        for block in child.block_table:
+            self.pool.share(block)
+        if self.policy.reserves:  # its own copy and all its blocks at once, so that it never has to be preempted
+            if partial:
+                source, copy = child.block_table[-1], self._allocate()
+                self._pending.append(Move("copy_block", source, copy))
+                self.pool.release(source)
+                child.block_table = (*child.block_table[:-1], copy)
+            child.block_table += tuple(self._allocate() for _ in range(reserve - partial))
+        self._pending.append(Move("copy_state", parent.slot, child.slot))
+        child.block_keys = list(parent.block_keys)
+        child.num_computed_tokens = child.furthest_computed = computed
+        child.most_blocks = len(child.block_table)
+        child.status = Status.RUNNING
+        self._num_prefilling += not child.is_decoding
+        insort(self.running, child, key=self.policy.key)
+        return True
+
+    def abandon(self, plan: BatchPlan) -> None:
+        """The step did not complete: whatever was running is computed again, nothing of the step is published."""
+        if plan is not self._plan:
+            raise PlanError(f"abandon() for step {plan.step}, which is not in flight")
+        self._plan, self._in_flight = None, frozenset()
+        self.step += 1
+        for entry in plan.scheduled:
+            request = self.requests[entry.request_id]
+            if request.is_finished:
+                self._finish(request)
+        for request in self._swapped_in_flight:
+            if request.host_blocks and self.host_pool is not None:
+                self.host_pool.release_table(request.host_blocks)
+                request.host_blocks, request.num_computed_tokens = (), 0
+        self._swapped_in_flight = []
+        for request in list(self.running):
+            self._withdraw(request)
+
+    # --- bookkeeping
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    def _finish(self, request: Request) -> None:
+        """Releases everything, or leaves that to update() while the request is in flight."""
+        in_flight = request.request_id in self._in_flight
+        in_queue = request.status in (Status.WAITING, Status.PREEMPTED) and not request.awaits_split
+        request.status = Status.FINISHED
+        if in_queue:
+            self.waiting.left()
+        if in_flight:
+            return
+        if request.slot is not None:
+            self._leave_running(request)
+        if request.host_blocks and self.host_pool is not None:
+            self.host_pool.release_table(request.host_blocks)
+            request.host_blocks = ()
+        for fork in request.forks:  # they lose the one that would have computed their prompt
+            if not fork.is_finished:
+                self._queue(fork)
+        request.forks = []
+        del self.requests[request.request_id]
+
+    def _queue(self, request: Request) -> None:
+        request.awaits_split = False
+        self.waiting.push(request)
+
+    def _leave_running(self, request: Request) -> None:
+        assert request.slot is not None
+        del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
+        self._num_prefilling -= not request.is_decoding
+        self._free_slots.append(request.slot)
+        request.slot = None
+        self.pool.release_table(request.block_table)
+        request.block_table = ()
+
+    def _allocate(self) -> int:
+        block, evicted = self.pool.allocate()
+        if evicted is not None:
+            self.prefix_cache.note_eviction(evicted)
+        return block
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.config.block_size)
