@@ -4,9 +4,11 @@ import lfm2np
 model = lfm2np.load()                       # the trained fixture; or load("path/to/LFM2-350M")
 model.logits([1, 17, 42])                   # [3, V] float32, the same bits on every machine
 model.generate("sort: 3 1 2 ->").text       # greedy
+lfm2np.LLM().generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingParams(temperature=0.0))
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
 """
 
+from lfm2np.engine import Engine
 from lfm2np.errors import (
     CheckpointError,
     ConfigError,
@@ -16,20 +18,29 @@ from lfm2np.errors import (
     TokenizerError,
 )
 from lfm2np.generation import Completion, GeneratedToken, TokenLogprobs
+from lfm2np.llm import LLM
 from lfm2np.loading import Model, load, trained_fixture
+from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from lfm2np.sampling_params import SamplingParams
 from lfm2np.scoring import TokenScore
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "CheckpointError",
     "Completion",
+    "CompletionOutput",
     "ConfigError",
+    "Engine",
     "GeneratedToken",
     "Lfm2npError",
     "Model",
     "NumericsError",
     "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
     "TokenLogprobs",
     "TokenScore",
     "TokenizerError",

@@ -64,25 +64,38 @@ def block(layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array
 
 def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array) -> Array:
     """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): no activation, zeros before the first token."""
-    projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
-    gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
-    u = numerics.multiply(gate_in, value)
+    u, gate_out = gated_input(weights, numerics, x)
     history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
     mixed = numerics.convolve(history, u, weights.taps, weights.taps_bias)
     return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+
+
+def gated_input(weights: ShortConvWeights, numerics: Numerics, x: Array) -> tuple[Array, Array]:
+    """What the convolution runs over, and the gate on what comes out of it: u and gate_out, each [T, D]."""
+    projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
+    gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
+    return numerics.multiply(gate_in, value), gate_out
 
 
 def attention(
     weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]
 ) -> Array:
     """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation."""
+    queries, keys, values = queries_keys_values(weights, config, numerics, x, rotary)
+    mixed = numerics.attend(queries, keys, values, weights.scale)  # [T, H, E]
+    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+
+
+def queries_keys_values(
+    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]
+) -> tuple[Array, Array, Array]:
+    """Queries [T, H, E], keys and values [T, G, E]; queries and keys normed, then rotated."""
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     projected = numerics.linear(x, weights.qkv_proj).reshape(len(x), heads + 2 * groups, head_dim)
     queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)  # [T, H, E], twice [T, G, E]
     queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *rotary)
     keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *rotary)
-    mixed = numerics.attend(queries, keys, values, weights.scale)  # [T, H, E]
-    return numerics.linear(mixed.reshape(len(x), heads * head_dim), weights.out_proj)
+    return queries, keys, values
 
 
 def feed_forward(layer: LayerWeights, numerics: Numerics, x: Array) -> Array:
@@ -95,6 +108,11 @@ def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> A
     """Hidden states [T, D] -> logits [T, V] (Lfm2ForCausalLM). NumericsError where one is not finite."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         result = numerics.linear(states, weights.head)
+    return require_finite_logits(result, numerics)
+
+
+def require_finite_logits(result: Array, numerics: Numerics) -> Array:
+    """The logits [T, V]; NumericsError names the first that is not finite."""
     if not np.isfinite(result).all():
         row, token = np.argwhere(~np.isfinite(result))[0]
         raise NumericsError(

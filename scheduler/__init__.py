@@ -17,6 +17,7 @@ from scheduler.policy import POLICIES
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import FinishReason, Request, Status
 from scheduler.scheduler import Scheduler
+from scheduler.trace import TraceWriter, replay
 
 __all__ = [
     "POLICIES",
@@ -35,5 +36,7 @@ __all__ = [
     "SchedulerError",
     "Status",
     "TraceError",
+    "TraceWriter",
     "check",
+    "replay",
 ]

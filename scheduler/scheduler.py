@@ -336,27 +336,30 @@ class Scheduler:
         self._plan, self._in_flight = None, frozenset()
         self._swapped_in_flight = []
         self.step += 1
-        finished: list[Request] = []
+        finished = [self.requests[name] for name in errors if name in self.requests]
+        finished = [request for request in finished if not request.is_finished]
+        for request in finished:
+            request.finish_reason = FinishReason.ERROR
+            self._finish(request)
         for entry in plan.scheduled:
-            request = self.requests[entry.request_id]
-            if entry.request_id in errors and not request.is_finished:
-                request.finish_reason = FinishReason.ERROR
-                self._finish(request)
-                finished.append(request)
-            elif request.is_finished:
-                self._finish(request)  # aborted in flight
+            live = self.requests.get(entry.request_id)
+            if live is None:
+                continue  # it failed
+            if live.is_finished:
+                self._finish(live)  # aborted in flight
             else:
-                finished += self._advance(request, entry, tokens)
+                finished += self._advance(live, entry, tokens)
         return finished
 
     def _require_answers(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]], errors: Sequence[str]) -> None:
-        asked = set()
+        asked: set[str] = set()
         for entry in plan.scheduled:
             asked.update(entry.samples)
-            live = [name for name in entry.samples if name in self.requests and not self.requests[name].is_finished]
             if entry.request_id in errors or self.requests[entry.request_id].is_finished:
                 continue
-            for name in live:
+            for name in entry.samples:
+                if name in errors or name not in self.requests or self.requests[name].is_finished:
+                    continue
                 if len(tokens.get(name, ())) != 1:
                     raise PlanError(f"step {plan.step}: request {name!r} got {tokens.get(name)!r}, expected 1 token")
         for name in tokens:
@@ -439,6 +442,9 @@ class Scheduler:
             self._withdraw(request)
 
     # --- bookkeeping
+
+    def is_in_flight(self, plan: BatchPlan) -> bool:
+        return plan is self._plan
 
     @property
     def has_unfinished(self) -> bool:

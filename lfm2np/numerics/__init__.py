@@ -6,6 +6,7 @@ Letters: T tokens, C context length, D width, H query heads, G key/value heads, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,6 +57,15 @@ class Numerics(Protocol):
 
         `scale` cannot change the result but by rounding; only `exact` uses it.
         """
+
+    def cache_columns(self, groups: int, head_dim: int) -> Sequence[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each array that the cache holds of one token's keys and values."""
+
+    def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
+        """Keys and values [T, G, E] in the form in which the cache holds them: arrays [T, ...], a row a token."""
+
+    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+        """`attend` over the cache entries of the C positions."""
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
 from lfm2np.numerics.pieces import pieces
-from lfm2np.numerics.shapes import check, check_attention
+from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -229,16 +230,55 @@ def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> Attent
     return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows)
 
 
-def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
-    """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E].
+def cache_columns(groups: int, head_dim: int) -> list[tuple[tuple[int, ...], type]]:
+    """Shape and dtype of what the cache holds of one token: keys on their grid, value units, value exponents."""
+    return [((groups, head_dim), np.float64), ((groups, head_dim), np.float64), ((groups,), np.int32)]
 
-    Exact sums: scores over E (`query_key_grids`), the denominator over C, weighted values over C (`share_units`).
+
+def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tuple[Float64, Float64, Exponents]:
+    """Keys [T, G, E] on their grid, values [T, G, E] as units, their exponents [T, G].
+
+    Each row is rounded by itself, so it does not matter in which step a token came.
+    """
+    require_finite_rows(keys=keys, values=values)
+    units, exponents = value_units(values, scale)
+    return on_grid(keys, scale.keys), units, exponents
+
+
+def on_grid(heads: Float32, shift: Exponents) -> Float64:
+    """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
+    bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
+    return round_to_grid(np.ldexp(heads.astype(np.float64), shift), bits)
+
+
+def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
+    """Values [T, G, E] as integers up to 2**24, each row in its own power of two; those exponents [T, G]."""
+    scaled = np.ldexp(values.astype(np.float64), -scale.values)
+    exponents = exponent_of(scaled)  # [T, G, 1]
+    return to_units(scaled, VALUE_BITS - exponents), exponents[..., 0]
+
+
+def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
+    """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
+    check_attention(queries, keys, values)
+    return attend_cached(queries, cache_entries(keys, values, scale), scale)
+
+
+def attend_cached(queries: Float32, cached: tuple[Any, ...], scale: AttentionScale) -> Float32:
+    """The same over what `cache_entries` made of the C positions.
+
+    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`).
     What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step.
     """
-    sizes = check_attention(queries, keys, values)
-    tokens, heads, head_dim, context = (sizes[letter] for letter in "THEC")
-    grid_queries, grid_keys = query_key_grids(queries, keys, scale)  # [G, H/G, T, E], [G, 1, E, C]
-    units, exponents = value_units(values, scale)  # [G, 1, C, E], [G, 1, 1, C]
+    require_finite_rows(queries=queries)
+    keys, values, value_exponents = cached  # [C, G, E] twice, [C, G]
+    tokens, heads, head_dim = queries.shape
+    context, groups = keys.shape[:2]
+    grouped = on_grid(queries, -scale.keys).reshape(tokens, groups, heads // groups, head_dim)
+    grid_queries = grouped.transpose(1, 2, 0, 3)  # [G, H/G, T, E]
+    grid_keys = keys.transpose(1, 2, 0)[:, None]  # [G, 1, E, C]
+    units = values.transpose(1, 0, 2)[:, None]  # [G, 1, C, E]
+    exponents = value_exponents.T[:, None, None]  # [G, 1, 1, C]
     output = np.empty(queries.shape, np.float32)
     for rows in pieces(tokens, heads * context):
         scores = grid_queries[:, :, rows] @ grid_keys * (1.0 / math.sqrt(head_dim))  # [G, H/G, t, C]
@@ -251,25 +291,6 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
         mixed /= exact_sum(weights)[..., None]
         output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
     return output
-
-
-def query_key_grids(queries: Float32, keys: Float32, scale: AttentionScale) -> tuple[Float64, Float64]:
-    """Queries [G, H/G, T, E] and keys [G, 1, E, C] on grids of b bits a row: 2b + ceil(log2 E) <= 53."""
-    tokens, heads, head_dim = queries.shape
-    groups = keys.shape[1]
-    bits = min(MOST_BITS, (SUM_BITS - (head_dim - 1).bit_length()) // 2)
-    grid_queries = round_to_grid(np.ldexp(queries.astype(np.float64), -scale.keys), bits)
-    grid_keys = round_to_grid(np.ldexp(keys.astype(np.float64), scale.keys), bits)
-    grouped = grid_queries.reshape(tokens, groups, heads // groups, head_dim)
-    return grouped.transpose(1, 2, 0, 3), grid_keys.transpose(1, 2, 0)[:, None]
-
-
-def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
-    """Values [G, 1, C, E] as integers up to 2**24, each row in its own power of two; those exponents [G, 1, 1, C]."""
-    scaled = np.ldexp(values.astype(np.float64), -scale.values)  # [C, G, E]
-    exponents = exponent_of(scaled)  # [C, G, 1]
-    units = to_units(scaled, VALUE_BITS - exponents)
-    return units.transpose(1, 0, 2)[:, None], exponents.transpose(1, 2, 0)[:, None]
 
 
 def share_units(weights: Float64, exponents: Exponents) -> tuple[Float64, Float64, Exponents]:

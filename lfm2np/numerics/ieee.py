@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from lfm2np.errors import NumericsError
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.numerics.pieces import pieces
-from lfm2np.numerics.shapes import check, check_attention
+from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -97,9 +97,22 @@ class Ieee:
             total += window[tap : tap + len(u)] * filters[:, tap]
         return self.keep(total)
 
+    def cache_columns(self, groups: int, head_dim: int) -> list[tuple[tuple[int, ...], Any]]:
+        return [((groups, head_dim), self.dtype), ((groups, head_dim), self.dtype)]
+
+    def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
+        require_finite_rows(keys=keys, values=values)
+        return keys, values
+
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
-        sizes = check_attention(queries, keys, values)
-        tokens, heads, head_dim, context, groups = (sizes[letter] for letter in "THECG")
+        check_attention(queries, keys, values)
+        return self.attend_cached(queries, (keys, values), scale)
+
+    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+        require_finite_rows(queries=queries)
+        keys, values = cached
+        tokens, heads, head_dim = queries.shape
+        context, groups = keys.shape[:2]
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim)
         output = np.empty_like(queries)
         for rows in pieces(tokens, heads * context):

@@ -33,9 +33,14 @@ def check_attention(queries: NDArray[Any], keys: NDArray[Any], values: NDArray[A
     sizes = check({"queries": (queries, "THE"), "keys": (keys, "CGE"), "values": (values, "CGE")})
     if sizes["T"] > sizes["C"] or sizes["H"] % sizes["G"]:
         raise NumericsError(f"attention of sizes {sizes}: expected T <= C and H a multiple of G")
-    for name, operand in (("queries", queries), ("keys", keys), ("values", values)):
+    require_finite_rows(queries=queries, keys=keys, values=values)
+    return sizes
+
+
+def require_finite_rows(**operands: NDArray[Any]) -> None:
+    """NumericsError unless every operand [rows, heads, channels] of attention is finite."""
+    for name, operand in operands.items():
         if not np.isfinite(operand).all():
             row, head, channel = np.argwhere(~np.isfinite(operand))[0]
             value = operand[row, head, channel]
             raise NumericsError(f"attention: {name}[{row}, {head}, {channel}] is {value}, expected finite numbers")
-    return sizes

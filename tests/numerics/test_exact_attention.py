@@ -71,24 +71,24 @@ def test_attention_scores_equal_python_integers_on_the_same_grid(seed, q_kind, k
     rng = np.random.default_rng(seed)
     queries, keys = adversarial(rng, (2, 2, head_dim), q_kind), adversarial(rng, (3, 1, head_dim), k_kind)
     scale = AttentionScale(rng.integers(-9, 9, head_dim).astype(np.int32), np.zeros((1, head_dim), np.int32))
-    grid_queries, grid_keys = exact.query_key_grids(queries, keys, scale)
-    scores = grid_queries @ grid_keys
+    grid_queries, grid_keys = exact.on_grid(queries, -scale.keys), exact.on_grid(keys, scale.keys)
+    scores = grid_queries.transpose(1, 0, 2) @ grid_keys.transpose(1, 2, 0)  # [H, T, C]
     for head in range(2):
         for t in range(2):
             for c in range(3):
-                truth = integer_dot(grid_queries[0, head, t], grid_keys[0, 0, :, c])
-                assert Fraction(float(scores[0, head, t, c])) == truth
+                truth = integer_dot(grid_queries[t, head], grid_keys[c, 0])
+                assert Fraction(float(scores[head, t, c])) == truth
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 32, 64, 80, 96, 128, 256])
 def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
     rng = np.random.default_rng(head_dim)
     queries, keys = (rng.uniform(1.9, 2.0, (9, 1, head_dim)).astype(np.float32) for _ in range(2))
-    grid_queries, grid_keys = exact.query_key_grids(queries, keys, no_scale(1, head_dim))
-    scores = (grid_queries @ grid_keys)[0, 0]
+    grid_queries, grid_keys = (exact.on_grid(x, np.zeros(head_dim, np.int32))[:, 0] for x in (queries, keys))
+    scores = grid_queries @ grid_keys.T
     for t in range(9):
         for c in range(9):
-            assert Fraction(float(scores[t, c])) == integer_dot(grid_queries[0, 0, t], grid_keys[0, 0, :, c])
+            assert Fraction(float(scores[t, c])) == integer_dot(grid_queries[t], grid_keys[c])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,12 +100,12 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
     units, exponents = exact.value_units(values, no_scale(1, 2))
     assert np.abs(units).max() <= 2**24
     scores = sharpness * rng.normal(size=(1, 1, 1, exact.TERMS))
-    high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()), exponents)
+    high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()), exponents.T[:, None, None])
     for shares in (high, low):
         for channel in range(2):
-            terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[0, 0, :, channel], strict=True)]
+            terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[:, 0, channel], strict=True)]
             assert sum(map(abs, terms)) < 2**53
-            assert Fraction(float((shares @ units)[0, 0, 0, channel])) == sum(terms)
+            assert Fraction(float((shares @ units[:, 0])[0, 0, 0, channel])) == sum(terms)
     assert sum(int(share) for share in high.ravel()) <= 2**28 + exact.TERMS
 
 

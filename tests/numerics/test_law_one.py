@@ -22,7 +22,7 @@ ALLOWED = {
     *("float32", "float64", "int32", "int64", "uint32", "inf"),
 }
 MAY_SUM = {"exact_sum", "sum_exponent", "row_sum_bits"}
-MAY_MULTIPLY_MATRICES = {"linear", "attend"}
+MAY_MULTIPLY_MATRICES = {"linear", "attend_cached"}
 
 
 def functions(file: str) -> Iterator[ast.FunctionDef]:

@@ -1,0 +1,116 @@
+"""The arrays of the paged hybrid cache, allocated once; the scheduler's plans say what stands where.
+
+keys and values   per attention layer, N blocks of P tokens, in the form that the arithmetic wants
+live states       per convolution layer, one slot a running request: the last L-1 columns of u (constant size)
+checkpoints       per convolution layer, one a block: the state after the block's last token, never changed while
+                  the block is published
+host              copies of swapped-out blocks, and of the live states, which go with a request's last block
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.config import ModelConfig
+from lfm2np.numerics import Numerics
+from scheduler import Move, SchedulerConfig
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Letters: N blocks, P block size, S slots, Q host blocks. One list entry a layer of that kind."""
+
+    block_size: int
+    blocks: tuple[tuple[Array, ...], ...]  # per attention layer: arrays [N, P, ...], see Numerics.cache_columns
+    states: Array  # [S, convolution layers, L-1, D]
+    checkpoints: Array  # [N, convolution layers, L-1, D]; [0, ...] without prefix caching
+    host_blocks: tuple[tuple[Array, ...], ...]  # the same as `blocks`, [Q, P, ...]
+    host_states: Array  # [Q, convolution layers, L-1, D]
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [self.states, self.checkpoints, self.host_states]
+        arrays += [array for layer in (*self.blocks, *self.host_blocks) for array in layer]
+        return sum(array.nbytes for array in arrays)
+
+
+def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
+    """All memory that the sizes ask for."""
+    attention = config.layer_types.count("full_attention")
+    columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
+
+    def layers(count: int) -> tuple[tuple[Array, ...], ...]:
+        shapes = [((count, sizes.block_size, *shape), dtype) for shape, dtype in columns]
+        return tuple(tuple(np.zeros(shape, dtype) for shape, dtype in shapes) for _ in range(attention))
+
+    state = (config.num_hidden_layers - attention, config.conv_L_cache - 1, config.hidden_size)
+    dtype = np.float64 if numerics.name == "float64" else np.float32
+    return Cache(
+        block_size=sizes.block_size,
+        blocks=layers(sizes.num_blocks),
+        states=np.zeros((sizes.max_num_seqs, *state), dtype),
+        checkpoints=np.zeros((sizes.num_blocks if sizes.prefix_caching else 0, *state), dtype),
+        host_blocks=layers(sizes.num_host_blocks),
+        host_states=np.zeros((sizes.num_host_blocks, *state), dtype),
+    )
+
+
+def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> int:
+    """Memory of one block: its keys and values, and its checkpoint."""
+    columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
+    token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
+    attention = config.layer_types.count("full_attention")
+    width = 8 if numerics.name == "float64" else 4
+    state = (config.num_hidden_layers - attention) * (config.conv_L_cache - 1) * config.hidden_size * width
+    return int(attention * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+
+
+def move(cache: Cache, moves: tuple[Move, ...]) -> None:
+    """Carries out a plan's moves, one after another: a later one may write where an earlier one read."""
+    for one in moves:
+        source, destination = one.source, one.destination
+        match one.kind:
+            case "copy_block":
+                _copy_block(cache.blocks, source, cache.blocks, destination)
+            case "save_block":
+                _copy_block(cache.blocks, source, cache.host_blocks, destination)
+            case "load_block":
+                _copy_block(cache.host_blocks, source, cache.blocks, destination)
+            case "zero_state":
+                cache.states[destination] = 0.0
+            case "restore_state":
+                cache.states[destination] = cache.checkpoints[source]
+            case "copy_state":
+                cache.states[destination] = cache.states[source]
+            case "save_state":
+                cache.host_states[destination] = cache.states[source]
+            case "load_state":
+                cache.states[destination] = cache.host_states[source]
+
+
+def _copy_block(
+    origin: tuple[tuple[Array, ...], ...], source: int, target: tuple[tuple[Array, ...], ...], destination: int
+) -> None:
+    for origin_layer, target_layer in zip(origin, target, strict=True):
+        for origin_array, target_array in zip(origin_layer, target_layer, strict=True):
+            target_array[destination] = origin_array[source]
+
+
+def write_tokens(cache: Cache, layer: int, table: Array, start: int, entries: tuple[Array, ...]) -> None:
+    """Entries [t, ...] of positions start to start + t - 1 go to their places in the blocks of `table`."""
+    positions = np.arange(start, start + len(entries[0]))
+    blocks, offsets = table[positions // cache.block_size], positions % cache.block_size
+    for array, entry in zip(cache.blocks[layer], entries, strict=True):
+        array[blocks, offsets] = entry
+
+
+def read_tokens(cache: Cache, layer: int, table: Array, count: int) -> tuple[Array, ...]:
+    """The entries [count, ...] of positions 0 to count - 1, gathered from the blocks of `table`."""
+    arrays = (array[table] for array in cache.blocks[layer])  # [n, P, ...]
+    return tuple(array.reshape(-1, *array.shape[2:])[:count] for array in arrays)

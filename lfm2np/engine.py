@@ -1,0 +1,429 @@
+"""The engine: scheduler, ragged model, cache and sampler, one step at a time.
+
+    request -> schedule() -> BatchPlan -> forward() -> logits -> choose() -> update() -> text
+
+A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from numpy.typing import NDArray
+
+from lfm2np.cache import Cache, bytes_per_block, make_cache
+from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.generation import TokenLogprobs, token_logprobs
+from lfm2np.loading import Model
+from lfm2np.model import StepResult, forward
+from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput, RunMetrics
+from lfm2np.sampling import choose, request_seed
+from lfm2np.sampling_params import SamplingParams, require_vocabulary
+from lfm2np.stop_strings import StopChecker
+from lfm2np.tokenizer import TextStream
+from scheduler import (
+    BatchPlan,
+    FinishReason,
+    Request,
+    RequestRefused,
+    Scheduler,
+    SchedulerConfig,
+    SchedulerError,
+    TraceWriter,
+    check,
+)
+
+DEFAULT_CACHE_BYTES = 2**30
+OnLogits = Callable[[str, int, NDArray[Any], int], None]  # request id, position, row [V], token
+
+
+@dataclass(eq=False)
+class Sample:
+    """One sequence of a request: what the scheduler does not know."""
+
+    index: int
+    request: Request
+    seed: int
+    stream: TextStream | None
+    stops: StopChecker
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(eq=False)
+class Group:
+    """One request as the caller knows it: n samples of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    params: SamplingParams
+    samples: list[Sample]
+    arrived: float
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.request.is_finished for sample in self.samples)
+
+
+class Engine:
+    """Continuous batching of one model.
+
+    num_blocks              of the key/value pool; None: as many as max_num_seqs full contexts need, within 1 GiB
+    max_num_batched_tokens  most tokens of a step
+    check                   verify after each step that every block is free, owned or cached exactly once
+    trace                   a text file that gets the run as JSON lines (scheduler/trace.py)
+    on_logits               called with each row of logits that a token was chosen from
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        policy: str = "fcfs",
+        waiting_served_ratio: float = 0.3,
+        max_waiting_tokens: int = 20,
+        prefix_caching: bool = True,
+        num_host_blocks: int = 0,
+        watermark: float = 0.01,
+        seed: int = 0,
+        check: bool = False,
+        trace: TextIO | None = None,
+        on_logits: OnLogits | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        def sizes(blocks: int) -> SchedulerConfig:
+            return SchedulerConfig(
+                num_blocks=blocks,
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                policy=policy,
+                waiting_served_ratio=waiting_served_ratio,
+                max_waiting_tokens=max_waiting_tokens,
+                prefix_caching=prefix_caching,
+                watermark=watermark,
+                num_host_blocks=num_host_blocks,
+            )
+
+        self.model = model
+        self.seed = seed
+        self.metrics = RunMetrics()
+        try:
+            config = sizes(default_blocks(model, sizes(1)) if num_blocks is None else num_blocks)
+        except RequestRefused as error:
+            raise RequestError(str(error)) from None
+        self.scheduler = Scheduler(config)
+        self.cache: Cache = make_cache(model.config, model.numerics, config)
+        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        self._groups: dict[str, Group] = {}
+        self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
+        self._check, self._on_logits, self._clock = check, on_logits, clock
+        header = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
+        self._trace = TraceWriter(trace, config, header) if trace is not None else None
+
+    # --- requests
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        """Queues a request. RequestError, and no other request touched, for one that can't be met."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request id {request_id!r}: expected a string that is not empty")
+        if request_id in self._groups:
+            raise RequestError(f"request id {request_id!r} is already in use")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority {priority!r}: expected a whole number")
+        if not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt {cache_salt!r}: expected a string")
+        group = self._make_group(request_id, prompt, params, priority, cache_salt)
+        first, *forks = [sample.request for sample in group.samples]
+        try:
+            self.scheduler.add(first, forks)
+        except RequestRefused as error:
+            raise RequestError(str(error)) from None
+        if self._trace:
+            self._trace.add(first, forks)
+        self._groups[request_id] = group
+        for sample in group.samples:
+            self._group_of[sample.request.request_id] = (group, sample)
+
+    def _make_group(
+        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, priority: int, salt: str
+    ) -> Group:
+        config = self.model.config
+        ids = self.model.prompt_ids(prompt)
+        require_vocabulary(params, config.vocab_size)
+        room = config.max_position_embeddings - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"prompt of {len(ids)} tokens: expected fewer than "
+                f"max_position_embeddings={config.max_position_embeddings}"
+            )
+        if params.stop and self._tokenizer is None:
+            raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {self.model.path}")
+        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
+        seed = request_seed(params, self.seed, request_id)
+        samples = []
+        for index in range(params.n):
+            request = Request(
+                request_id=request_id if index == 0 else f"{request_id}#{index}",
+                prompt_token_ids=tuple(ids),
+                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+                stop_token_ids=stop_ids,
+                min_tokens=params.min_tokens,
+                priority=priority,
+                cache_salt=salt,
+                prompt_logits=params.prompt_logprobs is not None and index == 0,
+            )
+            stream = self._tokenizer.stream() if self._tokenizer else None
+            stops = StopChecker(params.stop, params.include_stop_str_in_output)
+            samples.append(Sample(index, request, seed, stream, stops))
+        wanted: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        text = prompt if isinstance(prompt, str) else None
+        return Group(request_id, text, params, samples, self._clock(), wanted)
+
+    def abort(self, request_id: str) -> RequestOutput:
+        """Ends a request, all its samples. RequestError for an id that is not known."""
+        group = self._groups.get(request_id)
+        if group is None:
+            raise RequestError(f"request id {request_id!r}: not known, or finished")
+        for sample in group.samples:
+            if not sample.request.is_finished:
+                self._finish(sample, FinishReason.ABORT)
+        return self._output(group)
+
+    def discard(self, request_id: str) -> None:
+        """Aborts a request if it is still known."""
+        if request_id in self._groups:
+            self.abort(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._groups)
+
+    # --- steps
+
+    def step(self) -> list[RequestOutput]:
+        """One step; the requests that got a token or ended. If it is interrupted, what ran is computed again."""
+        began = self._clock()
+        plan = self.scheduler.schedule()
+        try:
+            model = self.model
+            result = forward(model.weights, model.config, model.numerics, self.cache, plan)
+            tokens, errors = self._sample(plan, result)
+            finished = self.scheduler.update(plan, tokens, list(errors))
+        except BaseException:
+            if self.scheduler.is_in_flight(plan):
+                self.scheduler.abandon(plan)
+                if self._trace:
+                    self._trace.abandon(plan)
+            raise
+        now = self._clock()
+        if self._trace:
+            self._trace.step(self.scheduler, plan, tokens, list(errors), finished, round(now - began, 6))
+        touched = self._absorb(plan, tokens, errors, now)
+        self._count(plan, tokens, now - began)
+        if self._check:
+            check(self.scheduler)
+        return [self._output(group) for group in touched]
+
+    def stream(self) -> Iterator[RequestOutput]:
+        """Steps until nothing is left, yielding outputs as they change."""
+        while self.has_unfinished:
+            yield from self.step()
+
+    def _sample(self, plan: BatchPlan, result: StepResult) -> tuple[dict[str, list[int]], dict[str, Lfm2npError]]:
+        """A token for every request whose last row was computed; a failing request gets an error instead."""
+        tokens: dict[str, list[int]] = {}
+        errors: dict[str, Lfm2npError] = dict(result.errors)
+        eos = tuple(sorted(self.model.config.eos_token_ids))
+        for entry in plan.scheduled:
+            if entry.request_id in errors:
+                continue
+            rows = result.logits.get(entry.request_id)
+            if rows is None:
+                continue
+            group, _ = self._group_of[entry.request_id]
+            self._keep_prompt_logprobs(group, entry.first_logits, entry.stop, rows)
+            for name in entry.samples:
+                if name not in self._group_of:
+                    continue  # a sample that was aborted before it was split off
+                sample = self._group_of[name][1]
+                request = sample.request
+                if request.is_finished:
+                    continue
+                try:
+                    token = choose(
+                        rows[-1],
+                        group.params,
+                        request.prompt_token_ids,
+                        request.output_token_ids,
+                        eos,
+                        sample.seed,
+                        sample.index,
+                    )
+                except Lfm2npError as error:
+                    errors[name] = error
+                    continue
+                tokens[name] = [token]
+                if self._on_logits:
+                    self._on_logits(name, entry.stop - 1, rows[-1], token)
+                if group.params.logprobs is not None:
+                    wanted = token_logprobs(self.model.numerics, rows[-1], token, group.params.logprobs)
+                    sample.logprobs.append(wanted)
+        return tokens, errors
+
+    def _keep_prompt_logprobs(self, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
+        """Row p predicts prompt token p + 1; each position is kept once, however often it is computed."""
+        kept, count = group.prompt_logprobs, group.params.prompt_logprobs
+        if kept is None or count is None:
+            return
+        prompt = group.samples[0].request.prompt_token_ids
+        for position in range(first, min(stop, len(prompt) - 1)):
+            if position + 1 == len(kept):
+                row = rows[position - first]
+                kept.append(token_logprobs(self.model.numerics, row, prompt[position + 1], count))
+
+    def _absorb(
+        self, plan: BatchPlan, tokens: dict[str, list[int]], errors: dict[str, Lfm2npError], now: float
+    ) -> list[Group]:
+        """Text, stop strings, times; who got anything new, in the plan's order."""
+        touched: dict[str, Group] = {}
+        for entry in plan.scheduled:
+            if entry.request_id in self._group_of:
+                group = self._group_of[entry.request_id][0]
+                group.first_scheduled = now if group.first_scheduled is None else group.first_scheduled
+        for name, error in errors.items():
+            group, sample = self._group_of[name]
+            sample.error = f"{type(error).__name__}: {error}"
+            touched[group.request_id] = group
+        for name, (token,) in tokens.items():
+            group, sample = self._group_of[name]
+            group.first_token = now if group.first_token is None else group.first_token
+            group.last_token = now
+            self._append_text(group, sample, token)
+            touched[group.request_id] = group
+        return list(touched.values())
+
+    def _append_text(self, group: Group, sample: Sample, token: int) -> None:
+        request, params = sample.request, group.params
+        ended_by_id = request.finish_reason is FinishReason.STOP
+        if ended_by_id and token not in self.model.config.eos_token_ids:
+            sample.stop_reason = token
+        if sample.stream is None:
+            return
+        may_stop = request.num_output_tokens > params.min_tokens
+        stopped: str | None = None
+        if not ended_by_id:
+            shown, stopped = sample.stops.push(sample.stream.push(token), may_stop)
+            sample.text += shown
+        if stopped is None and request.is_finished:
+            shown, stopped = sample.stops.finish(sample.stream.finish())
+            sample.text += shown
+        if stopped is not None:
+            sample.stop_reason = stopped
+            if request.is_finished:
+                request.finish_reason = FinishReason.STOP
+            else:
+                self._finish(sample, FinishReason.STOP)
+
+    def _finish(self, sample: Sample, reason: FinishReason) -> None:
+        try:
+            self.scheduler.finish(sample.request.request_id, reason)
+        except SchedulerError as error:
+            raise RequestError(str(error)) from None
+        if self._trace:
+            self._trace.finish(sample.request.request_id, reason)
+        if reason is FinishReason.ABORT and sample.stream is not None:
+            sample.text += sample.stops.finish(sample.stream.finish())[0]
+
+    def _count(self, plan: BatchPlan, tokens: dict[str, list[int]], seconds: float) -> None:
+        run = self.metrics
+        if plan.scheduled:
+            longest = max(len(entry.token_ids) for entry in plan.scheduled)
+            run.steps += 1
+            run.padding_avoided += longest * len(plan.scheduled) - plan.num_tokens
+        run.scheduled_tokens += plan.num_tokens
+        run.sampled_tokens += len(tokens)
+        run.preemptions += len(plan.preempted)
+        run.prefix_hit_tokens = self.scheduler.prefix_cache.statistics.hit_tokens
+        run.most_running = max(run.most_running, len(plan.scheduled))
+        run.seconds += seconds
+
+    # --- outputs
+
+    def _output(self, group: Group) -> RequestOutput:
+        """The request as it stands; a finished one is forgotten."""
+        finished = group.is_finished
+        if finished and group.request_id in self._groups:
+            del self._groups[group.request_id]
+            for sample in group.samples:
+                del self._group_of[sample.request.request_id]
+            self.metrics.recomputed_tokens += sum(sample.request.num_recomputed_tokens for sample in group.samples)
+        prompt_logprobs = None if group.prompt_logprobs is None else tuple(group.prompt_logprobs)
+        return RequestOutput(
+            request_id=group.request_id,
+            prompt=group.prompt,
+            prompt_token_ids=group.samples[0].request.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=tuple(completion(sample, group.params) for sample in group.samples),
+            finished=finished,
+            metrics=request_metrics(group) if finished else None,
+        )
+
+
+def completion(sample: Sample, params: SamplingParams) -> CompletionOutput:
+    reason = sample.request.finish_reason
+    return CompletionOutput(
+        index=sample.index,
+        text=sample.text if sample.stream is not None else None,
+        token_ids=tuple(sample.request.output_token_ids),
+        logprobs=tuple(sample.logprobs) if params.logprobs is not None else None,
+        finish_reason=None if reason is None else reason.value,
+        stop_reason=sample.stop_reason,
+        error=sample.error,
+    )
+
+
+def request_metrics(group: Group) -> RequestMetrics:
+    requests = [sample.request for sample in group.samples]
+    longest = max(request.num_output_tokens for request in requests)
+    per_token = None
+    if group.first_token is not None and group.last_token is not None and longest > 1:
+        per_token = (group.last_token - group.first_token) / (longest - 1)
+    return RequestMetrics(
+        queue_time=(group.first_scheduled or group.arrived) - group.arrived,
+        time_to_first_token=None if group.first_token is None else group.first_token - group.arrived,
+        time_per_output_token=per_token,
+        steps=sum(request.num_steps for request in requests),
+        blocks=max(request.most_blocks for request in requests),
+        cached_tokens=sum(request.num_cached_tokens for request in requests),
+        preemptions=sum(request.num_preemptions for request in requests),
+        recomputed_tokens=sum(request.num_recomputed_tokens for request in requests),
+    )
+
+
+def default_blocks(model: Model, sizes: SchedulerConfig) -> int:
+    """Enough for max_num_seqs full contexts, within 1 GiB."""
+    whole = -(-model.config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
+    within = DEFAULT_CACHE_BYTES // max(1, bytes_per_block(model.config, model.numerics, sizes))
+    return max(1, min(whole, within))

@@ -1,0 +1,164 @@
+"""The network of reference.py over one ragged batch: all tokens of a step in one flat array, no padding.
+
+T tokens in this step, of S requests, each a run of rows. What one operation may look at decides how it is batched:
+
+    one product over all tokens   projections, feed-forward, head
+    row by row                    norms, rotation, gates
+    per request                   attention (its own blocks), convolution (its own last L-1 columns), sampling
+
+Only the last class reads the plan; the others are reference.py's own functions. Convolution states are collected and
+written at the very end, so a step that fails leaves the live states as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np import reference
+from lfm2np.cache import Cache, move, read_tokens, write_tokens
+from lfm2np.checkpoint import widen
+from lfm2np.config import ModelConfig
+from lfm2np.errors import NumericsError
+from lfm2np.numerics import Numerics
+from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.rope import rotary_table
+from lfm2np.weights import AttentionWeights, ModelWeights, ShortConvWeights
+from scheduler import BatchPlan, ScheduledTokens
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False)
+class Segment:
+    """One request's rows of the flat batch."""
+
+    entry: ScheduledTokens
+    rows: slice
+    table: Array  # [blocks] int64
+    windows: list[Array]  # per convolution layer [L-1+t, D]: the state, then the new columns of u
+    error: NumericsError | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """Logits [rows, V] from `first_logits` on, by request; and the requests whose numbers overflowed."""
+
+    logits: dict[str, Array]
+    errors: dict[str, NumericsError]
+
+
+def forward(
+    weights: ModelWeights, config: ModelConfig, numerics: Numerics, cache: Cache, plan: BatchPlan
+) -> StepResult:
+    """One step: the plan's moves, then one pass over all its tokens. An overflow harms only its own request."""
+    require_ieee()
+    move(cache, plan.moves)
+    if not plan.scheduled:
+        return StepResult({}, {})
+    segments = make_segments(plan)
+    ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
+    positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
+    rotary = rotary_table(positions, config.head_dim, config.rope_theta)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
+        attention_layer = convolution_layer = 0
+        for layer in weights.layers:
+            normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
+            if isinstance(layer.operator, ShortConvWeights):
+                mixed = short_conv(layer.operator, numerics, normed, cache, convolution_layer, segments)
+                convolution_layer += 1
+            else:
+                mixed = attention(layer.operator, config, numerics, normed, rotary, cache, attention_layer, segments)
+                attention_layer += 1
+            x = numerics.add(mixed, x)
+            normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
+            x = numerics.add(x, reference.feed_forward(layer, numerics, normed))
+        states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)
+    logits = wanted_logits(weights, numerics, states, segments)
+    for one in segments:
+        store_states(cache, one)
+    return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error})
+
+
+def make_segments(plan: BatchPlan) -> list[Segment]:
+    segments, first = [], 0
+    for entry in plan.scheduled:
+        rows = slice(first, first + len(entry.token_ids))
+        segments.append(Segment(entry, rows, np.array(entry.block_table, np.int64), []))
+        first = rows.stop
+    return segments
+
+
+def short_conv(
+    weights: ShortConvWeights, numerics: Numerics, x: Array, cache: Cache, layer: int, segments: list[Segment]
+) -> Array:
+    """reference.short_conv, each request after its own live state: [T, D] -> [T, D]."""
+    u, gate_out = reference.gated_input(weights, numerics, x)
+    mixed = np.empty_like(u)
+    for one in segments:
+        history = cache.states[one.entry.slot, layer]  # [L-1, D]
+        mixed[one.rows] = numerics.convolve(history, u[one.rows], weights.taps, weights.taps_bias)
+        one.windows.append(np.concatenate([history, u[one.rows]]))
+    return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+
+
+def attention(
+    weights: AttentionWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    x: Array,
+    rotary: tuple[Array, Array],
+    cache: Cache,
+    layer: int,
+    segments: list[Segment],
+) -> Array:
+    """reference.attention, each request over its own blocks: [T, D] -> [T, D]."""
+    queries, keys, values = reference.queries_keys_values(weights, config, numerics, x, rotary)
+    mixed = np.zeros_like(queries)
+    for one in segments:
+        if one.error:
+            continue
+        try:
+            entries = numerics.cache_entries(keys[one.rows], values[one.rows], weights.scale)
+            write_tokens(cache, layer, one.table, one.entry.start, entries)
+            cached = read_tokens(cache, layer, one.table, one.entry.stop)
+            mixed[one.rows] = numerics.attend_cached(queries[one.rows], cached, weights.scale)
+        except NumericsError as error:
+            one.error = error
+    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+
+
+def wanted_logits(
+    weights: ModelWeights, numerics: Numerics, states: Array, segments: list[Segment]
+) -> dict[str, Array]:
+    """One product over the rows that need logits; by request [rows, V]."""
+    wanted = [one for one in segments if not one.error and one.entry.first_logits < one.entry.stop]
+    if not wanted:
+        return {}
+    skip = [one.entry.first_logits - one.entry.start for one in wanted]
+    chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        rows = numerics.linear(chosen, weights.head)  # [wanted rows, V]
+    logits, start = {}, 0
+    for one in wanted:
+        stop = start + one.entry.stop - one.entry.first_logits
+        try:
+            logits[one.entry.request_id] = reference.require_finite_logits(rows[start:stop], numerics)
+        except NumericsError as error:
+            one.error = error
+        start = stop
+    return logits
+
+
+def store_states(cache: Cache, one: Segment) -> None:
+    """The live state after the last token, and a checkpoint at each block's end: columns of the same windows."""
+    entry, columns = one.entry, cache.states.shape[2]
+    for layer, window in enumerate(one.windows):
+        cache.states[entry.slot, layer] = window[len(window) - columns :]
+        for position, block in entry.checkpoints:
+            end = position - entry.start  # new columns up to there
+            cache.checkpoints[block, layer] = window[end : end + columns]

@@ -1,0 +1,194 @@
+"""A run as JSON lines: enough to replay it without the model, and to redraw it.
+
+    {"kind": "header", "version": 1, "config": {...}, ...}
+    {"kind": "add", "request": {...}, "forks": ["id", ...]}
+    {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
+    {"kind": "fork", "parent": "...", "child": {...}}
+    {"kind": "step", "plan": {...}, "tokens": {"id": [7]}, "errors": [...], "finished": {"id": "stop"},
+     "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
+    {"kind": "abandon", "plan": {...}}
+
+The lines stand in the order of the calls, so replaying is making the same calls: `replay` does, and compares each plan
+and who finished with what was recorded. Seconds are the only thing in it that another run may change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+from scheduler.config import SchedulerConfig
+from scheduler.errors import SchedulerError, TraceError
+from scheduler.plan import BatchPlan
+from scheduler.request import FinishReason, Request
+from scheduler.scheduler import Scheduler
+
+VERSION = 1
+
+
+class TraceWriter:
+    """Writes lines as things happen; each is whole, or not there."""
+
+    def __init__(self, file: TextIO, config: SchedulerConfig, extra: Mapping[str, Any] | None = None) -> None:
+        self._file = file
+        self._write({"kind": "header", "version": VERSION, "config": asdict(config), **(extra or {})})
+
+    def add(self, request: Request, forks: Sequence[Request]) -> None:
+        line = {"kind": "add", "request": request_as_json(request), "forks": [fork.request_id for fork in forks]}
+        self._write(line)
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        self._write({"kind": "finish", "request_id": request_id, "reason": reason.value})
+
+    def fork(self, parent_id: str, child: Request) -> None:
+        self._write({"kind": "fork", "parent": parent_id, "child": request_as_json(child)})
+
+    def step(
+        self,
+        scheduler: Scheduler,
+        plan: BatchPlan,
+        tokens: Mapping[str, Sequence[int]],
+        errors: Sequence[str],
+        finished: Sequence[Request],
+        seconds: float | None,
+    ) -> None:
+        self._write(
+            {
+                "kind": "step",
+                "plan": plan_as_json(plan),
+                "tokens": {name: list(ids) for name, ids in tokens.items()},
+                "errors": list(errors),
+                "finished": reasons(finished),
+                "waiting": len(scheduler.waiting),
+                "running": len(scheduler.running),
+                "free_blocks": scheduler.pool.num_free,
+                "seconds": seconds,
+            }
+        )
+
+    def abandon(self, plan: BatchPlan) -> None:
+        self._write({"kind": "abandon", "plan": plan_as_json(plan)})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def request_as_json(request: Request) -> dict[str, Any]:
+    return {
+        "request_id": request.request_id,
+        "prompt_token_ids": list(request.prompt_token_ids),
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": sorted(request.stop_token_ids),
+        "min_tokens": request.min_tokens,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+        "prompt_logits": request.prompt_logits,
+    }
+
+
+def request_from_json(raw: Mapping[str, Any], request_id: str | None = None) -> Request:
+    return Request(
+        request_id=raw["request_id"] if request_id is None else request_id,
+        prompt_token_ids=tuple(raw["prompt_token_ids"]),
+        max_tokens=raw["max_tokens"],
+        stop_token_ids=frozenset(raw["stop_token_ids"]),
+        min_tokens=raw["min_tokens"],
+        priority=raw["priority"],
+        cache_salt=raw["cache_salt"],
+        prompt_logits=raw["prompt_logits"] and request_id is None,  # the samples split off do not repeat them
+    )
+
+
+def plan_as_json(plan: BatchPlan) -> dict[str, Any]:
+    """As JSON reads it back: lists for tuples."""
+    whole: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    return whole
+
+
+def reasons(finished: Iterable[Request]) -> dict[str, str]:
+    return {one.request_id: one.finish_reason.value for one in finished if one.finish_reason is not None}
+
+
+@dataclass
+class Replay:
+    """What a replay went through."""
+
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0  # sampled
+    scheduled_tokens: int = 0
+    preemptions: int = 0
+    outputs: dict[str, list[int]] = field(default_factory=dict)  # by request id
+
+
+def replay(lines: Iterable[str]) -> Replay:
+    """Makes the recorded calls on a fresh scheduler; TraceError, with the line, at the first difference."""
+    scheduler: Scheduler | None = None
+    result = Replay()
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+            if number == 1:
+                scheduler = _begin(line)
+            elif scheduler is not None:
+                _repeat(scheduler, line, result)
+        except TraceError as error:
+            raise TraceError(f"line {number}: {error}") from None
+        except SchedulerError as error:
+            raise TraceError(f"line {number}: the replay is refused: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise TraceError(f"line {number}: not a line of a trace: {problem!r}") from None
+    if scheduler is None:
+        raise TraceError("an empty trace: expected a header line")
+    return result
+
+
+def _begin(line: Mapping[str, Any]) -> Scheduler:
+    if line.get("kind") != "header" or line.get("version") != VERSION:
+        raise TraceError(f"kind {line.get('kind')!r}, version {line.get('version')!r}: expected header, {VERSION}")
+    return Scheduler(SchedulerConfig(**line["config"]))
+
+
+def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> None:
+    kind = line["kind"]
+    if kind == "add":
+        request = request_from_json(line["request"])
+        forks = [request_from_json(line["request"], name) for name in line["forks"]]
+        scheduler.add(request, forks)
+        result.requests += 1 + len(forks)
+    elif kind == "finish":
+        scheduler.finish(line["request_id"], FinishReason(line["reason"]))
+    elif kind == "fork":
+        scheduler.fork(line["parent"], request_from_json(line["child"]))
+        result.requests += 1
+    elif kind in ("step", "abandon"):
+        plan = scheduler.schedule()
+        _require_equal("plan", plan_as_json(plan), line["plan"])
+        result.preemptions += len(plan.preempted)
+        if kind == "abandon":
+            scheduler.abandon(plan)
+            return
+        finished = scheduler.update(plan, line["tokens"], line["errors"])
+        _require_equal("finished", reasons(finished), line["finished"])
+        _require_equal("free_blocks", scheduler.pool.num_free, line["free_blocks"])
+        result.steps += 1
+        result.scheduled_tokens += plan.num_tokens
+        for name, ids in line["tokens"].items():
+            result.outputs.setdefault(name, []).extend(ids)
+            result.tokens += len(ids)
+    else:
+        raise TraceError(f"kind {kind!r}: expected add, finish, fork, step or abandon")
+
+
+def _require_equal(what: str, replayed: object, recorded: object) -> None:
+    """TraceError that names the first field of a plan that differs."""
+    if replayed == recorded:
+        return
+    if isinstance(replayed, dict) and isinstance(recorded, dict):
+        for name in (*replayed, *recorded):
+            if replayed.get(name) != recorded.get(name):
+                what, replayed, recorded = f"{what}.{name}", replayed.get(name), recorded.get(name)
+                break
+    raise TraceError(f"{what}: the replay has {str(replayed)[:200]}, the trace {str(recorded)[:200]}")
