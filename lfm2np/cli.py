@@ -9,80 +9,39 @@ import io
 import json
 import math
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tqdm import tqdm
-
 import lfm2np
-from lfm2np import digest, scoring, summary
+from lfm2np import cli_batch, digest, scoring, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
-from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.generation import GeneratedToken, collect
 from lfm2np.loading import Model, checkpoint_directory, load
 from lfm2np.numerics import NAMES
-from lfm2np.strict_json import decode_text, read_bytes
+from lfm2np.terminal import parse_ids, progress_bar, read_file, terminal_text
 from lfm2np.tokenizer import Tokenizer
+from scheduler import TraceError, replay
 
 EXIT_CODES = """exit codes:
   0    done
-  1    the output can't be written, or memory ran out
+  1    a proof or a replay found a difference, the output can't be written, or memory ran out
   2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
   3    config, weights or tokenizer are missing, corrupt or not LFM2
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
 
-MAX_PROMPT_BYTES = 64 * 2**20
 Command = Callable[[argparse.Namespace], None]
-
-
-@contextlib.contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped."""
-    with tqdm(desc=description, delay=2, leave=False, disable=None, file=sys.stderr) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
         return load(arguments.model, arguments.numerics, show)
-
-
-def parse_ids(text: str, source: str) -> list[int]:
-    """ "1,2,3", also with blanks or line ends -> [1, 2, 3]. Digits only: to Python's int "1_0" would be 10."""
-    parts = re.split(r"\s*,\s*|\s+", text.strip())
-    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        shown = text if len(text) <= 40 else text[:40] + "..."
-        raise RequestError(f"{source} {shown!r}: expected whole numbers with commas between them")
-    return [int(part) for part in parts]
-
-
-def read_file(name: str) -> str:
-    """The text of a file, or of standard input for "-"."""
-    source = "standard input" if name == "-" else name
-    if name == "-":
-        if sys.stdin is None:
-            raise RequestError("standard input is closed")
-        try:
-            content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        except OSError as problem:
-            raise RequestError(f"standard input can't be read: {problem}") from None
-    else:
-        content = read_bytes(Path(name), MAX_PROMPT_BYTES, RequestError)
-    if len(content) > MAX_PROMPT_BYTES:
-        raise RequestError(f"{source}: more than {MAX_PROMPT_BYTES} bytes")
-    return decode_text(content, source, RequestError)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
@@ -110,15 +69,14 @@ def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
     return model.tokenizer.encode_more(arguments.completion) if arguments.completion is not None else []
 
 
-def terminal_text(text: str) -> str:
-    """Text as a terminal may show it: control characters, which could move the cursor, become U+FFFD."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 0x9F) else "\ufffd" for c in text)
-
-
 def run_generate(arguments: argparse.Namespace) -> None:
     model = load_model(arguments)
+    if cli_batch.is_wanted(arguments):
+        cli_batch.run(model, arguments)
+        return
+    for name in ("prompt", "chat"):
+        values = getattr(arguments, name)
+        setattr(arguments, name, values[0] if values else None)
     ids = prompt_ids(model, arguments)
     tokenizer = model.tokenizer if model.has_tokenizer else None
     tokens = generated(model, ids, arguments)
@@ -223,6 +181,20 @@ def run_info(arguments: argparse.Namespace) -> None:
         print(f"{'model':<30}{directory}\n{summary.as_text(config, bounds)}")
 
 
+def run_replay(arguments: argparse.Namespace) -> None:
+    try:
+        result = replay(read_file(arguments.trace).splitlines())
+    except TraceError as error:
+        raise ProofError(f"{arguments.trace}: {error}") from None
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(result)))
+        return
+    print(
+        f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
+        f"{result.tokens} sampled tokens, {result.preemptions} preemptions: every plan, token and ending as recorded"
+    )
+
+
 class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", RequestError.exit_code))
@@ -252,11 +224,25 @@ def build_parser() -> argparse.ArgumentParser:
         return sub
 
     generate = command(
-        "generate", run_generate, "continue a prompt greedily", 'lfm2np generate --chat "sort: 7 2 9 4" --max-tokens 32'
+        "generate",
+        run_generate,
+        "continue prompts, batched continuously",
+        'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
     )
-    add_prompt_options(generate)
+    add_prompt_options(generate, many=True)
     generate.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
     generate.add_argument("--logprobs", metavar="K", type=int, help="one token a line, with the K most likely ones")
+    cli_batch.add_options(generate)
+    replay = commands.add_parser(
+        "replay",
+        help="re-execute a trace's schedule without the model and confirm its tokens",
+        description="Re-execute the schedule of a trace without the model, and confirm plans, tokens and endings.",
+        epilog=f"example:\n  lfm2np replay trace.jsonl\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    replay.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
+    replay.add_argument("--json", action="store_true", help="print one JSON object")
+    replay.set_defaults(run=run_replay)
     score = command(
         "score",
         run_score,
@@ -279,11 +265,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> None:
+    """`many` lets --prompt and --chat be repeated, and adds --requests."""
+    action, again = ("append", "; may be repeated") if many else ("store", "")
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--prompt", metavar="TEXT", help="plain text; the BOS is added")
+    group.add_argument("--prompt", metavar="TEXT", action=action, help="plain text; the BOS is added" + again)
     group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
-    group.add_argument("--chat", metavar="TEXT", help="a user's message, rendered by the checkpoint's chat template")
+    chat_help = "a user's message, rendered by the checkpoint's chat template" + again
+    group.add_argument("--chat", metavar="TEXT", action=action, help=chat_help)
+    if many:
+        group.add_argument("--requests", metavar="FILE", help="one JSON object a line: prompt or prompt_token_ids, ...")
     group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
     group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
     parser.add_argument("--system", metavar="TEXT", help="system message before --chat")

@@ -35,3 +35,9 @@ class RequestError(Lfm2npError):
     """A request asks for what cannot be: an id outside the vocabulary, an empty prompt, too many tokens."""
 
     exit_code = 2
+
+
+class ProofError(Lfm2npError):
+    """A run, or its replay, differs from what it has to equal."""
+
+    exit_code = 1

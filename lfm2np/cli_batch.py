@@ -1,0 +1,360 @@
+"""`lfm2np generate` with several requests: continuously batched, one after another, or both and compared."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.engine import Engine
+from lfm2np.errors import ProofError, RequestError
+from lfm2np.generation import require_count
+from lfm2np.loading import Model
+from lfm2np.outputs import RequestOutput, RunMetrics, static_padding
+from lfm2np.sampling import request_seed
+from lfm2np.sampling_params import SamplingParams, from_json
+from lfm2np.sequential import alone, difference_at
+from lfm2np.strict_json import parse_object
+from lfm2np.terminal import parse_ids, progress_bar, read_file, terminal_text
+from scheduler import POLICIES
+
+ENGINE_OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "policy")
+OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of the command line or of a file."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    shown: str
+    params: SamplingParams
+    arrival_step: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(eq=False)
+class Record:
+    """What a run produced: by sample name the chosen tokens and the rows [V] that they came from."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+
+    def add(self, name: str, position: int, row: NDArray[Any], token: int) -> None:
+        self.tokens.setdefault(name, []).append(token)
+        self.rows.setdefault(name, []).append(np.array(row))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("continuous batching (several prompts, or any of these)")
+    group.add_argument("--max-num-seqs", metavar="N", type=int, help="most requests that run at once (64)")
+    group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="most tokens of one step (2048)")
+    group.add_argument("--block-size", metavar="P", type=int, help="tokens of one cache block (16)")
+    group.add_argument("--num-blocks", metavar="N", type=int, help="blocks of the cache (what fits into 1 GiB)")
+    group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
+    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
+    group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
+    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
+    group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
+    group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
+    group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
+
+
+def is_wanted(arguments: argparse.Namespace) -> bool:
+    """Whether there is more to do than to continue one prompt greedily."""
+    given = [getattr(arguments, name) for name in (*ENGINE_OPTIONS, "seed", "temperature", "trace", "requests")]
+    flags = (arguments.no_prefix_caching, arguments.sequential, arguments.prove)
+    several = len(arguments.prompt or ()) > 1 or len(arguments.chat or ()) > 1
+    return several or any(flags) or any(value is not None for value in given)
+
+
+def run(model: Model, arguments: argparse.Namespace) -> None:
+    jobs = read_jobs(model, arguments)
+    engine_seed = require_count("seed", 0 if arguments.seed is None else arguments.seed, 0, 2**64 - 1)
+    batched, alone_record = Record(), Record()
+    outputs: dict[str, RequestOutput] = {}
+    metrics: RunMetrics | None = None
+    if not arguments.sequential or arguments.prove:
+        outputs, metrics = run_batched(model, jobs, engine_seed, arguments, batched)
+    seconds = None
+    if arguments.sequential or arguments.prove:
+        seconds = run_sequential(model, jobs, engine_seed, alone_record)
+    if metrics is None:
+        print_sequential(model, jobs, alone_record, arguments.json)
+        return
+    difference = compare(batched, alone_record) if arguments.prove else None
+    summary = summarise(jobs, outputs, metrics, seconds, arguments, difference)
+    if arguments.json:
+        report = {"outputs": [as_json(outputs[job.request_id]) for job in jobs], "summary": summary}
+        print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **report}))
+    else:
+        print_outputs(jobs, outputs)
+        print_summary(summary)
+    if difference:
+        raise ProofError(difference)
+
+
+def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
+    """The requests that the options give. RequestError names the line of a bad one."""
+    if arguments.system is not None and arguments.chat is None:
+        raise RequestError("--system goes with --chat")
+    defaults: dict[str, Any] = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": 0.0 if arguments.temperature is None else arguments.temperature,
+    }
+    if arguments.logprobs is not None:
+        defaults["logprobs"] = arguments.logprobs
+    if arguments.requests is not None:
+        return read_requests(model, read_file(arguments.requests), arguments.requests, defaults)
+    params = SamplingParams(**defaults)
+    jobs = []
+    for index, (ids, shown) in enumerate(prompts(model, arguments)):
+        jobs.append(Job(str(index), tuple(model.prompt_ids(ids)), shown, params))
+    return jobs
+
+
+def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str]]:
+    for text in arguments.prompt or ():
+        yield model.prompt_ids(text), text
+    for text in arguments.chat or ():
+        messages = [{"role": "user", "content": text}]
+        if arguments.system is not None:
+            messages.insert(0, {"role": "system", "content": arguments.system})
+        yield model.tokenizer.encode_chat(messages), text
+    if arguments.prompt_file is not None:
+        text = read_file(arguments.prompt_file)
+        yield model.prompt_ids(text), text
+    for source, text in (
+        ("--prompt-ids", arguments.prompt_ids),
+        (arguments.prompt_ids_file, read_file(arguments.prompt_ids_file) if arguments.prompt_ids_file else None),
+    ):
+        if text is not None:
+            yield model.prompt_ids(parse_ids(text, source)), text.strip()
+
+
+def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
+    jobs: list[Job] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}, line {number}"
+        raw = parse_object(line.encode(), where, RequestError)
+        try:
+            jobs.append(make_job(model, raw, str(len(jobs)), defaults))
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+    if not jobs:
+        raise RequestError(f"{source}: no requests, expected one JSON object a line")
+    if len({job.request_id for job in jobs}) < len(jobs):
+        raise RequestError(f"{source}: two requests have one request_id")
+    return jobs
+
+
+def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:
+    own = {key: value for key, value in raw.items() if key in OWN_KEYS}
+    if ("prompt" in own) == ("prompt_token_ids" in own):
+        raise RequestError("expected either prompt or prompt_token_ids")
+    if "prompt" in own and not isinstance(own["prompt"], str):
+        raise RequestError(f"prompt {own['prompt']!r}: expected a string")
+    ids = model.prompt_ids(own["prompt"] if "prompt" in own else own["prompt_token_ids"])
+    params = from_json({**defaults, **{key: value for key, value in raw.items() if key not in OWN_KEYS}})
+    return Job(
+        request_id=own.get("request_id", request_id),
+        ids=tuple(ids),
+        shown=own.get("prompt") or ",".join(map(str, ids)),
+        params=params,
+        arrival_step=require_count("arrival_step", own.get("arrival_step", 0), 0, None),
+        priority=own.get("priority", 0),
+        cache_salt=own.get("cache_salt", ""),
+    )
+
+
+def run_batched(
+    model: Model, jobs: list[Job], seed: int, arguments: argparse.Namespace, record: Record
+) -> tuple[dict[str, RequestOutput], RunMetrics]:
+    """All requests through the engine; each is added at its arrival step, and on a terminal their text streams."""
+    options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS if getattr(arguments, name) is not None}
+    keep = record.add if arguments.prove else None
+    outputs: dict[str, RequestOutput] = {}
+    with open_trace(arguments.trace) as trace, progress_bar("generating") as show:
+        engine = Engine(
+            model,
+            prefix_caching=not arguments.no_prefix_caching,
+            seed=seed,
+            trace=trace,
+            on_logits=keep,
+            **options,
+        )
+        screen = Screen(jobs) if sys.stdout.isatty() and not arguments.json else None
+        left = sorted(jobs, key=lambda job: job.arrival_step)
+        step = 0
+        while left or engine.has_unfinished:
+            while left and left[0].arrival_step <= step:
+                job = left.pop(0)
+                engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
+            for output in engine.step():
+                outputs[output.request_id] = output
+            if screen:
+                screen.draw(outputs)
+            step += 1
+            show(sum(output.finished for output in outputs.values()), len(jobs))
+        if screen:
+            screen.clear()
+    return outputs, engine.metrics
+
+
+class Screen:
+    """One line a request on a terminal, redrawn as tokens come."""
+
+    def __init__(self, jobs: list[Job]) -> None:
+        self._jobs = jobs[:20]
+        self._drawn = False
+
+    def draw(self, outputs: Mapping[str, RequestOutput]) -> None:
+        self.clear()
+        for job in self._jobs:
+            output = outputs.get(job.request_id)
+            text = "" if output is None else output.outputs[0].text or ",".join(map(str, output.outputs[0].token_ids))
+            print(terminal_text(f"{one_line(job.shown)[:36]:<38}{one_line(text)[-40:]}"), flush=True)
+        self._drawn = True
+
+    def clear(self) -> None:
+        if self._drawn:
+            sys.stdout.write(f"\x1b[{len(self._jobs)}A\x1b[J")
+        self._drawn = False
+
+
+@contextlib.contextmanager
+def open_trace(name: str | None) -> Iterator[TextIO | None]:
+    """A file that appears under its name only when it is whole."""
+    if name is None:
+        yield None
+        return
+    lines = io.StringIO()
+    yield lines
+    try:
+        Path(name).write_text(lines.getvalue(), encoding="utf-8")
+    except OSError as problem:
+        raise RequestError(f"--trace {name}: can't be written: {problem}") from None
+
+
+def run_sequential(model: Model, jobs: list[Job], seed: int, record: Record) -> float:
+    """Each sample alone through reference.py; the seconds it took."""
+    began = time.perf_counter()
+    with progress_bar("sequential") as show:
+        for done, job in enumerate(jobs, start=1):
+            for index in range(job.params.n):
+                name = job.request_id if index == 0 else f"{job.request_id}#{index}"
+                for step in alone(model, job.ids, job.params, request_seed(job.params, seed, job.request_id), index):
+                    record.add(name, 0, step.logits, step.token_id)
+            show(done, len(jobs))
+    return time.perf_counter() - began
+
+
+def compare(batched: Record, truth: Record) -> str | None:
+    """The first difference in the order of the requests, or None."""
+    for name, tokens in truth.tokens.items():
+        mine = batched.tokens.get(name, [])
+        for position, (token, expected) in enumerate(zip(mine, tokens, strict=False)):
+            found = difference_at(position, token, batched.rows[name][position], expected, truth.rows[name][position])
+            if found:
+                return f"request {name}: {found}"
+        if len(mine) != len(tokens):
+            return f"request {name}: {len(mine)} tokens, alone it has {len(tokens)}"
+    return None
+
+
+def summarise(
+    jobs: list[Job],
+    outputs: Mapping[str, RequestOutput],
+    metrics: RunMetrics,
+    seconds: float | None,
+    arguments: argparse.Namespace,
+    difference: str | None,
+) -> dict[str, Any]:
+    lengths = [(len(job.ids), len(sample.token_ids)) for job in jobs for sample in outputs[job.request_id].outputs]
+    alone_steps = sum(output for _, output in lengths)
+    summary: dict[str, Any] = {
+        "requests": len(jobs),
+        "generated_tokens": metrics.sampled_tokens,
+        "steps": metrics.steps,
+        "steps_one_by_one": alone_steps,
+        "tokens_per_step": round(metrics.tokens_per_step, 2),
+        "preemptions": metrics.preemptions,
+        "prefix_hit_tokens": metrics.prefix_hit_tokens,
+        "recomputed_tokens": metrics.recomputed_tokens,
+        "padding_avoided": metrics.padding_avoided,
+        "static_batch_padding": static_padding(lengths, arguments.max_num_seqs or 64),
+        "seconds": round(metrics.seconds, 3),
+    }
+    if seconds is not None:
+        summary["sequential_seconds"] = round(seconds, 3)
+        summary["speed_up"] = round(seconds / metrics.seconds, 2) if metrics.seconds else None
+    if arguments.prove:
+        summary["proved"] = difference is None
+    return summary
+
+
+def print_outputs(jobs: list[Job], outputs: Mapping[str, RequestOutput]) -> None:
+    for job in jobs:
+        for sample in outputs[job.request_id].outputs:
+            text = ",".join(map(str, sample.token_ids)) if sample.text is None else sample.text
+            ending = f"  [{sample.error}]" if sample.error else ""
+            print(terminal_text(f"{one_line(job.shown)[:36]:<38}{one_line(text)}{ending}"))
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    rows = [
+        ("requests, generated tokens", f"{summary['requests']}, {summary['generated_tokens']}"),
+        ("steps (one request at a time)", f"{summary['steps']} ({summary['steps_one_by_one']})"),
+        ("tokens per step", summary["tokens_per_step"]),
+        ("padding saved over padded steps", summary["padding_avoided"]),
+        ("padding saved over a static batch", summary["static_batch_padding"]),
+    ]
+    if summary["preemptions"]:
+        rows.append(("preemptions, tokens computed twice", f"{summary['preemptions']}, {summary['recomputed_tokens']}"))
+    if "speed_up" in summary:
+        rows.append(("seconds (sequential, no cache)", f"{summary['seconds']} ({summary['sequential_seconds']})"))
+        rows.append(("speed-up over sequential", summary["speed_up"]))
+    print()
+    for name, value in rows:
+        print(f"{name:<38}{value}")
+    if summary.get("proved"):
+        print("proved: every token and every logit equals sequential generation, bit for bit")
+
+
+def print_sequential(model: Model, jobs: list[Job], record: Record, as_object: bool) -> None:
+    names = [
+        (job, job.request_id if index == 0 else f"{job.request_id}#{index}")
+        for job in jobs
+        for index in range(job.params.n)
+    ]
+    if as_object:
+        outputs = [{"request_id": name, "token_ids": record.tokens[name]} for _, name in names]
+        print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, "outputs": outputs}))
+        return
+    for job, name in names:
+        ids = record.tokens[name]
+        text = model.tokenizer.decode(ids) if model.has_tokenizer else ",".join(map(str, ids))
+        print(terminal_text(f"{one_line(job.shown)[:36]:<38}{one_line(text)}"))
+
+
+def as_json(output: RequestOutput) -> dict[str, Any]:
+    return dataclasses.asdict(output)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

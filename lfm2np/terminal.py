@@ -1,0 +1,61 @@
+"""What all commands share: progress bars, files and ids as arguments, text that is safe to show."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lfm2np.errors import RequestError
+from lfm2np.strict_json import decode_text, read_bytes
+
+MAX_PROMPT_BYTES = 64 * 2**20
+
+
+@contextlib.contextmanager
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped."""
+    with tqdm(desc=description, delay=2, leave=False, disable=None, file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def parse_ids(text: str, source: str) -> list[int]:
+    """ "1,2,3", also with blanks or line ends -> [1, 2, 3]. Digits only: to Python's int "1_0" would be 10."""
+    parts = re.split(r"\s*,\s*|\s+", text.strip())
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+        shown = text if len(text) <= 40 else text[:40] + "..."
+        raise RequestError(f"{source} {shown!r}: expected whole numbers with commas between them")
+    return [int(part) for part in parts]
+
+
+def read_file(name: str) -> str:
+    """The text of a file, or of standard input for "-"."""
+    source = "standard input" if name == "-" else name
+    if name == "-":
+        if sys.stdin is None:
+            raise RequestError("standard input is closed")
+        try:
+            content = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        except OSError as problem:
+            raise RequestError(f"standard input can't be read: {problem}") from None
+    else:
+        content = read_bytes(Path(name), MAX_PROMPT_BYTES, RequestError)
+    if len(content) > MAX_PROMPT_BYTES:
+        raise RequestError(f"{source}: more than {MAX_PROMPT_BYTES} bytes")
+    return decode_text(content, source, RequestError)
+
+
+def terminal_text(text: str) -> str:
+    """Text as a terminal may show it: control characters, which could move the cursor, become U+FFFD."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 0x9F) else "\ufffd" for c in text)
