@@ -1,0 +1,331 @@
+"""The engine against reference.py, bit for bit, over random schedules; bad input; conservation."""
+
+import dataclasses
+import io
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np import LLM, Engine, RequestError, SamplingParams
+from lfm2np.cache import bytes_per_block
+from lfm2np.loading import Model
+from lfm2np.outputs import RequestOutput, static_padding
+from lfm2np.sampling import request_seed
+from lfm2np.sequential import alone, first_difference
+from scheduler import POLICIES, TraceError, check, replay
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
+BLOCK_SIZES = (1, 2, 3, 5, 16, 64)
+LONGEST_PROMPT, MOST_TOKENS = 40, 12
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return lfm2np.load(FIXTURES / request.param)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Model:
+    return lfm2np.load()
+
+
+class Run:
+    """One random run: requests, arrivals and sizes from a seed; every output is kept with its logits."""
+
+    def __init__(self, model: Model, seed: int, **options: object) -> None:
+        self.model, self.choice = model, random.Random(seed)
+        self.rows: dict[str, list[np.ndarray]] = {}
+        self.outputs: dict[str, RequestOutput] = {}
+        self.requests = self.draw_requests()
+        block_size = self.choice.choice(BLOCK_SIZES)
+        least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
+        chosen: dict[str, object] = {
+            "block_size": block_size,
+            "num_blocks": self.choice.choice([least, least + self.choice.randint(0, 40), 300]),
+            "max_num_seqs": self.choice.choice([1, 2, 3, 8, 64]),
+            "max_num_batched_tokens": self.choice.choice([1, 2, 3, 7, 16, 64, 500]),
+            "policy": self.choice.choice(sorted(POLICIES)),
+            "prefix_caching": self.choice.random() < 0.7,
+            "num_host_blocks": self.choice.choice([0, 0, 20]),
+        }
+        self.engine = Engine(model, check=True, on_logits=self.keep, **(chosen | options))  # type: ignore[arg-type]
+
+    def keep(self, name: str, position: int, row: np.ndarray, token: int) -> None:
+        self.rows.setdefault(name, []).append(np.array(row))
+
+    def draw_requests(self) -> dict[str, tuple[int, list[int], SamplingParams]]:
+        vocabulary, choice = self.model.config.vocab_size, self.choice
+        common = [choice.randrange(vocabulary) for _ in range(20)]
+        requests = {}
+        for index in range(choice.choice([3, 8, 20])):
+            length = choice.randint(1, LONGEST_PROMPT)
+            own = [choice.randrange(vocabulary) for _ in range(length)]
+            requests[f"q{index}"] = (
+                choice.randint(0, 60),
+                (common[: choice.randint(0, length)] + own)[:length],
+                self.draw_params(),
+            )
+        return requests
+
+    def draw_params(self) -> SamplingParams:
+        choice = self.choice
+        greedy = choice.random() < 0.4
+        return SamplingParams(
+            n=1 if greedy else choice.choice([1, 1, 3]),
+            temperature=0.0 if greedy else choice.choice([0.5, 1.0, 3.0]),
+            top_k=choice.choice([0, 5]),
+            top_p=choice.choice([1.0, 0.8]),
+            min_p=choice.choice([0.0, 0.1]),
+            repetition_penalty=choice.choice([1.0, 1.2]),
+            max_tokens=choice.randint(1, MOST_TOKENS),
+            seed=choice.choice([None, 3]),
+            profile=choice.choice(["vllm", "transformers"]),
+            prompt_logprobs=choice.choice([None, None, 1]),
+            ignore_eos=choice.random() < 0.5,
+        )
+
+    def go(self, abort_rate: float = 0.04) -> None:
+        left = sorted(self.requests.items(), key=lambda item: item[1][0])
+        step, alive = 0, []
+        while left or self.engine.has_unfinished:
+            while left and left[0][1][0] <= step:
+                name, (_, ids, params) = left.pop(0)
+                self.engine.add_request(name, ids, params, priority=self.choice.randint(0, 2))
+                alive.append(name)
+            for output in self.engine.step():
+                self.outputs[output.request_id] = output
+                if output.finished:
+                    alive.remove(output.request_id)
+            if alive and self.choice.random() < abort_rate:
+                name = alive.pop(self.choice.randrange(len(alive)))
+                self.outputs[name] = self.engine.abort(name)
+            step += 1
+
+    def require_equal_to_the_reference(self) -> None:
+        for name, (_, ids, params) in self.requests.items():
+            seed = request_seed(params, 0, name)
+            for sample in self.outputs[name].outputs:
+                own = name if sample.index == 0 else f"{name}#{sample.index}"
+                rows = self.rows.get(own, [])
+                assert len(rows) == len(sample.token_ids)
+                assert first_difference(self.model, ids, params, seed, sample.index, sample.token_ids, rows) is None, (
+                    own
+                )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, seed: int):
+    run = Run(model, seed)
+    run.go()
+    run.require_equal_to_the_reference()
+    assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_pool_that_just_fits_preempts_and_changes_no_bit(trained: Model, block_size: int, caching: bool):
+    least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
+    preemptions = 0
+    for seed in range(4):
+        run = Run(
+            trained,
+            seed,
+            block_size=block_size,
+            num_blocks=least + 1,
+            max_num_seqs=8,
+            policy="fcfs",
+            prefix_caching=caching,
+            watermark=0.0,
+            max_num_batched_tokens=64,
+        )
+        run.go(abort_rate=0.0)
+        run.require_equal_to_the_reference()
+        preemptions += run.engine.metrics.preemptions
+    assert preemptions or block_size == 64, "the control: memory was short"
+
+
+def test_prompt_logprobs_are_right_also_under_a_warm_prefix_cache(trained: Model):
+    ids = trained.prompt_ids("copy: tivu zo sa di zemu re")
+    engine = Engine(trained, block_size=2, num_blocks=60)
+    params = SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=2)
+    truth = trained.numerics.log_softmax(trained.logits(ids))
+    for name in ("cold", "warm"):
+        engine.add_request(name, ids, params)
+        (output,) = [output for output in engine.stream() if output.finished]
+        assert output.prompt_logprobs is not None
+        assert output.prompt_logprobs[0] is None
+        shown = [one.logprob for one in output.prompt_logprobs if one is not None]
+        assert shown == [float(truth[row, token]) for row, token in enumerate(ids[1:])]
+    engine.add_request("plain", ids, SamplingParams(temperature=0.0, max_tokens=3))
+    (output,) = [output for output in engine.stream() if output.finished]
+    assert output.metrics is not None
+    assert output.metrics.cached_tokens > 0, "the control: the cache was warm"
+
+
+def test_what_a_cached_block_holds_is_what_its_prefix_demands(trained: Model):
+    """Keys, values and checkpoints after a busy run equal those of a fresh engine that saw this prefix only."""
+    compared = 0
+    for seed in range(4):
+        run = Run(trained, seed, block_size=3, num_blocks=400, prefix_caching=True, max_num_batched_tokens=7)
+        run.go()
+        for _, ids, _ in run.requests.values():
+            one = Engine(trained, block_size=3, num_blocks=60)
+            one.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=1))
+            list(one.stream())
+            mine, theirs = run.engine.scheduler.pool.block_of, one.scheduler.pool.block_of
+            for key in mine.keys() & theirs.keys():
+                for layer, expected in zip(run.engine.cache.blocks, one.cache.blocks, strict=True):
+                    for array, truth in zip(layer, expected, strict=True):
+                        assert array[mine[key]].tobytes() == truth[theirs[key]].tobytes()
+                states = run.engine.cache.checkpoints[mine[key]]
+                assert states.tobytes() == one.cache.checkpoints[theirs[key]].tobytes()
+                compared += 1
+    assert compared > 10
+
+
+def test_the_engine_alone_and_the_reference_token_by_token_agree(trained: Model):
+    ids = trained.prompt_ids("recall: f = 7, r = 2, v = 2; f")
+    params = SamplingParams(temperature=1.5, max_tokens=8, seed=11, ignore_eos=True)
+    (output,) = LLM(trained).generate(ids, params)
+    steps = list(alone(trained, ids, params, 11, 0))
+    assert [step.token_id for step in steps] == list(output.outputs[0].token_ids)
+    assert steps[-1].finish_reason == output.outputs[0].finish_reason == "length"
+
+
+def test_a_stop_string_across_tokens_cuts_the_text_and_stops(trained: Model):
+    (output,) = LLM(trained).generate(
+        trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}]),
+        SamplingParams(temperature=0.0, max_tokens=40, stop="5 26"),
+    )
+    sample = output.outputs[0]
+    assert (sample.text, sample.finish_reason, sample.stop_reason) == ("23 24 2", "stop", "5 26")
+
+
+def test_streamed_text_grows_and_is_never_taken_back(trained: Model):
+    engine = Engine(trained)
+    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
+    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=40, stop=["31 32", "29 x"]))
+    texts = [output.outputs[0].text or "" for output in engine.stream()]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == "23 24 25 26 27 28 29 30 31"
+
+
+BAD = [
+    ({"prompt": []}, "none, expected at least one"),
+    ({"prompt": [1] * 2000}, "prompt of 2000 tokens"),
+    ({"prompt": [1, 99999]}, "99999"),
+    ({"prompt": [1] * 200, "params": SamplingParams(max_tokens=100)}, "the pool has"),
+    ({"prompt": [1], "priority": True}, "priority True"),
+    ({"prompt": [1], "cache_salt": 3}, "cache_salt 3"),
+    ({"prompt": [1], "params": SamplingParams(stop_token_ids=[600])}, "600"),
+    ({"prompt": [1], "request_id": ""}, "request id ''"),
+    ({"prompt": [1], "request_id": "good"}, "already in use"),
+]
+
+
+@pytest.mark.parametrize(("bad", "fragment"), BAD)
+def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[str, object], fragment: str):
+    engine = Engine(trained, num_blocks=12, check=True)
+    ids = trained.prompt_ids("sort: 3 6 4")
+    engine.add_request("good", ids, SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    with pytest.raises(RequestError, match=fragment):
+        engine.add_request(**({"request_id": "bad"} | bad))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="not known"):
+        engine.abort("nobody")
+    (output,) = [output for output in engine.stream() if output.finished]
+    assert list(output.outputs[0].token_ids) == list(trained.generate(ids, max_tokens=4).token_ids)
+
+
+def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
+    """One token's embedding is infinite; neighbours in the same steps stay exact."""
+    values = np.array(trained.weights.embedding.values)
+    values[9] = 0x7F80  # bfloat16's infinity
+    embedding = dataclasses.replace(trained.weights.embedding, values=values)
+    model = dataclasses.replace(trained, weights=dataclasses.replace(trained.weights, embedding=embedding))
+    engine = Engine(model, check=True)
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    good = trained.prompt_ids("sort: 3 6 4")
+    engine.add_request("good", good, params)
+    engine.add_request("bad", [1, 9, 17], params)
+    outputs = {output.request_id: output for output in engine.stream() if output.finished}
+    assert outputs["bad"].outputs[0].finish_reason == "error"
+    assert "NumericsError" in (outputs["bad"].outputs[0].error or "")
+    assert list(outputs["good"].outputs[0].token_ids) == list(trained.generate(good, max_tokens=4).token_ids)
+
+
+def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monkeypatch: pytest.MonkeyPatch):
+    engine = Engine(trained, check=True, block_size=2)
+    ids = trained.prompt_ids("count: 23 to 31")
+    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=9))
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("lfm2np.model.store_states", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    check(engine.scheduler)
+    (output,) = [output for output in engine.stream() if output.finished]
+    assert list(output.outputs[0].token_ids) == list(trained.generate(ids, max_tokens=9).token_ids)
+
+
+def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):
+    engine = Engine(trained, num_blocks=50, block_size=4, max_num_seqs=3)
+    sizes = engine.scheduler.config
+    before = engine.cache.nbytes
+    state = engine.cache.states.nbytes
+    assert before == 50 * bytes_per_block(trained.config, trained.numerics, sizes) + state
+    arrays = [id(array) for layer in engine.cache.blocks for array in layer]
+    for index in range(9):
+        engine.add_request(str(index), [1, 5, 6, index + 9], SamplingParams(max_tokens=5))
+    list(engine.stream())
+    assert arrays == [id(array) for layer in engine.cache.blocks for array in layer]
+    assert not engine.scheduler.requests
+    assert not engine._groups and not engine._group_of
+
+
+def test_a_trace_replays_without_the_model_and_a_changed_token_is_found(trained: Model):
+    trace = io.StringIO()
+    run = Run(trained, 3, trace=trace, num_blocks=60, block_size=2)
+    run.go()
+    lines = trace.getvalue().splitlines()
+    result = replay(lines)
+    assert result.steps > 10
+    for name, ids in result.outputs.items():
+        group, _, index = name.partition("#")
+        assert ids == list(run.outputs[group].outputs[int(index or 0)].token_ids)
+    for number, line in enumerate(lines):
+        step = json.loads(line)
+        if step["kind"] == "step" and any(len(entry["token_ids"]) == 1 for entry in step["plan"]["scheduled"]):
+            step["plan"]["scheduled"][0]["token_ids"][0] += 1
+            with pytest.raises(TraceError, match=f"line {number + 1}: plan.scheduled"):
+                replay([*lines[:number], json.dumps(step), *lines[number + 1 :]])
+            return
+    pytest.fail("no step with a decode")
+
+
+def test_equal_seeds_draw_equal_tokens_whatever_the_neighbours(trained: Model):
+    params = SamplingParams(temperature=2.0, max_tokens=10, seed=77, ignore_eos=True)
+    ids = trained.prompt_ids("story")
+    alone_output = LLM(trained).generate(ids, params)[0].outputs[0].token_ids
+    prompts = [trained.prompt_ids(f"add: {index} + 4") for index in range(5)]
+    batch = LLM(trained, block_size=1, max_num_batched_tokens=3).generate([*prompts, ids], params)
+    assert batch[-1].outputs[0].token_ids == alone_output
+
+
+def test_samples_of_one_prompt_differ_and_share_its_blocks(trained: Model):
+    llm = LLM(trained, block_size=4, prefix_caching=False)
+    ids = trained.prompt_ids("copy: tivu zo sa di zemu re")
+    (output,) = llm.generate(ids, SamplingParams(n=4, temperature=3.0, max_tokens=6, ignore_eos=True))
+    assert len({sample.token_ids for sample in output.outputs}) == 4
+    assert llm.engine.metrics.scheduled_tokens == len(ids) + 4 * 5, "the prompt was computed once"
+
+
+def test_static_padding_counts_the_empty_cells_of_the_rectangles():
+    assert static_padding([(3, 2), (5, 1), (4, 4)], 2) == (5 - 3) + (2 - 1)
+    assert static_padding([(3, 2), (5, 1)], 1) == 0
