@@ -1,0 +1,123 @@
+"""`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np replay`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lfm2np import cli_batch
+from lfm2np.cli import main
+
+CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 31"]
+ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26 27 28 29 30 31"]
+
+
+def chats() -> list[str]:
+    return [word for chat in CHATS for word in ("--chat", chat)]
+
+
+def test_several_prompts_are_batched_and_proved(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--prove"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[38:] for line in lines[:3]] == ANSWERS
+    assert lines[-1] == "proved: every token and every logit equals sequential generation, bit for bit"
+
+
+def test_json_holds_outputs_and_summary(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--prove", "--json", "--block-size", "1", "--max-num-batched-tokens", "5"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [output["outputs"][0]["text"] for output in report["outputs"]] == ANSWERS
+    assert report["summary"]["proved"] is True
+    assert report["summary"]["steps"] > 9
+
+
+def test_sequential_prints_the_same_texts(capsys: pytest.CaptureFixture[str]):
+    assert main(["generate", *chats(), "--sequential"]) == 0
+    assert [line[38:] for line in capsys.readouterr().out.splitlines()] == ANSWERS
+
+
+def test_float32_is_not_batch_invariant_and_the_proof_says_so(capsys: pytest.CaptureFixture[str]):
+    """The control: --prove can fail, with exit code 1 and the first difference."""
+    code = main(["generate", *chats(), "--prove", "--numerics", "float32"])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "ProofError: request 0: output token 0: logits: logit of token" in captured.err
+
+
+def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines = [
+        {"prompt": "sort: 3 1 2 ->", "max_tokens": 5, "request_id": "a"},
+        {"prompt_token_ids": [1, 17, 42], "temperature": 1.5, "seed": 3, "n": 2, "arrival_step": 4, "priority": 1},
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    options = ["generate", "--requests", str(file), "--prove", "--json", "--policy", "priority"]
+    assert main([*options, "--trace", str(tmp_path / "trace.jsonl")]) == 0
+    first, second = json.loads(capsys.readouterr().out)["outputs"]
+    assert first["request_id"] == "a"
+    assert len(second["outputs"]) == 2
+    assert main(["replay", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["outputs"]
+    assert replayed["1#1"] == second["outputs"][1]["token_ids"]
+
+
+BAD_FILES = [
+    ("", "no requests"),
+    ("{", "line 1"),
+    ('{"max_tokens": 3}', "either prompt or prompt_token_ids"),
+    ('{"prompt": "a", "prompt_token_ids": [1]}', "either prompt or prompt_token_ids"),
+    ('{"prompt": 3}', "prompt 3"),
+    ('{"prompt": "a"}\n{"prompt": "a", "tempreature": 1}', "line 2"),
+    ('{"prompt": "a", "temperature": NaN}', "line 1"),
+    ('{"prompt": "a", "arrival_step": -1}', "arrival_step -1"),
+    ('{"prompt": "a", "stop": ""}', "line 1"),
+    ('{"prompt": "a", "request_id": "x"}\n{"prompt": "a", "request_id": "x"}', "one request_id"),
+]
+
+
+@pytest.mark.parametrize(("content", "fragment"), BAD_FILES)
+def test_a_bad_request_file_is_one_line_and_exit_code_2(tmp_path, capsys, content: str, fragment: str):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(content)
+    assert main(["generate", "--requests", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert fragment in captured.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--block-size", "0"],
+        ["--num-blocks", "1", "--block-size", "1"],
+        ["--max-num-seqs", "0"],
+        ["--seed", "-1"],
+        ["--temperature", "nan"],
+        ["--trace", "/nowhere/x"],
+    ],
+)
+def test_bad_options_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], options: list[str]):
+    assert main(["generate", *chats(), *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lfm2np: RequestError: ")
+
+
+def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace = tmp_path / "trace.jsonl"
+    assert main(["generate", *chats(), "--trace", str(trace)]) == 0
+    lines = trace.read_text().splitlines()
+    trace.write_text("\n".join([*lines[:-2], lines[-1]]))
+    capsys.readouterr()
+    assert main(["replay", str(trace)]) == 1
+    assert f"line {len(lines) - 1}: " in capsys.readouterr().err
+
+
+def test_a_difference_is_named_by_request_and_position():
+    truth, mine = cli_batch.Record(), cli_batch.Record()
+    for record, token in ((truth, 5), (mine, 6)):
+        record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
+    assert cli_batch.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
+    assert cli_batch.compare(truth, truth) is None
