@@ -29,7 +29,10 @@ from lfm2np.strict_json import parse_object
 from lfm2np.terminal import parse_ids, progress_bar, read_file, terminal_text
 from scheduler import POLICIES
 
-ENGINE_OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "policy")
+ENGINE_OPTIONS = (
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "num_host_blocks"),
+    *("policy", "waiting_served_ratio", "max_waiting_tokens"),
+)
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
 
 
@@ -65,6 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", metavar="P", type=int, help="tokens of one cache block (16)")
     group.add_argument("--num-blocks", metavar="N", type=int, help="blocks of the cache (what fits into 1 GiB)")
     group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
+    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="of the policy waiting-served (0.3)")
+    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="of the policy waiting-served (20)")
+    group.add_argument("--num-host-blocks", metavar="N", type=int, help="swap preempted requests to so many (0)")
     group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
     group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
     group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
@@ -87,8 +93,12 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
     batched, alone_record = Record(), Record()
     outputs: dict[str, RequestOutput] = {}
     metrics: RunMetrics | None = None
+    refused: dict[str, str] = {}
     if not arguments.sequential or arguments.prove:
-        outputs, metrics = run_batched(model, jobs, engine_seed, arguments, batched)
+        outputs, metrics, refused = run_batched(model, jobs, engine_seed, arguments, batched)
+        jobs = [job for job in jobs if job.request_id not in refused]
+        if not jobs:
+            raise RequestError(next(iter(refused.values())))
     seconds = None
     if arguments.sequential or arguments.prove:
         seconds = run_sequential(model, jobs, engine_seed, alone_record)
@@ -105,6 +115,8 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
         print_summary(summary)
     if difference:
         raise ProofError(difference)
+    if refused:
+        raise RequestError(f"{len(refused)} of the requests refused: {'; '.join(refused.values())}")
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -184,8 +196,12 @@ def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Ma
 
 def run_batched(
     model: Model, jobs: list[Job], seed: int, arguments: argparse.Namespace, record: Record
-) -> tuple[dict[str, RequestOutput], RunMetrics]:
-    """All requests through the engine; each is added at its arrival step, and on a terminal their text streams."""
+) -> tuple[dict[str, RequestOutput], RunMetrics, dict[str, str]]:
+    """All requests through the engine; each is added at its arrival step, and on a terminal their text streams.
+
+    Returns the outputs, the run's metrics, and why a request was refused, which does not stop the others.
+    """
+    refused: dict[str, str] = {}
     options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS if getattr(arguments, name) is not None}
     keep = record.add if arguments.prove else None
     outputs: dict[str, RequestOutput] = {}
@@ -204,7 +220,10 @@ def run_batched(
         while left or engine.has_unfinished:
             while left and left[0].arrival_step <= step:
                 job = left.pop(0)
-                engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
+                try:
+                    engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
+                except RequestError as error:
+                    refused[job.request_id] = str(error)
             for output in engine.step():
                 outputs[output.request_id] = output
             if screen:
@@ -213,7 +232,7 @@ def run_batched(
             show(sum(output.finished for output in outputs.values()), len(jobs))
         if screen:
             screen.clear()
-    return outputs, engine.metrics
+    return outputs, engine.metrics, refused
 
 
 class Screen:

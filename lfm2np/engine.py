@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
+from lfm2np.audit import check_blocks
 from lfm2np.cache import Cache, bytes_per_block, make_cache
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.generation import TokenLogprobs, token_logprobs
@@ -55,6 +56,16 @@ class Sample:
     error: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """One token, and the row [V] of its position that it was chosen from."""
+
+    token_id: int
+    position: int
+    row: NDArray[Any]
+    logprobs: TokenLogprobs | None
+
+
 @dataclass(eq=False)
 class Group:
     """One request as the caller knows it: n samples of one prompt."""
@@ -79,7 +90,8 @@ class Engine:
 
     num_blocks              of the key/value pool; None: as many as max_num_seqs full contexts need, within 1 GiB
     max_num_batched_tokens  most tokens of a step
-    check                   verify after each step that every block is free, owned or cached exactly once
+    check                   verify after each step that every block is free, owned or cached exactly once, and that
+                            what was published holds what the reference computes for its prefix; see also `verify`
     trace                   a text file that gets the run as JSON lines (scheduler/trace.py)
     on_logits               called with each row of logits that a token was chosen from
     """
@@ -131,6 +143,7 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
         self._check, self._on_logits, self._clock = check, on_logits, clock
+        self._published: dict[bytes, list[int]] = {}  # with `check`: the token prefix behind each published key
         header = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
         self._trace = TraceWriter(trace, config, header) if trace is not None else None
 
@@ -226,10 +239,12 @@ class Engine:
         """One step; the requests that got a token or ended. If it is interrupted, what ran is computed again."""
         began = self._clock()
         plan = self.scheduler.schedule()
+        running = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
         try:
             model = self.model
             result = forward(model.weights, model.config, model.numerics, self.cache, plan)
-            tokens, errors = self._sample(plan, result)
+            drawn, errors = self._sample(plan, result)
+            tokens = {name: [one.token_id] for name, one in drawn.items()}
             finished = self.scheduler.update(plan, tokens, list(errors))
         except BaseException:
             if self.scheduler.is_in_flight(plan):
@@ -240,20 +255,50 @@ class Engine:
         now = self._clock()
         if self._trace:
             self._trace.step(self.scheduler, plan, tokens, list(errors), finished, round(now - began, 6))
-        touched = self._absorb(plan, tokens, errors, now)
+        touched = self._absorb(plan, drawn, errors, began, now)
         self._count(plan, tokens, now - began)
         if self._check:
             check(self.scheduler)
+            self._verify_published(plan, running)
         return [self._output(group) for group in touched]
+
+    def _verify_published(self, plan: BatchPlan, running: list[Request]) -> None:
+        """With `check`: each block that this step published, against the reference."""
+        pool, size = self.scheduler.pool, self.cache.block_size
+        for entry, request in zip(plan.scheduled, running, strict=True):
+            new: dict[int, int] = {}
+            for index in range(entry.start // size, min(entry.stop // size, len(request.block_keys))):
+                key = request.block_keys[index]
+                if key in pool.block_of and key not in self._published:
+                    self._published[key] = request.token_ids[: (index + 1) * size]
+                    new[index] = pool.block_of[key]
+            if new:
+                check_blocks(self.model, self.cache, request.token_ids[: (max(new) + 1) * size], new)
+        self._published = {key: ids for key, ids in self._published.items() if key in pool.block_of}
+
+    def verify(self) -> int:
+        """How many cached blocks there are; ProofError unless each still holds what its prefix demands.
+
+        RequestError for an engine without `check`, which does not know the prefixes.
+        """
+        if not self._check:
+            raise RequestError("verify: the engine was made without check=True")
+        for key, ids in self._published.items():
+            last = len(ids) // self.cache.block_size - 1
+            check_blocks(self.model, self.cache, ids, {last: self.scheduler.pool.block_of[key]})
+        return len(self._published)
 
     def stream(self) -> Iterator[RequestOutput]:
         """Steps until nothing is left, yielding outputs as they change."""
         while self.has_unfinished:
             yield from self.step()
 
-    def _sample(self, plan: BatchPlan, result: StepResult) -> tuple[dict[str, list[int]], dict[str, Lfm2npError]]:
-        """A token for every request whose last row was computed; a failing request gets an error instead."""
-        tokens: dict[str, list[int]] = {}
+    def _sample(self, plan: BatchPlan, result: StepResult) -> tuple[dict[str, Drawn], dict[str, Lfm2npError]]:
+        """A token for every request whose last row was computed; a failing request gets an error instead.
+
+        Nothing of a sample changes here, so that an interrupted step leaves no trace.
+        """
+        drawn: dict[str, Drawn] = {}
         errors: dict[str, Lfm2npError] = dict(result.errors)
         eos = tuple(sorted(self.model.config.eos_token_ids))
         for entry in plan.scheduled:
@@ -284,13 +329,10 @@ class Engine:
                 except Lfm2npError as error:
                     errors[name] = error
                     continue
-                tokens[name] = [token]
-                if self._on_logits:
-                    self._on_logits(name, entry.stop - 1, rows[-1], token)
-                if group.params.logprobs is not None:
-                    wanted = token_logprobs(self.model.numerics, rows[-1], token, group.params.logprobs)
-                    sample.logprobs.append(wanted)
-        return tokens, errors
+                count = group.params.logprobs
+                logprobs = None if count is None else token_logprobs(self.model.numerics, rows[-1], token, count)
+                drawn[name] = Drawn(token, entry.stop - 1, rows[-1], logprobs)
+        return drawn, errors
 
     def _keep_prompt_logprobs(self, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
         """Row p predicts prompt token p + 1; each position is kept once, however often it is computed."""
@@ -304,23 +346,27 @@ class Engine:
                 kept.append(token_logprobs(self.model.numerics, row, prompt[position + 1], count))
 
     def _absorb(
-        self, plan: BatchPlan, tokens: dict[str, list[int]], errors: dict[str, Lfm2npError], now: float
+        self, plan: BatchPlan, drawn: dict[str, Drawn], errors: dict[str, Lfm2npError], began: float, now: float
     ) -> list[Group]:
         """Text, stop strings, times; who got anything new, in the plan's order."""
         touched: dict[str, Group] = {}
         for entry in plan.scheduled:
             if entry.request_id in self._group_of:
                 group = self._group_of[entry.request_id][0]
-                group.first_scheduled = now if group.first_scheduled is None else group.first_scheduled
+                group.first_scheduled = began if group.first_scheduled is None else group.first_scheduled
         for name, error in errors.items():
             group, sample = self._group_of[name]
             sample.error = f"{type(error).__name__}: {error}"
             touched[group.request_id] = group
-        for name, (token,) in tokens.items():
+        for name, one in drawn.items():
             group, sample = self._group_of[name]
+            if self._on_logits:
+                self._on_logits(name, one.position, one.row, one.token_id)
+            if one.logprobs is not None:
+                sample.logprobs.append(one.logprobs)
             group.first_token = now if group.first_token is None else group.first_token
             group.last_token = now
-            self._append_text(group, sample, token)
+            self._append_text(group, sample, one.token_id)
             touched[group.request_id] = group
         return list(touched.values())
 
