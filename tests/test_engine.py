@@ -323,3 +323,56 @@ def test_samples_of_one_prompt_differ_and_share_its_blocks(trained: Model):
 def test_static_padding_counts_the_empty_cells_of_the_rectangles():
     assert static_padding([(3, 2), (5, 1), (4, 4)], 2) == (5 - 3) + (2 - 1)
     assert static_padding([(3, 2), (5, 1)], 1) == 0
+
+
+def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
+    """Every step of a run, in turn: the others' tokens and logits are those of the reference, and nothing is left."""
+    prompts = {name: trained.prompt_ids(f"add: {name} + 7") for name in ("3", "45", "6")}
+    params = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, n=2, seed=5)
+    for at in range(9):
+        for victim in prompts:
+            rows: dict[str, list[np.ndarray]] = {}
+            engine = Engine(
+                trained,
+                block_size=2,
+                num_blocks=40,
+                max_num_batched_tokens=9,
+                check=True,
+                on_logits=lambda name, _, row, __, rows=rows: rows.setdefault(name, []).append(np.array(row)),
+            )
+            for name, ids in prompts.items():
+                engine.add_request(name, ids, params)
+            outputs: dict[str, RequestOutput] = {}
+            for _ in range(at):
+                outputs |= {output.request_id: output for output in engine.step()}
+            if not (victim in outputs and outputs[victim].finished):
+                engine.abort(victim)
+            outputs |= {output.request_id: output for output in engine.stream() if output.finished}
+            assert engine.scheduler.pool.num_free == 40
+            for name in prompts.keys() - {victim}:
+                for sample in outputs[name].outputs:
+                    own = name + (f"#{sample.index}" if sample.index else "")
+                    found = first_difference(
+                        trained, prompts[name], params, 5, sample.index, sample.token_ids, rows[own]
+                    )
+                    assert found is None, (at, victim, own)
+
+
+def test_sixty_four_requests_share_steps(trained: Model):
+    rows: dict[str, list[np.ndarray]] = {}
+
+    def keep(name: str, position: int, row: np.ndarray, token: int) -> None:
+        rows.setdefault(name, []).append(np.array(row))
+
+    engine = Engine(trained, block_size=3, check=True, on_logits=keep)
+    params = SamplingParams(temperature=0.8, max_tokens=5, ignore_eos=True)
+    prompts = {str(index): trained.prompt_ids(f"add: {index} + {index * 7 % 50}") for index in range(64)}
+    for name, ids in prompts.items():
+        engine.add_request(name, ids, params)
+    outputs = {output.request_id: output for output in engine.stream() if output.finished}
+    assert engine.metrics.most_running == 64
+    assert engine.metrics.steps == 5
+    for name, ids in prompts.items():
+        seed = request_seed(params, 0, name)
+        tokens = outputs[name].outputs[0].token_ids
+        assert first_difference(trained, ids, params, seed, 0, tokens, rows[name]) is None
