@@ -247,3 +247,22 @@ def test_the_scheduler_needs_the_standard_library_only():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert all(name.split(".")[0] in {*sys.stdlib_module_names, "scheduler"} for name in names), file
+
+
+def test_prefill_first_lets_a_decode_wait_eight_steps_and_no_more():
+    """Prompts that fill every step's budget and end with their first token: the worst stream for a decode."""
+    config = SchedulerConfig(
+        num_blocks=60, block_size=2, max_num_seqs=3, max_num_batched_tokens=8, policy="prefill-first"
+    )
+    subject = Scheduler(config)
+    target, served = Request("target", (1, 2), 6), []
+    subject.add(target)
+    for step in range(200):
+        subject.add(Request(f"{step}", (1, step, 3, 4, 5, 6, 7, 8), 1))
+        plan = subject.schedule()
+        served += [step] if any(entry.request_id == "target" for entry in plan.scheduled) else []
+        answer(subject, plan)
+        if target.is_finished:
+            break
+    assert target.is_finished
+    assert max(after - before for before, after in pairwise(served)) == 9
