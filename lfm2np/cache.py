@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import Numerics
-from scheduler import Move, SchedulerConfig
+from scheduler import Move, ScheduledTokens, SchedulerConfig
 
 Array = NDArray[Any]
 
@@ -102,15 +102,38 @@ def _copy_block(
             target_array[destination] = origin_array[source]
 
 
-def write_tokens(cache: Cache, layer: int, table: Array, start: int, entries: tuple[Array, ...]) -> None:
-    """Entries [t, ...] of positions start to start + t - 1 go to their places in the blocks of `table`."""
-    positions = np.arange(start, start + len(entries[0]))
+def read_tokens(cache: Cache, layer: int, table: Array, start: int, entries: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Positions 0 to start + t - 1 in order: copies from the blocks of `table`, then the new entries [t, ...]."""
+    stop = start + len(entries[0])
+    gathered = []
+    for array, new in zip(cache.blocks[layer], entries, strict=True):
+        whole = array[table].reshape(-1, *array.shape[2:])[:stop]
+        whole[start:] = new
+        gathered.append(whole)
+    return tuple(gathered)
+
+
+def commit(
+    cache: Cache, entry: ScheduledTokens, entries: list[tuple[Array, ...]], windows: list[Array], kept: int
+) -> None:
+    """The only write of a step: what the first `kept` of a request's scheduled tokens leave behind.
+
+    entries  per attention layer [t, ...], the keys and values of all t scheduled tokens
+    windows  per convolution layer [L-1+t, D], the state before them and their columns of u
+
+    Rolling rejected drafts back is not to commit them: no block, live state or checkpoint ever holds one (in vLLM
+    44296, 52942 and transformers 46937 they stayed in the state). And a step that fails changes no request.
+    """
+    table = np.array(entry.block_table, np.int64)
+    positions = np.arange(entry.start, entry.start + kept)
     blocks, offsets = table[positions // cache.block_size], positions % cache.block_size
-    for array, entry in zip(cache.blocks[layer], entries, strict=True):
-        array[blocks, offsets] = entry
-
-
-def read_tokens(cache: Cache, layer: int, table: Array, count: int) -> tuple[Array, ...]:
-    """The entries [count, ...] of positions 0 to count - 1, gathered from the blocks of `table`."""
-    arrays = (array[table] for array in cache.blocks[layer])  # [n, P, ...]
-    return tuple(array.reshape(-1, *array.shape[2:])[:count] for array in arrays)
+    for layer, new in zip(cache.blocks, entries, strict=True):
+        for array, rows in zip(layer, new, strict=True):
+            array[blocks, offsets] = rows[:kept]
+    columns = cache.states.shape[2]
+    for index, window in enumerate(windows):
+        cache.states[entry.slot, index] = window[kept : kept + columns]
+        for position, block in entry.checkpoints:
+            end = position - entry.start  # new columns up to there
+            if end <= kept:
+                cache.checkpoints[block, index] = window[end : end + columns]

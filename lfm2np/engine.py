@@ -1,8 +1,9 @@
 """The engine: scheduler, ragged model, cache and sampler, one step at a time.
 
-    request -> schedule() -> BatchPlan -> forward() -> logits -> choose() -> update() -> text
+    request -> schedule() -> BatchPlan -> forward() -> logits -> decide() -> commit, update() -> text
 
-A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs.
+A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs. What a step would
+change is computed first and then put in place, so an interrupted step is as if it had not begun.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from numpy.typing import NDArray
 
 from lfm2np.audit import check_blocks
 from lfm2np.cache import Cache, bytes_per_block, make_cache
+from lfm2np.drafters import Draft, Drafter
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.generation import TokenLogprobs, token_logprobs
+from lfm2np.generation import require_count, token_logprobs
 from lfm2np.loading import Model
-from lfm2np.model import StepResult, forward
+from lfm2np.model import StepResult, commit_step, forward
 from lfm2np.outputs import RequestOutput, RunMetrics
-from lfm2np.samples import Drawn, Group, Sample, completion, request_metrics
-from lfm2np.sampling import choose, request_seed
-from lfm2np.sampling_params import SamplingParams, require_vocabulary
-from lfm2np.stop_strings import StopChecker
+from lfm2np.samples import Answer, Group, Sample, completion, make_group, request_metrics
+from lfm2np.sampling_params import SamplingParams
+from lfm2np.speculation import Proposals, contexts_of, decide, propose
 from scheduler import (
     BatchPlan,
     FinishReason,
@@ -45,6 +46,8 @@ class Engine:
 
     num_blocks              of the key/value pool; None: as many as max_num_seqs full contexts need, within 1 GiB
     max_num_batched_tokens  most tokens of a step
+    drafter                 proposes tokens that a step then checks (drafters.py, draft_model.py); None: no speculation
+    num_speculative_tokens  most drafts of a request in a step
     check                   verify after each step that every block is free, owned or cached exactly once, and that
                             what was published holds what the reference computes for its prefix; see also `verify`
     trace                   a text file that gets the run as JSON lines (scheduler/trace.py)
@@ -65,6 +68,8 @@ class Engine:
         prefix_caching: bool = True,
         num_host_blocks: int = 0,
         watermark: float = 0.01,
+        drafter: Drafter | None = None,
+        num_speculative_tokens: int = 4,
         seed: int = 0,
         check: bool = False,
         trace: TextIO | None = None,
@@ -94,7 +99,8 @@ class Engine:
             raise RequestError(str(error)) from None
         self.scheduler = Scheduler(config)
         self.cache: Cache = make_cache(model.config, model.numerics, config)
-        self._tokenizer = model.tokenizer if model.has_tokenizer else None
+        self._drafter = drafter
+        self._num_drafts = require_count("num_speculative_tokens", num_speculative_tokens, 1, None)
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
         self._check, self._on_logits, self._clock = check, on_logits, clock
@@ -122,7 +128,7 @@ class Engine:
             raise RequestError(f"priority {priority!r}: expected a whole number")
         if not isinstance(cache_salt, str):
             raise RequestError(f"cache_salt {cache_salt!r}: expected a string")
-        group = self._make_group(request_id, prompt, params, priority, cache_salt)
+        group = make_group(self.model, request_id, prompt, params, priority, cache_salt, self.seed, self._clock())
         first, *forks = [sample.request for sample in group.samples]
         try:
             self.scheduler.add(first, forks)
@@ -133,41 +139,6 @@ class Engine:
         self._groups[request_id] = group
         for sample in group.samples:
             self._group_of[sample.request.request_id] = (group, sample)
-
-    def _make_group(
-        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, priority: int, salt: str
-    ) -> Group:
-        config = self.model.config
-        ids = self.model.prompt_ids(prompt)
-        require_vocabulary(params, config.vocab_size)
-        room = config.max_position_embeddings - len(ids)
-        if room < 1:
-            raise RequestError(
-                f"prompt of {len(ids)} tokens: expected fewer than "
-                f"max_position_embeddings={config.max_position_embeddings}"
-            )
-        if params.stop and self._tokenizer is None:
-            raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {self.model.path}")
-        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
-        seed = request_seed(params, self.seed, request_id)
-        samples = []
-        for index in range(params.n):
-            request = Request(
-                request_id=request_id if index == 0 else f"{request_id}#{index}",
-                prompt_token_ids=tuple(ids),
-                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-                stop_token_ids=stop_ids,
-                min_tokens=params.min_tokens,
-                priority=priority,
-                cache_salt=salt,
-                prompt_logits=params.prompt_logprobs is not None and index == 0,
-            )
-            stream = self._tokenizer.stream() if self._tokenizer else None
-            stops = StopChecker(params.stop, params.include_stop_str_in_output)
-            samples.append(Sample(index, request, seed, stream, stops))
-        wanted: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
-        text = prompt if isinstance(prompt, str) else None
-        return Group(request_id, text, params, samples, self._clock(), wanted)
 
     def abort(self, request_id: str) -> RequestOutput:
         """Ends a request, all its samples. RequestError for an id that is not known."""
@@ -195,27 +166,45 @@ class Engine:
         began = self._clock()
         plan = self.scheduler.schedule()
         running = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
+        drafts: dict[str, tuple[int, ...]] = {}
         try:
+            drafts, proposals = self._propose(plan)
+            plan = self.scheduler.add_drafts(plan, drafts)
             model = self.model
             result = forward(model.weights, model.config, model.numerics, self.cache, plan)
-            drawn, errors = self._sample(plan, result)
-            tokens = {name: [one.token_id] for name, one in drawn.items()}
+            answers, errors = self._answer(plan, result, proposals)
+            tokens = {name: one.token_ids for name, one in answers.items()}
+            commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
             finished = self.scheduler.update(plan, tokens, list(errors))
         except BaseException:
-            if self.scheduler.is_in_flight(plan):
-                self.scheduler.abandon(plan)
+            if self.scheduler.in_flight is not None:
                 if self._trace:
-                    self._trace.abandon(plan)
+                    self._trace.abandon(self.scheduler.in_flight, drafts)
+                self.scheduler.abandon(self.scheduler.in_flight)
             raise
         now = self._clock()
         if self._trace:
-            self._trace.step(self.scheduler, plan, tokens, list(errors), finished, round(now - began, 6))
-        touched = self._absorb(plan, drawn, errors, began, now)
-        self._count(plan, tokens, now - began)
+            self._trace.step(self.scheduler, plan, drafts, tokens, list(errors), finished, round(now - began, 6))
+        touched = self._absorb(plan, answers, errors, began, now)
+        self._count(plan, now - began)
         if self._check:
             check(self.scheduler)
             self._verify_published(plan, running)
         return [self._output(group) for group in touched]
+
+    def _propose(self, plan: BatchPlan) -> tuple[dict[str, tuple[int, ...]], Proposals]:
+        """The drafts to compute with, and all that the drafter said."""
+        if self._drafter is None:
+            return {}, Proposals()
+        began = self._clock()
+        room = self.scheduler.config.max_num_batched_tokens - plan.num_tokens
+        contexts = contexts_of(plan, self._group_of, self._drafter, self._num_drafts, room)
+        proposals = propose(self._drafter, contexts, self.model.config.vocab_size)
+        for name, error in proposals.errors.items():
+            self._group_of[name][1].draft_error = error
+            self.metrics.draft_failures += 1
+        self.metrics.draft_seconds += self._clock() - began
+        return proposals.fed(contexts), proposals
 
     def _verify_published(self, plan: BatchPlan, running: list[Request]) -> None:
         """With `check`: each block that this step published, against the reference."""
@@ -248,46 +237,32 @@ class Engine:
         while self.has_unfinished:
             yield from self.step()
 
-    def _sample(self, plan: BatchPlan, result: StepResult) -> tuple[dict[str, Drawn], dict[str, Lfm2npError]]:
-        """A token for every request whose last row was computed; a failing request gets an error instead.
+    def _answer(
+        self, plan: BatchPlan, result: StepResult, proposals: Proposals
+    ) -> tuple[dict[str, Answer], dict[str, Lfm2npError]]:
+        """Tokens for every request whose last row was computed; a failing request gets an error instead.
 
         Nothing of a sample changes here, so that an interrupted step leaves no trace.
         """
-        drawn: dict[str, Drawn] = {}
+        answers: dict[str, Answer] = {}
         errors: dict[str, Lfm2npError] = dict(result.errors)
-        eos = tuple(sorted(self.model.config.eos_token_ids))
         for entry in plan.scheduled:
-            if entry.request_id in errors:
-                continue
             rows = result.logits.get(entry.request_id)
-            if rows is None:
+            if entry.request_id in errors or rows is None:
                 continue
-            group, _ = self._group_of[entry.request_id]
-            self._keep_prompt_logprobs(group, entry.first_logits, entry.stop, rows)
+            self._keep_prompt_logprobs(self._group_of[entry.request_id][0], entry.first_logits, entry.stop, rows)
             for name in entry.samples:
                 if name not in self._group_of:
                     continue  # a sample that was aborted before it was split off
-                sample = self._group_of[name][1]
-                request = sample.request
-                if request.is_finished:
+                group, sample = self._group_of[name]
+                if sample.request.is_finished:
                     continue
                 try:
-                    token = choose(
-                        rows[-1],
-                        group.params,
-                        request.prompt_token_ids,
-                        request.output_token_ids,
-                        eos,
-                        sample.seed,
-                        sample.index,
-                    )
+                    draft = proposals.drafts.get(name, Draft())
+                    answers[name] = decide(self.model, group, sample, entry, rows, draft)
                 except Lfm2npError as error:
                     errors[name] = error
-                    continue
-                count = group.params.logprobs
-                logprobs = None if count is None else token_logprobs(self.model.numerics, rows[-1], token, count)
-                drawn[name] = Drawn(token, entry.stop - 1, rows[-1], logprobs)
-        return drawn, errors
+        return answers, errors
 
     def _keep_prompt_logprobs(self, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
         """Row p predicts prompt token p + 1; each position is kept once, however often it is computed."""
@@ -301,7 +276,7 @@ class Engine:
                 kept.append(token_logprobs(self.model.numerics, row, prompt[position + 1], count))
 
     def _absorb(
-        self, plan: BatchPlan, drawn: dict[str, Drawn], errors: dict[str, Lfm2npError], began: float, now: float
+        self, plan: BatchPlan, answers: dict[str, Answer], errors: dict[str, Lfm2npError], began: float, now: float
     ) -> list[Group]:
         """Text, stop strings, times; who got anything new, in the plan's order."""
         touched: dict[str, Group] = {}
@@ -313,35 +288,30 @@ class Engine:
             group, sample = self._group_of[name]
             sample.error = f"{type(error).__name__}: {error}"
             touched[group.request_id] = group
-        for name, one in drawn.items():
+        for name, answer in answers.items():
             group, sample = self._group_of[name]
-            if self._on_logits:
-                self._on_logits(name, one.position, one.row, one.token_id)
-            if one.logprobs is not None:
-                sample.logprobs.append(one.logprobs)
+            for one in answer.drawn:
+                if self._on_logits:
+                    self._on_logits(name, one.position, one.row, one.token_id)
+                if one.logprobs is not None:
+                    sample.logprobs.append(one.logprobs)
             group.first_token = now if group.first_token is None else group.first_token
             group.last_token = now
-            self._append_text(group, sample, one.token_id)
+            self._take(sample, answer)
             touched[group.request_id] = group
         return list(touched.values())
 
-    def _append_text(self, group: Group, sample: Sample, token: int) -> None:
-        request, params = sample.request, group.params
-        ended_by_id = request.finish_reason is FinishReason.STOP
-        if ended_by_id and token not in self.model.config.eos_token_ids:
-            sample.stop_reason = token
-        if sample.stream is None:
-            return
-        may_stop = request.num_output_tokens > params.min_tokens
-        stopped: str | None = None
-        if not ended_by_id:
-            shown, stopped = sample.stops.push(sample.stream.push(token), may_stop)
-            sample.text += shown
-        if stopped is None and request.is_finished:
-            shown, stopped = sample.stops.finish(sample.stream.finish())
-            sample.text += shown
-        if stopped is not None:
-            sample.stop_reason = stopped
+    def _take(self, sample: Sample, answer: Answer) -> None:
+        """The text, why it ended, and what its drafts were worth."""
+        request, sample.text = sample.request, answer.text
+        sample.drafts += answer.num_drafts
+        sample.accepted += answer.num_accepted
+        self.metrics.count_answer(answer.num_drafts, answer.num_accepted, len(answer.drawn))
+        last = answer.drawn[-1].token_id
+        if request.finish_reason is FinishReason.STOP and last not in self.model.config.eos_token_ids:
+            sample.stop_reason = last
+        if answer.text.stopped_by is not None:
+            sample.stop_reason = answer.text.stopped_by
             if request.is_finished:
                 request.finish_reason = FinishReason.STOP
             else:
@@ -354,17 +324,16 @@ class Engine:
             raise RequestError(str(error)) from None
         if self._trace:
             self._trace.finish(sample.request.request_id, reason)
-        if reason is FinishReason.ABORT and sample.stream is not None:
-            sample.text += sample.stops.finish(sample.stream.finish())[0]
+        if reason is FinishReason.ABORT:
+            sample.text.finish()
 
-    def _count(self, plan: BatchPlan, tokens: dict[str, list[int]], seconds: float) -> None:
+    def _count(self, plan: BatchPlan, seconds: float) -> None:
         run = self.metrics
         if plan.scheduled:
             longest = max(len(entry.token_ids) for entry in plan.scheduled)
             run.steps += 1
             run.padding_avoided += longest * len(plan.scheduled) - plan.num_tokens
         run.scheduled_tokens += plan.num_tokens
-        run.sampled_tokens += len(tokens)
         run.preemptions += len(plan.preempted)
         run.prefix_hit_tokens = self.scheduler.prefix_cache.statistics.hit_tokens
         run.most_running = max(run.most_running, len(plan.scheduled))

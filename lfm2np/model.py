@@ -6,20 +6,21 @@ T tokens in this step, of S requests, each a run of rows. What one operation may
     row by row                    norms, rotation, gates
     per request                   attention (its own blocks), convolution (its own last L-1 columns), sampling
 
-Only the last class reads the plan; the others are reference.py's own functions. Convolution states are collected and
-written at the very end, so a step that fails leaves the live states as they were.
+Only the last class reads the plan; the others are reference.py's own functions. Nothing of the step's tokens enters the
+cache here: their keys, values and columns of u are returned, and `commit` writes those of the tokens that stay.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.cache import Cache, move, read_tokens, write_tokens
+from lfm2np.cache import Cache, commit, move, read_tokens
 from lfm2np.checkpoint import widen
 from lfm2np.config import ModelConfig
 from lfm2np.errors import NumericsError
@@ -34,21 +35,23 @@ Array = NDArray[Any]
 
 @dataclass(eq=False)
 class Segment:
-    """One request's rows of the flat batch."""
+    """One request's rows of the flat batch, and what they leave behind if they stay: see cache.commit."""
 
     entry: ScheduledTokens
     rows: slice
     table: Array  # [blocks] int64
-    windows: list[Array]  # per convolution layer [L-1+t, D]: the state, then the new columns of u
+    entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]
+    windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Logits [rows, V] from `first_logits` on, by request; and the requests whose numbers overflowed."""
+    """Logits [rows, V] from `first_logits` on, by request; the requests whose numbers overflowed; what to commit."""
 
     logits: dict[str, Array]
     errors: dict[str, NumericsError]
+    segments: list[Segment]
 
 
 def forward(
@@ -58,7 +61,7 @@ def forward(
     require_ieee()
     move(cache, plan.moves)
     if not plan.scheduled:
-        return StepResult({}, {})
+        return StepResult({}, {}, [])
     segments = make_segments(plan)
     ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
     positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
@@ -79,16 +82,25 @@ def forward(
             x = numerics.add(x, reference.feed_forward(layer, numerics, normed))
         states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)
     logits = wanted_logits(weights, numerics, states, segments)
-    for one in segments:
-        store_states(cache, one)
-    return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error})
+    return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)
+
+
+def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int]) -> None:
+    """Writes what stays of a step: by request id how many tokens came of it, 0 if it is missing there.
+
+    Requests whose numbers overflowed leave nothing.
+    """
+    for one in result.segments:
+        if not one.error:
+            kept = one.entry.num_kept(num_answered.get(one.entry.request_id, 0))
+            commit(cache, one.entry, one.entries, one.windows, kept)
 
 
 def make_segments(plan: BatchPlan) -> list[Segment]:
     segments, first = [], 0
     for entry in plan.scheduled:
         rows = slice(first, first + len(entry.token_ids))
-        segments.append(Segment(entry, rows, np.array(entry.block_table, np.int64), []))
+        segments.append(Segment(entry, rows, np.array(entry.block_table, np.int64)))
         first = rows.stop
     return segments
 
@@ -123,9 +135,8 @@ def attention(
         if one.error:
             continue
         try:
-            entries = numerics.cache_entries(keys[one.rows], values[one.rows], weights.scale)
-            write_tokens(cache, layer, one.table, one.entry.start, entries)
-            cached = read_tokens(cache, layer, one.table, one.entry.stop)
+            one.entries.append(numerics.cache_entries(keys[one.rows], values[one.rows], weights.scale))
+            cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])
             mixed[one.rows] = numerics.attend_cached(queries[one.rows], cached, weights.scale)
         except NumericsError as error:
             one.error = error
@@ -152,13 +163,3 @@ def wanted_logits(
             one.error = error
         start = stop
     return logits
-
-
-def store_states(cache: Cache, one: Segment) -> None:
-    """The live state after the last token, and a checkpoint at each block's end: columns of the same windows."""
-    entry, columns = one.entry, cache.states.shape[2]
-    for layer, window in enumerate(one.windows):
-        cache.states[entry.slot, layer] = window[len(window) - columns :]
-        for position, block in entry.checkpoints:
-            end = position - entry.start  # new columns up to there
-            cache.checkpoints[block, layer] = window[end : end + columns]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lfm2np.generation import TokenLogprobs
 
@@ -19,6 +19,9 @@ class RequestMetrics:
     cached_tokens: int  # taken from the prefix cache
     preemptions: int
     recomputed_tokens: int  # tokens computed twice
+    draft_tokens: int = 0  # checked
+    accepted_tokens: int = 0  # of them
+    draft_error: str | None = None  # the drafter failed for this request, and was not asked again
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,35 @@ class RunMetrics:
     padding_avoided: int = 0  # cells that the same steps would have wasted as padded rectangles
     most_running: int = 0
     seconds: float = 0.0
+    drafted_rows: int = 0  # a request in a step, with drafts
+    drafted_row_tokens: int = 0  # that came of them
+    draft_tokens: int = 0  # checked
+    accepted_tokens: int = 0  # of them
+    accepted_at: list[int] = field(default_factory=list)  # of the first, second, ... draft
+    drafted_at: list[int] = field(default_factory=list)
+    steps_saved: int = 0  # tokens beyond the first that a request got in one step
+    draft_failures: int = 0
+    draft_seconds: float = 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a request got in a step in which it had drafts: 1 if all were rejected."""
+        return self.drafted_row_tokens / self.drafted_rows if self.drafted_rows else 1.0
+
+    def count_answer(self, num_drafts: int, num_accepted: int, num_tokens: int) -> None:
+        """What one request got in one step."""
+        self.sampled_tokens += num_tokens
+        self.steps_saved += num_tokens - 1
+        if not num_drafts:
+            return
+        self.drafted_rows += 1
+        self.drafted_row_tokens += num_tokens
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
+        for counts, number in ((self.drafted_at, num_drafts), (self.accepted_at, num_accepted)):
+            counts.extend([0] * (num_drafts - len(counts)))
+            for position in range(number):
+                counts[position] += 1
 
     @property
     def tokens_per_step(self) -> float:

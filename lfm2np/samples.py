@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
+from lfm2np.errors import RequestError
 from lfm2np.generation import TokenLogprobs
+from lfm2np.loading import Model
 from lfm2np.outputs import CompletionOutput, RequestMetrics
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling import request_seed
+from lfm2np.sampling_params import SamplingParams, require_vocabulary
 from lfm2np.stop_strings import StopChecker
 from lfm2np.tokenizer import TextStream
-from scheduler import Request
+from scheduler import FinishReason, Request
+
+
+@dataclass(eq=False)
+class Text:
+    """Where one sample's text stands. A step works on a copy, so that an interrupted one leaves no trace."""
+
+    stream: TextStream | None  # None without a tokenizer
+    stops: StopChecker
+    shown: str = ""
+    stopped_by: str | None = None  # the stop string
+
+    def copy(self) -> Text:
+        return replace(self, stream=self.stream.copy() if self.stream else None, stops=self.stops.copy())
+
+    def push(self, token_id: int, may_stop: bool, ending: FinishReason | None) -> None:
+        """One more token; `ending` is why it is the last, if the scheduler says so. A stop token has no text."""
+        if self.stream is None:
+            return
+        if ending is not FinishReason.STOP:
+            piece, self.stopped_by = self.stops.push(self.stream.push(token_id), may_stop)
+            self.shown += piece
+        if ending is not None and self.stopped_by is None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Shows what was held back."""
+        if self.stream is not None:
+            piece, self.stopped_by = self.stops.finish(self.stream.finish())
+            self.shown += piece
 
 
 @dataclass(eq=False)
@@ -22,12 +55,13 @@ class Sample:
     index: int
     request: Request
     seed: int
-    stream: TextStream | None
-    stops: StopChecker
-    text: str = ""
+    text: Text
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stop_reason: int | str | None = None
     error: str | None = None
+    drafts: int = 0  # checked
+    accepted: int = 0  # of them
+    draft_error: str | None = None  # why its drafter is not asked any more
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +72,20 @@ class Drawn:
     position: int
     row: NDArray[Any]
     logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a step gave one sample: accepted drafts and at most one token more, and its text with them."""
+
+    drawn: tuple[Drawn, ...]
+    text: Text
+    num_drafts: int  # checked
+    num_accepted: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [one.token_id for one in self.drawn]
 
 
 @dataclass(eq=False)
@@ -59,11 +107,53 @@ class Group:
         return all(sample.request.is_finished for sample in self.samples)
 
 
+def make_group(
+    model: Model,
+    request_id: str,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    priority: int,
+    cache_salt: str,
+    engine_seed: int,
+    now: float,
+) -> Group:
+    """A request and its samples. RequestError for one that the model can't meet."""
+    config = model.config
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    ids = model.prompt_ids(prompt)
+    require_vocabulary(params, config.vocab_size)
+    room = config.max_position_embeddings - len(ids)
+    if room < 1:
+        raise RequestError(
+            f"prompt of {len(ids)} tokens: expected fewer than max_position_embeddings={config.max_position_embeddings}"
+        )
+    if params.stop and tokenizer is None:
+        raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {model.path}")
+    stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
+    seed = request_seed(params, engine_seed, request_id)
+    samples = []
+    for index in range(params.n):
+        request = Request(
+            request_id=request_id if index == 0 else f"{request_id}#{index}",
+            prompt_token_ids=tuple(ids),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_token_ids=stop_ids,
+            min_tokens=params.min_tokens,
+            priority=priority,
+            cache_salt=cache_salt,
+            prompt_logits=params.prompt_logprobs is not None and index == 0,
+        )
+        stops = StopChecker(params.stop, params.include_stop_str_in_output)
+        samples.append(Sample(index, request, seed, Text(tokenizer.stream() if tokenizer else None, stops)))
+    wanted: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+    return Group(request_id, prompt if isinstance(prompt, str) else None, params, samples, now, wanted)
+
+
 def completion(sample: Sample, params: SamplingParams) -> CompletionOutput:
     reason = sample.request.finish_reason
     return CompletionOutput(
         index=sample.index,
-        text=sample.text if sample.stream is not None else None,
+        text=sample.text.shown if sample.text.stream is not None else None,
         token_ids=tuple(sample.request.output_token_ids),
         logprobs=tuple(sample.logprobs) if params.logprobs is not None else None,
         finish_reason=None if reason is None else reason.value,
@@ -87,4 +177,7 @@ def request_metrics(group: Group) -> RequestMetrics:
         cached_tokens=sum(request.num_cached_tokens for request in requests),
         preemptions=sum(request.num_preemptions for request in requests),
         recomputed_tokens=sum(request.num_recomputed_tokens for request in requests),
+        draft_tokens=sum(sample.drafts for sample in group.samples),
+        accepted_tokens=sum(sample.accepted for sample in group.samples),
+        draft_error=next((sample.draft_error for sample in group.samples if sample.draft_error), None),
     )

@@ -241,17 +241,21 @@ def draw(weights: Int64, noise: int) -> int:
 
 
 def uniform(seed: int, sample_index: int, position: int, purpose: int = 0) -> int:
-    """Noise in [0, 2**128): the first half of one Philox4x64-10 block, without any state.
+    """Noise in [0, 2**128): the first half of `philox`. A caller that needs several numbers takes several purposes."""
+    return philox(seed, sample_index, position, purpose) >> NOISE_BITS
+
+
+def philox(seed: int, sample_index: int, position: int, purpose: int) -> int:
+    """Noise in [0, 2**256): one Philox4x64-10 block, its first word the highest, without any state.
 
     key (seed, sample_index), counter (1, position, purpose, 0), lowest word first: NumPy's generator adds 1 to its
-    counter before the first block. The block's first word is the high half. A caller that needs several numbers at a
-    position takes several purposes. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+    counter before the first block. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
     """
     key = [require_count("seed", seed, 0, MAX_SEED), require_count("sample_index", sample_index, 0, MAX_SEED)]
     place = [require_count("position", position, 0, MAX_SEED), require_count("purpose", purpose, 0, MAX_SEED)]
     block = np.random.Philox(key=np.asarray(key, np.uint64), counter=np.asarray([0, *place, 0], np.uint64))
-    high, low = (int(word) for word in block.random_raw(2))
-    return (high << 64) | low
+    first, second, third, fourth = (int(word) for word in block.random_raw(4))
+    return (first << 192) | (second << 128) | (third << 64) | fourth
 
 
 def request_seed(params: SamplingParams, engine_seed: int, request_id: str) -> int:

@@ -14,6 +14,7 @@ that stays unfinished counts as text of the last token.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from lfm2np.config import show
@@ -56,6 +57,12 @@ class StopChecker:
         if stopped is None:
             shown, self._held = shown + self._held, ""
         return shown, stopped
+
+    def copy(self) -> StopChecker:
+        """A second checker that goes on from the same place."""
+        twin = copy.copy(self)
+        twin._matched = list(self._matched)
+        return twin
 
     def _take(self, piece: str) -> tuple[str, str | None]:
         if not self._stops:

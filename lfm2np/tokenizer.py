@@ -146,6 +146,13 @@ class TextStream:
             raise RequestError("push after finish: the stream has ended")
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
+    def copy(self) -> TextStream:
+        """A second stream that goes on from the same place."""
+        twin = TextStream(self._tokenizer)
+        twin._decoder.setstate(self._decoder.getstate())
+        twin._finished = self._finished
+        return twin
+
     def finish(self) -> str:
         """U+FFFD for a character that stays incomplete, as `decode` gives; else nothing."""
         self._finished = True

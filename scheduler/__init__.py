@@ -11,6 +11,7 @@ while scheduler.has_unfinished:
 from scheduler.block_pool import BlockPool
 from scheduler.check import check
 from scheduler.config import SchedulerConfig
+from scheduler.drafts import most_drafts
 from scheduler.errors import PlanError, PoolError, RequestRefused, SchedulerError, TraceError
 from scheduler.plan import BatchPlan, Move, ScheduledTokens
 from scheduler.policy import POLICIES
@@ -38,5 +39,6 @@ __all__ = [
     "TraceError",
     "TraceWriter",
     "check",
+    "most_drafts",
     "replay",
 ]

@@ -46,6 +46,13 @@ class BlockPool:
         self.references[block] = 1
         return block, evicted
 
+    def allocate_unused(self) -> int | None:
+        """A block that the caller alone owns, if one is free that holds nothing cached."""
+        block = self._next[self.num_blocks]
+        if block == self.num_blocks or self.key_of[block] is not None:
+            return None
+        return self.allocate()[0]
+
     def share(self, block: int) -> None:
         """One more owner, of an owned or a cached block. PoolError for a free one: its content is no one's."""
         self._require_known(block)

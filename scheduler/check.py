@@ -36,7 +36,7 @@ def _check_requests(scheduler: Scheduler) -> None:
     slots = [request.slot for request in running]
     _require(len(set(slots)) == len(slots) and None not in slots, f"slots {slots}: each running request has its own")
     _require(
-        len(slots) + len(scheduler._free_slots) == scheduler.config.max_num_seqs,
+        len(slots) + len(scheduler.memory.free_slots) == scheduler.config.max_num_seqs,
         f"slots {slots}: one is lost",
     )
     keys = [scheduler.policy.key(request) for request in running]
@@ -51,8 +51,9 @@ def _check_requests(scheduler: Scheduler) -> None:
         if request.status is not Status.RUNNING:
             _require(not request.block_table, f"request {request.request_id!r}: {request.status}, but owns blocks")
     host = Counter(block for request in scheduler.requests.values() for block in request.host_blocks)
-    if scheduler.host_pool is not None:
-        _require(dict(host) == {b: n for b, n in enumerate(scheduler.host_pool.references) if n}, f"host blocks {host}")
+    host_pool = scheduler.memory.host_pool
+    if host_pool is not None:
+        _require(dict(host) == {b: n for b, n in enumerate(host_pool.references) if n}, f"host blocks {host}")
 
 
 def _require(holds: bool, message: str) -> None:

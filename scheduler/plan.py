@@ -28,7 +28,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTokens:
-    """The tokens of one request in one step: positions start to start + len(token_ids) - 1."""
+    """The tokens of one request in one step: positions start to start + len(token_ids) - 1, drafts at the end."""
 
     request_id: str
     start: int
@@ -38,10 +38,22 @@ class ScheduledTokens:
     checkpoints: tuple[tuple[int, int], ...]  # (position, block): the state after that many tokens goes to the block
     first_logits: int  # the first position whose logits are wanted; start + len(token_ids): none
     samples: tuple[str, ...]  # the requests that get a token from the last row: none in the middle of a prompt
+    num_drafts: int = 0  # of token_ids; then a token may come from each of the last num_drafts + 1 rows
 
     @property
     def stop(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def num_kept(self, num_answered: int) -> int:
+        """How many of token_ids stay computed when that many tokens came of it: all but the rejected drafts.
+
+        Of the tokens that came, the last has not been computed yet; those before it were the accepted drafts.
+        """
+        return len(self.token_ids) - self.num_drafts + max(0, num_answered - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,10 @@ class Request:
     def append(self, token_id: int) -> None:
         """One more output token; it may be the last one."""
         self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids and self.num_output_tokens >= self.min_tokens:
-            self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
-            self.finish_reason = FinishReason.LENGTH
+        self.finish_reason = self.reason_to_end(token_id, self.num_output_tokens)
+
+    def reason_to_end(self, token_id: int, num_output_tokens: int) -> FinishReason | None:
+        """Why it ends with this token as output token number `num_output_tokens`, counted from 1; None: it goes on."""
+        if token_id in self.stop_token_ids and num_output_tokens >= self.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None

@@ -1,5 +1,6 @@
 """schedule() says what the next step computes, update() what came of it; between the two the plan is in flight.
 
+add_drafts() may put guesses at the next tokens behind the known ones; update() takes those that were accepted.
 Progress is made in update() only: a step that fails can be abandoned, and nothing is published before it is written.
 A request that is aborted in flight keeps its blocks and its slot until update().
 """
@@ -11,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduler.block_pool import BlockPool
+from scheduler.answers import require_answers
 from scheduler.config import SchedulerConfig, make_policy
+from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
+from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens
 from scheduler.policy import Load, Phase
-from scheduler.prefix_cache import PrefixCache
 from scheduler.queue import WaitingQueue
 from scheduler.request import FinishReason, Request, Status
 
@@ -36,16 +38,15 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.policy = make_policy(config)
-        self.pool = BlockPool(config.num_blocks)
-        self.host_pool = BlockPool(config.num_host_blocks) if config.num_host_blocks else None
-        self.prefix_cache = PrefixCache(self.pool, config.block_size, config.prefix_caching)
+        self.memory = Memory(config)
+        self.pool = self.memory.pool
+        self.prefix_cache = self.memory.prefix_cache
         self.waiting = WaitingQueue(self.policy.key)
         self.running: list[Request] = []  # in the policy's order: the last is preempted first
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.step = 0
         self.num_preemptions = 0
         self._watermark = int(config.watermark * config.num_blocks)
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._num_prefilling = 0  # running requests that are not decoding
         self._arrivals = 0
         self._pending: list[Move] = []  # of forks: done before the next step
@@ -77,7 +78,7 @@ class Scheduler:
         self._queue(request)
 
     def _require_room(self, request: Request) -> None:
-        blocks = self._blocks_for(request.most_computed_tokens)
+        blocks = self.memory.blocks_for(request.most_computed_tokens)
         if blocks > self.config.num_blocks:
             raise RequestRefused(
                 f"request {request.request_id!r}: {request.num_prompt_tokens} prompt tokens and max_tokens="
@@ -142,6 +143,13 @@ class Scheduler:
         self._plan, self._in_flight = plan, frozenset(step.scheduled)
         return plan
 
+    def add_drafts(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> BatchPlan:
+        """The plan in flight, with as many drafts, by request id, as it leaves room for: see drafts.py."""
+        if plan is not self._plan:
+            raise PlanError(f"add_drafts() for step {plan.step}, which is not in flight")
+        self._plan = with_drafts(plan, drafts, self.requests, self.memory, self.config)
+        return self._plan
+
     def _fill(self, step: _Step, phase: Phase) -> None:
         """The order in which the kinds of work get tokens and blocks."""
         if phase.prefill_first:
@@ -175,36 +183,17 @@ class Scheduler:
 
     def _make_room(self, step: _Step, request: Request, count: int) -> bool:
         """Blocks for `count` more tokens, preempting from the end; False if the request itself had to go."""
-        while not self._grow(step, request, count):
+        while not self.memory.grow(request, count, step.moves):
             victim = self.running[-1]
             self._preempt(step, victim)
             if victim is request:
                 return False
         return True
 
-    def _grow(self, step: _Step, request: Request, count: int) -> bool:
-        """Blocks for the next `count` tokens, a copy of a shared one included; False, and no change, if too few."""
-        first = request.num_computed_tokens // self.config.block_size
-        table = list(request.block_table)
-        shared = first < len(table) and self.pool.is_shared(table[first])
-        missing = max(0, self._blocks_for(request.num_computed_tokens + count) - len(table))
-        if missing + shared > self.pool.num_free:
-            return False
-        if shared:
-            copy = self._allocate()
-            step.moves.append(Move("copy_block", table[first], copy))
-            self.pool.release(table[first])
-            table[first] = copy
-        if missing or shared:
-            table += [self._allocate() for _ in range(missing)]
-            request.block_table = tuple(table)
-            request.most_blocks = max(request.most_blocks, len(table))
-        return True
-
     def _schedule(self, step: _Step, request: Request, count: int) -> None:
         size = self.config.block_size
         start, stop = request.num_computed_tokens, request.num_computed_tokens + count
-        blocks = self._blocks_for(stop)
+        blocks = self.memory.blocks_for(stop)
         table = request.block_table if len(request.block_table) == blocks else request.block_table[:blocks]
         for block in table[start // size :]:
             self.pool.require_writable(block)
@@ -230,13 +219,7 @@ class Scheduler:
             step.budget += len(dropped.token_ids)
         if request.request_id in step.admitted:
             step.admitted.remove(request.request_id)
-        used = self._blocks_for(request.num_computed_tokens)
-        if self.host_pool is not None and 0 < used <= self.host_pool.num_free:
-            request.host_blocks = tuple(self.host_pool.allocate()[0] for _ in range(used))
-            pairs = zip(request.block_table, request.host_blocks, strict=False)
-            step.moves.extend(Move("save_block", block, host) for block, host in pairs)
-            assert request.slot is not None
-            step.moves.append(Move("save_state", request.slot, request.host_blocks[-1]))
+        if self.memory.swap_out(request, step.moves):
             self._swapped_in_flight.append(request)
         step.preempted.append(request.request_id)
         self._withdraw(request)
@@ -259,7 +242,7 @@ class Scheduler:
             return
         if phase.least_admitted > 1 and not self._enough_fit(phase.least_admitted):
             return
-        while self.waiting and self._free_slots and (step.budget or phase.form_batch):
+        while self.waiting and self.memory.free_slots and (step.budget or phase.form_batch):
             request = self.waiting.peek()
             if not self._enter(step, request, phase):
                 return
@@ -268,12 +251,12 @@ class Scheduler:
 
     def _enough_fit(self, count: int) -> bool:
         """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
-        if count > len(self._free_slots):
+        if count > len(self.memory.free_slots):
             return False
         tokens, blocks = 0, 0
         for found, request in enumerate(islice(self.waiting, count), start=1):
             tokens += request.num_tokens
-            blocks += self._blocks_for(request.most_computed_tokens)
+            blocks += self.memory.blocks_for(request.most_computed_tokens)
             if (found > 1 and tokens > self.config.max_num_batched_tokens) or blocks > self.pool.num_free:
                 return False
         return len(self.waiting) >= count
@@ -286,53 +269,32 @@ class Scheduler:
         if phase.whole_prompts and step.admitted and rest > step.budget:
             return False
         target = request.most_computed_tokens if self.policy.reserves else start + min(rest, step.budget)
-        needed = self._blocks_for(target) - len(hit)
+        needed = self.memory.blocks_for(target) - len(hit)
         available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)
         if needed > available - (self._watermark if self.running else 0):
             return False
         self.waiting.pop()
-        request.slot = self._free_slots.pop()
-        self._load(step, request, hit, needed)
+        self.memory.enter(request, hit, needed, step.moves)
         if reason:
             self.prefix_cache.count(request, hit, reason)
         request.status = Status.RUNNING
-        request.most_blocks = max(request.most_blocks, len(request.block_table))
         self._num_prefilling += not request.is_decoding
         insort(self.running, request, key=self.policy.key)
         step.admitted.append(request.request_id)
         return True
 
-    def _load(self, step: _Step, request: Request, hit: tuple[int, ...], needed: int) -> None:
-        """Its block table, and the moves that bring its state to where it starts."""
-        assert request.slot is not None
-        for block in hit:
-            self.pool.share(block)
-        request.block_table = (*hit, *(self._allocate() for _ in range(needed)))
-        if request.host_blocks:
-            assert self.host_pool is not None
-            pairs = zip(request.host_blocks, request.block_table, strict=False)
-            step.moves.extend(Move("load_block", host, block) for host, block in pairs)
-            step.moves.append(Move("load_state", request.host_blocks[-1], request.slot))
-            self.host_pool.release_table(request.host_blocks)
-            request.host_blocks = ()
-            return
-        request.num_computed_tokens = len(hit) * self.config.block_size
-        request.num_cached_tokens += request.num_computed_tokens
-        if hit:
-            step.moves.append(Move("restore_state", hit[-1], request.slot))
-        else:
-            step.moves.append(Move("zero_state", request.slot, request.slot))
-
     # --- what came of it
 
     def update(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]], errors: Sequence[str] = ()) -> list[Request]:
-        """Takes the sampled tokens of a plan, and the ids of requests whose computation failed; who finished by it.
+        """Takes the tokens that came of a plan, and the ids of requests whose computation failed; who finished by it.
 
+        Each request that samples gets its accepted drafts and one token more, which is not computed yet.
         PlanError, and no change, for another plan than the one in flight, or tokens that are missing or not asked for.
         """
         if plan is not self._plan:
             raise PlanError(f"update() for step {plan.step}, which is not in flight")
-        self._require_answers(plan, tokens, errors)
+        require_answers(plan, self.requests, tokens, errors)
+        self._roll_back(plan, tokens)
         self._plan, self._in_flight = None, frozenset()
         self._swapped_in_flight = []
         self.step += 1
@@ -351,28 +313,24 @@ class Scheduler:
                 finished += self._advance(live, entry, tokens)
         return finished
 
-    def _require_answers(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]], errors: Sequence[str]) -> None:
-        asked: set[str] = set()
-        for entry in plan.scheduled:
-            asked.update(entry.samples)
-            if entry.request_id in errors or self.requests[entry.request_id].is_finished:
-                continue
-            for name in entry.samples:
-                if name in errors or name not in self.requests or self.requests[name].is_finished:
-                    continue
-                if len(tokens.get(name, ())) != 1:
-                    raise PlanError(f"step {plan.step}: request {name!r} got {tokens.get(name)!r}, expected 1 token")
-        for name in tokens:
-            if name not in asked:
-                raise PlanError(f"step {plan.step}: tokens for {name!r}, which was not asked for any")
+    def _roll_back(self, plan: BatchPlan, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Gives back the blocks of rejected drafts; the latest first, so that the free list is as it was before."""
+        for entry in reversed(plan.scheduled):
+            if entry.num_drafts and not self.policy.reserves:
+                kept = entry.num_kept(len(tokens.get(entry.request_id, ())))
+                self.memory.shrink(self.requests[entry.request_id], entry.start + kept)
 
     def _advance(self, request: Request, entry: ScheduledTokens, tokens: Mapping[str, Sequence[int]]) -> list[Request]:
-        """Counts what was computed, publishes it, splits forks off, appends the token."""
+        """Counts what was computed and accepted, publishes it, splits forks off, appends the newest token."""
         was_prefilling = not request.is_decoding
+        answer = tokens.get(request.request_id, ())
+        stop = entry.start + entry.num_kept(len(answer))
+        for token in answer[:-1]:
+            request.append(token)  # accepted drafts
         request.num_steps += 1
-        request.num_recomputed_tokens += max(0, min(entry.stop, request.furthest_computed) - entry.start)
-        request.furthest_computed = max(request.furthest_computed, entry.stop)
-        request.num_computed_tokens = entry.stop
+        request.num_recomputed_tokens += max(0, min(stop, request.furthest_computed) - entry.start)
+        request.furthest_computed = max(request.furthest_computed, stop)
+        request.num_computed_tokens = stop
         self.prefix_cache.publish(request, entry.start)
         if not entry.samples:
             self._num_prefilling += (not request.is_decoding) - was_prefilling
@@ -380,7 +338,7 @@ class Scheduler:
         forks, request.forks = [fork for fork in request.forks if not fork.is_finished], []
         for fork in forks:
             self._split_off(request, fork)
-        request.append(tokens[request.request_id][0])
+        request.append(answer[-1])
         self._num_prefilling += (not request.is_decoding) - was_prefilling
         finished = []
         for fork in forks:
@@ -394,30 +352,11 @@ class Scheduler:
         return finished
 
     def _split_off(self, parent: Request, child: Request) -> bool:
-        """The child goes on from the parent's place, sharing its blocks, the half-filled one included; or it waits."""
-        computed = parent.num_computed_tokens
-        used = self._blocks_for(computed)
-        partial = computed % self.config.block_size != 0
-        reserve = self._blocks_for(child.most_computed_tokens) - used + partial if self.policy.reserves else 0
-        if parent.slot is None or computed == 0 or not self._free_slots or reserve > self.pool.num_free:
+        """The child goes on from the parent's place, sharing its blocks; or it waits and is computed on its own."""
+        if not self.memory.split(parent, child, self.policy.reserves, self._pending):
             self._queue(child)
             return False
         child.awaits_split = False
-        child.slot = self._free_slots.pop()
-        child.block_table = parent.block_table[:used]
-        for block in child.block_table:
-            self.pool.share(block)
-        if self.policy.reserves:  # its own copy and all its blocks at once, so that it never has to be preempted
-            if partial:
-                source, copy = child.block_table[-1], self._allocate()
-                self._pending.append(Move("copy_block", source, copy))
-                self.pool.release(source)
-                child.block_table = (*child.block_table[:-1], copy)
-            child.block_table += tuple(self._allocate() for _ in range(reserve - partial))
-        self._pending.append(Move("copy_state", parent.slot, child.slot))
-        child.block_keys = list(parent.block_keys)
-        child.num_computed_tokens = child.furthest_computed = computed
-        child.most_blocks = len(child.block_table)
         child.status = Status.RUNNING
         self._num_prefilling += not child.is_decoding
         insort(self.running, child, key=self.policy.key)
@@ -434,17 +373,19 @@ class Scheduler:
             if request.is_finished:
                 self._finish(request)
         for request in self._swapped_in_flight:
-            if request.host_blocks and self.host_pool is not None:
-                self.host_pool.release_table(request.host_blocks)
-                request.host_blocks, request.num_computed_tokens = (), 0
+            if request.host_blocks:
+                self.memory.release_host_blocks(request)
+                request.num_computed_tokens = 0
         self._swapped_in_flight = []
         for request in list(self.running):
             self._withdraw(request)
 
     # --- bookkeeping
 
-    def is_in_flight(self, plan: BatchPlan) -> bool:
-        return plan is self._plan
+    @property
+    def in_flight(self) -> BatchPlan | None:
+        """The plan between schedule() and update() or abandon()."""
+        return self._plan
 
     @property
     def has_unfinished(self) -> bool:
@@ -461,9 +402,7 @@ class Scheduler:
             return
         if request.slot is not None:
             self._leave_running(request)
-        if request.host_blocks and self.host_pool is not None:
-            self.host_pool.release_table(request.host_blocks)
-            request.host_blocks = ()
+        self.memory.release_host_blocks(request)
         for fork in request.forks:  # they lose the one that would have computed their prompt
             if not fork.is_finished:
                 self._queue(fork)
@@ -475,19 +414,6 @@ class Scheduler:
         self.waiting.push(request)
 
     def _leave_running(self, request: Request) -> None:
-        assert request.slot is not None
         del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
         self._num_prefilling -= not request.is_decoding
-        self._free_slots.append(request.slot)
-        request.slot = None
-        self.pool.release_table(request.block_table)
-        request.block_table = ()
-
-    def _allocate(self) -> int:
-        block, evicted = self.pool.allocate()
-        if evicted is not None:
-            self.prefix_cache.note_eviction(evicted)
-        return block
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
+        self.memory.release(request)

@@ -1,14 +1,15 @@
 """A run as JSON lines: enough to replay it without the model, and to redraw it.
 
-    {"kind": "header", "version": 1, "config": {...}, ...}
+    {"kind": "header", "version": 2, "config": {...}, ...}
     {"kind": "add", "request": {...}, "forks": ["id", ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
-    {"kind": "step", "plan": {...}, "tokens": {"id": [7]}, "errors": [...], "finished": {"id": "stop"},
-     "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
-    {"kind": "abandon", "plan": {...}}
+    {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
+     "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
+    {"kind": "abandon", "plan": {...}, "drafts": {...}}
 
-The lines stand in the order of the calls, so replaying is making the same calls: `replay` does, and compares each plan
+`drafts` are those offered; the plan holds those that fitted, `tokens` those accepted and one more. The lines stand in
+the order of the calls, so replaying is making the same calls: `replay` does, and compares each plan
 and who finished with what was recorded. Seconds are the only thing in it that another run may change.
 """
 
@@ -25,7 +26,7 @@ from scheduler.plan import BatchPlan
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceWriter:
@@ -49,6 +50,7 @@ class TraceWriter:
         self,
         scheduler: Scheduler,
         plan: BatchPlan,
+        drafts: Mapping[str, Sequence[int]],
         tokens: Mapping[str, Sequence[int]],
         errors: Sequence[str],
         finished: Sequence[Request],
@@ -58,6 +60,7 @@ class TraceWriter:
             {
                 "kind": "step",
                 "plan": plan_as_json(plan),
+                "drafts": {name: list(ids) for name, ids in drafts.items()},
                 "tokens": {name: list(ids) for name, ids in tokens.items()},
                 "errors": list(errors),
                 "finished": reasons(finished),
@@ -68,8 +71,9 @@ class TraceWriter:
             }
         )
 
-    def abandon(self, plan: BatchPlan) -> None:
-        self._write({"kind": "abandon", "plan": plan_as_json(plan)})
+    def abandon(self, plan: BatchPlan, drafts: Mapping[str, Sequence[int]]) -> None:
+        offered = {name: list(ids) for name, ids in drafts.items()}
+        self._write({"kind": "abandon", "plan": plan_as_json(plan), "drafts": offered})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -164,7 +168,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
         scheduler.fork(line["parent"], request_from_json(line["child"]))
         result.requests += 1
     elif kind in ("step", "abandon"):
-        plan = scheduler.schedule()
+        plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
         _require_equal("plan", plan_as_json(plan), line["plan"])
         result.preemptions += len(plan.preempted)
         if kind == "abandon":

@@ -260,7 +260,7 @@ def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monke
     engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=9))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.model.store_states", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("lfm2np.engine.commit_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     check(engine.scheduler)

@@ -1,0 +1,148 @@
+"""Speculative decoding in the engine: ask the drafter, check what it says, decide how far its guesses hold.
+
+    plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
+
+A drafter is not trusted: if it raises, or its answer can't be used, the request concerned goes on without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.acceptance import Guess, next_token
+from lfm2np.drafters import Draft, DraftContext, Drafter
+from lfm2np.errors import RequestError
+from lfm2np.generation import token_logprobs
+from lfm2np.loading import Model
+from lfm2np.samples import Answer, Drawn, Group, Sample
+from lfm2np.tokenizer import require_ids
+from scheduler import BatchPlan, ScheduledTokens, most_drafts
+
+MOST_WEIGHT = 2**62
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """By the scheduler's request id: drafts that can be used, and why there is none."""
+
+    drafts: dict[str, Draft] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def fed(self, contexts: Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
+        """The tokens that a step may compute with."""
+        drafts = {one.request_id: self.drafts.get(one.request_id, Draft()).token_ids[: one.count] for one in contexts}
+        return {name: ids for name, ids in drafts.items() if ids}
+
+
+def contexts_of(
+    plan: BatchPlan, groups: Mapping[str, tuple[Group, Sample]], drafter: Drafter, most: int, room: int
+) -> list[DraftContext]:
+    """Who gets drafts in a planned step that leaves `room` tokens: at most `most` each.
+
+    Random guesses decide a token even where they are not computed with, so they are asked for at every position.
+    """
+    contexts = []
+    for entry in plan.scheduled:
+        takes = entry.samples == (entry.request_id,)
+        for name in entry.samples:
+            if name not in groups:
+                continue  # a sample that was aborted before it was split off
+            group, sample = groups[name]
+            if sample.request.is_finished or sample.draft_error is not None:
+                continue
+            count = max(0, min(most, room, most_drafts(sample.request))) if takes else 0
+            if count or (drafter.is_random and group.params.temperature != 0.0):
+                contexts.append(
+                    DraftContext(
+                        request_id=name,
+                        token_ids=tuple(sample.request.token_ids),
+                        num_prompt_tokens=sample.request.num_prompt_tokens,
+                        params=group.params,
+                        seed=sample.seed,
+                        sample_index=sample.index,
+                        count=count,
+                    )
+                )
+    return contexts
+
+
+def propose(drafter: Drafter, contexts: Sequence[DraftContext], vocab_size: int) -> Proposals:
+    """All contexts at once; if that fails, each alone, so that one bad request costs no other its drafts."""
+    result = Proposals()
+    if not contexts:
+        return result
+    try:
+        drafts = list(drafter.propose(contexts))
+        together = len(drafts) == len(contexts)
+    except Exception:
+        together = False
+    for index, one in enumerate(contexts):
+        try:
+            draft = drafts[index] if together else _propose_alone(drafter, one)
+            require_usable(draft, one, drafter.is_random, vocab_size)
+            result.drafts[one.request_id] = draft
+        except Exception as error:
+            result.errors[one.request_id] = f"{type(error).__name__}: {error}"
+    return result
+
+
+def _propose_alone(drafter: Drafter, context: DraftContext) -> Draft:
+    drafts = list(drafter.propose([context]))
+    if len(drafts) != 1:
+        raise RequestError(f"drafter: {len(drafts)} drafts for 1 context, expected 1")
+    return drafts[0]
+
+
+def require_usable(draft: Draft, context: DraftContext, is_random: bool, vocab_size: int) -> None:
+    """RequestError for a draft that is too long, an id outside the vocabulary, weights that are no distribution."""
+    most = context.count + (draft.weights is not None)
+    if len(draft.token_ids) > most:
+        raise RequestError(f"drafter: {len(draft.token_ids)} tokens, expected at most {most}")
+    if draft.token_ids:
+        require_ids(draft.token_ids, vocab_size)
+    if draft.weights is None:
+        return
+    if not is_random or len(draft.weights) != len(draft.token_ids):
+        expected = f"{len(draft.token_ids)}" if is_random else "none, as it is not random"
+        raise RequestError(f"drafter: {len(draft.weights)} distributions, expected {expected}")
+    for token_id, weights in zip(draft.token_ids, draft.weights, strict=True):
+        if weights.dtype != np.int64 or weights.shape != (vocab_size,) or weights.min() < 0:
+            raise RequestError(f"drafter: weights {weights.dtype} {weights.shape}, expected int64 ({vocab_size},) >= 0")
+        if weights[token_id] == 0 or sum(weights.tolist()) > MOST_WEIGHT:
+            raise RequestError(f"drafter: weight of token {token_id} is 0, or all sum to more than 2**62")
+
+
+def decide(
+    model: Model, group: Group, sample: Sample, entry: ScheduledTokens, rows: NDArray[Any], draft: Draft
+) -> Answer:
+    """The tokens of one sample: guesses as long as they hold, then one token more, unless a token ends the request.
+
+    rows  [rows, V], the last one of the entry's last token
+    Nothing of the sample changes here. Lfm2npError if a token can't be chosen.
+    """
+    request, params = sample.request, group.params
+    eos = tuple(sorted(model.config.eos_token_ids))
+    output, text, drawn = list(request.output_token_ids), sample.text.copy(), []
+    accepted = 0
+    for index in range(entry.num_drafts + 1):
+        row = rows[len(rows) - 1 - entry.num_drafts + index]
+        guess = None
+        if draft.weights is not None and index < len(draft.token_ids):
+            guess = Guess(draft.token_ids[index], draft.weights[index])
+        token = next_token(row, params, request.prompt_token_ids, output, eos, sample.seed, sample.index, guess)
+        output.append(token)
+        count = params.logprobs
+        logprobs = None if count is None else token_logprobs(model.numerics, row, token, count)
+        drawn.append(Drawn(token, request.num_tokens - 1 + index, row, logprobs))
+        ending = request.reason_to_end(token, len(output))
+        text.push(token, len(output) > params.min_tokens, ending)
+        holds = index < entry.num_drafts and token == entry.drafts[index]
+        accepted += holds
+        if not holds or ending is not None or text.stopped_by is not None:
+            break
+    return Answer(tuple(drawn), text, entry.num_drafts, accepted)
