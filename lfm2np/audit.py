@@ -56,3 +56,22 @@ def check_blocks(model: Model, cache: Cache, token_ids: Sequence[int], blocks: M
             padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
             if cache.checkpoints[block, layer].tobytes() != padded[stop : stop + count].tobytes():
                 raise ProofError(f"block {block}: the checkpoint of convolution layer {layer} differs")
+
+
+def check_request(model: Model, cache: Cache, token_ids: Sequence[int], table: Sequence[int], slot: int) -> None:
+    """ProofError unless a running request's blocks and live state hold what its computed tokens demand, and no other.
+
+    token_ids  those that are computed: what a rejected draft left behind would show here
+    """
+    entries, columns = expected_cache(model, token_ids)
+    blocks = np.asarray(table, np.int64)
+    for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):
+        for array, truth in zip(held, expected, strict=True):
+            mine = array[blocks].reshape(-1, *array.shape[2:])[: len(token_ids)]
+            if mine.tobytes() != truth.tobytes():
+                raise ProofError(f"slot {slot}: keys or values of attention layer {layer} differ from the reference")
+    count = cache.states.shape[2]
+    for layer, u in enumerate(columns):
+        padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
+        if cache.states[slot, layer].tobytes() != padded[len(token_ids) :].tobytes():
+            raise ProofError(f"slot {slot}: the live state of convolution layer {layer} differs from the reference")

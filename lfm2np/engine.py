@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
-from lfm2np.audit import check_blocks
+from lfm2np.audit import check_blocks, check_request
 from lfm2np.cache import Cache, bytes_per_block, make_cache
 from lfm2np.drafters import Draft, Drafter
 from lfm2np.errors import Lfm2npError, RequestError
@@ -221,16 +221,23 @@ class Engine:
         self._published = {key: ids for key, ids in self._published.items() if key in pool.block_of}
 
     def verify(self) -> int:
-        """How many cached blocks there are; ProofError unless each still holds what its prefix demands.
+        """How many cached blocks and running requests were held against the reference; ProofError for a difference.
 
-        RequestError for an engine without `check`, which does not know the prefixes.
+        A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
+        tokens do. Call it between steps. RequestError for an engine without `check`, which does not know the prefixes.
         """
         if not self._check:
             raise RequestError("verify: the engine was made without check=True")
         for key, ids in self._published.items():
             last = len(ids) // self.cache.block_size - 1
             check_blocks(self.model, self.cache, ids, {last: self.scheduler.pool.block_of[key]})
-        return len(self._published)
+        running = [one for one in self.scheduler.running if not self.scheduler.awaits_moves(one)]
+        for request in running:
+            assert request.slot is not None
+            computed = request.token_ids[: request.num_computed_tokens]
+            if computed:
+                check_request(self.model, self.cache, computed, request.block_table, request.slot)
+        return len(self._published) + len(running)
 
     def stream(self) -> Iterator[RequestOutput]:
         """Steps until nothing is left, yielding outputs as they change."""

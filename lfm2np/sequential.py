@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
+from lfm2np.acceptance import Guess, next_token
+from lfm2np.drafters import DraftContext, Drafter
 from lfm2np.loading import Model
 from lfm2np.sampling import choose
 from lfm2np.sampling_params import SamplingParams
@@ -31,9 +33,17 @@ class Step:
 
 
 def alone(
-    model: Model, prompt_ids: Sequence[int], params: SamplingParams, seed: int, sample_index: int
+    model: Model,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    sample_index: int,
+    drafter: Drafter | None = None,
 ) -> Iterator[Step]:
-    """The tokens of one sample; `seed` as lfm2np.sampling.request_seed gives it."""
+    """The tokens of one sample; `seed` as lfm2np.sampling.request_seed gives it.
+
+    A drafter matters only if it draws its guesses: it is then asked for one at each position.
+    """
     config = model.config
     eos = tuple(sorted(config.eos_token_ids))
     stop_ids = set(params.stop_token_ids) | set(() if params.ignore_eos else eos)
@@ -46,7 +56,10 @@ def alone(
     while reason is None:
         states = reference.hidden_states(model.weights, config, model.numerics, [*prompt_ids, *output])
         row = reference.output_logits(model.weights, model.numerics, states[-1:])[0]
-        token = choose(row, params, prompt_ids, output, eos, seed, sample_index)
+        guess = None
+        if drafter is not None and drafter.is_random:
+            guess = _guess(drafter, prompt_ids, output, params, seed, sample_index)
+        token = next_token(row, params, prompt_ids, output, eos, seed, sample_index, guess)
         output.append(token)
         stopped = token in stop_ids and len(output) >= params.min_tokens
         if not stopped and stream is not None:
@@ -57,6 +70,19 @@ def alone(
             ended = stream is not None and stops.finish(stream.finish())[1] is not None
             reason = "stop" if ended else "length"
         yield Step(token, row, reason)
+
+
+def _guess(
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    output: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    sample_index: int,
+) -> Guess | None:
+    context = DraftContext("0", (*prompt_ids, *output), len(prompt_ids), params, seed, sample_index, 0)
+    draft = drafter.propose([context])[0]
+    return Guess(draft.token_ids[0], draft.weights[0]) if draft.weights else None
 
 
 @dataclass(frozen=True)

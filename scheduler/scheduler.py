@@ -387,6 +387,10 @@ class Scheduler:
         """The plan between schedule() and update() or abandon()."""
         return self._plan
 
+    def awaits_moves(self, request: Request) -> bool:
+        """Whether it was split off since the last step: its state is copied before the next one."""
+        return any(move.kind == "copy_state" and move.destination == request.slot for move in self._pending)
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)

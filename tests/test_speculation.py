@@ -1,0 +1,403 @@
+"""Speculative decoding in the engine: any drafter, any acceptance pattern, and not a bit or a block differs."""
+
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import LONGEST_PROMPT, MOST_TOKENS, Run
+
+import lfm2np
+from lfm2np import Engine, RequestError, SamplingParams
+from lfm2np.draft_model import ModelDrafter
+from lfm2np.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.errors import CheckpointError, ProofError
+from lfm2np.loading import Model
+from lfm2np.outputs import RequestOutput
+from lfm2np.sampling import request_seed
+from lfm2np.sequential import alone
+from scheduler import replay
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request: pytest.FixtureRequest) -> Model:
+    return lfm2np.load(FIXTURES / request.param)
+
+
+@pytest.fixture(scope="module")
+def trained() -> Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    return lfm2np.load(FIXTURES / "draft")
+
+
+def truth_of(model: Model, seed: int) -> dict[str, list[int]]:
+    """The output tokens of every sample of a run, without speculation."""
+    run = Run(model, seed, policy="fcfs")
+    run.go(abort_rate=0.0)
+    return {
+        name if sample.index == 0 else f"{name}#{sample.index}": list(sample.token_ids)
+        for name, output in run.outputs.items()
+        for sample in output.outputs
+    }
+
+
+def wrong_at(truth: dict[str, list[int]], wrong: Sequence[bool], vocab_size: int) -> dict[str, list[int]]:
+    """Scripts that follow the truth but at the places (taken round and round) where `wrong` says so."""
+    return {
+        name: [(token + 1) % vocab_size if wrong[place % len(wrong)] else token for place, token in enumerate(ids)]
+        for name, ids in truth.items()
+    }
+
+
+TRUTHS: dict[tuple[str, int], dict[str, list[int]]] = {}
+
+
+def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **options: object) -> Run:
+    """A random run under a scripted drafter, held against the reference: outputs, logits, and the cache as it goes."""
+    key = (str(model.path), seed)
+    if key not in TRUTHS:
+        TRUTHS[key] = truth_of(model, seed)
+    script = wrong_at(TRUTHS[key], wrong, model.config.vocab_size)
+    run = Run(model, seed, drafter=ScriptedDrafter(script), num_speculative_tokens=most, **options)
+    run.go(verify_rate=0.05)
+    run.require_equal_to_the_reference()
+    assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
+    return run
+
+
+@settings(max_examples=settings.default.max_examples // 4)
+@given(
+    seed=st.integers(0, 5),
+    wrong=st.lists(st.booleans(), min_size=1, max_size=8),
+    most=st.integers(1, 9),
+    sizes=st.fixed_dictionaries(
+        {
+            "block_size": st.sampled_from([1, 2, 3, 5, 16]),
+            "max_num_seqs": st.integers(1, 8),
+            "max_num_batched_tokens": st.sampled_from([1, 2, 3, 7, 16, 64, 500]),
+            "policy": st.sampled_from(["fcfs", "priority", "prefill-first", "waiting-served", "static"]),
+            "prefix_caching": st.booleans(),
+            "num_host_blocks": st.sampled_from([0, 20]),
+        }
+    ),
+    spare=st.integers(0, 40),
+)
+def test_any_acceptance_pattern_gives_the_reference_and_a_clean_cache(
+    trained: Model, seed: int, wrong: list[bool], most: int, sizes: dict[str, object], spare: int
+):
+    """Chunks, preemption, swapping, forks, prefix hits and aborts included; memory from "just fits" up."""
+    least = -(-(LONGEST_PROMPT + MOST_TOKENS) // int(str(sizes["block_size"])))
+    run = speculate(trained, seed, wrong, most, num_blocks=least + spare, **sizes)
+    if all(wrong):
+        assert run.engine.metrics.accepted_tokens == run.engine.metrics.steps_saved == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_speculation_equals_the_reference_on_every_fixture(model: Model, seed: int):
+    choice = random.Random(seed)
+    wrong = [choice.random() < 0.3 for _ in range(7)]
+    run = speculate(model, seed, wrong, choice.randint(1, 6), max_num_batched_tokens=64)
+    assert run.engine.metrics.draft_tokens > 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "prefill-first", "waiting-served", "static"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_drafter_that_always_lies_leaves_no_trace_at_all(trained: Model, policy: str, caching: bool):
+    """Step by step, plan by plan, byte by byte of every array: the run is the one that never speculated."""
+    drafted = 0
+    for seed in range(2):
+        options: dict[str, object] = {
+            "policy": policy,
+            "prefix_caching": caching,
+            "block_size": 2,
+            "num_blocks": 30,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 40,
+            "num_host_blocks": 8 * (seed % 2),
+        }
+        lies = wrong_at(truth_of(trained, seed), [True], 512)
+        plain = Run(trained, seed, **options)
+        lied = Run(trained, seed, drafter=ScriptedDrafter(lies), num_speculative_tokens=3, **options)
+        for name, (_, ids, params) in sorted(plain.requests.items()):
+            plain.engine.add_request(name, ids, params)
+            lied.engine.add_request(name, ids, params)
+        while plain.engine.has_unfinished:
+            first = [strip(output) for output in plain.engine.step()]
+            assert [strip(output) for output in lied.engine.step()] == first
+            require_same_memory(plain.engine, lied.engine)
+        assert not lied.engine.has_unfinished
+        drafted += lied.engine.metrics.draft_tokens
+        assert lied.engine.metrics.accepted_tokens == 0
+        assert lied.engine.metrics.steps == plain.engine.metrics.steps
+    assert drafted > 20
+
+
+def strip(output: RequestOutput) -> tuple[object, ...]:
+    return output.request_id, output.outputs, output.prompt_logprobs, output.finished
+
+
+def require_same_memory(one: Engine, other: Engine) -> None:
+    for mine, theirs in zip(one.scheduler.running, other.scheduler.running, strict=True):
+        assert (mine.block_table, mine.slot, mine.token_ids) == (theirs.block_table, theirs.slot, theirs.token_ids)
+    assert one.scheduler.pool.free_order() == other.scheduler.pool.free_order()
+    assert one.scheduler.pool.block_of == other.scheduler.pool.block_of
+    assert one.scheduler.prefix_cache.statistics == other.scheduler.prefix_cache.statistics
+    for name in ("states", "checkpoints", "host_states"):
+        assert getattr(one.cache, name).tobytes() == getattr(other.cache, name).tobytes(), name
+    for name in ("blocks", "host_blocks"):
+        for mine, theirs in zip(getattr(one.cache, name), getattr(other.cache, name), strict=True):
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(mine, theirs, strict=True)), name
+
+
+def test_verify_notices_a_rejected_draft_in_the_live_state(trained: Model):
+    engine = Engine(trained, check=True)
+    engine.add_request("a", [1, 5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+    engine.step()
+    assert engine.verify() == 1
+    engine.cache.states[engine.scheduler.running[0].slot or 0, 0, -1, 0] += 1e-6
+    with pytest.raises(ProofError, match="live state of convolution layer 0"):
+        engine.verify()
+
+
+def test_a_right_drafter_saves_the_steps_it_promises(trained: Model):
+    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
+    plain = trained.generate(ids, max_tokens=40)
+    truth = {"a": list(plain.token_ids)}
+    for most, steps in ((1, 10), (2, 7), (4, 4), (30, 2)):
+        engine = Engine(trained, drafter=ScriptedDrafter(truth), num_speculative_tokens=most)
+        engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=40))
+        (output,) = [output for output in engine.stream() if output.finished]
+        assert output.outputs[0].token_ids == plain.token_ids
+        assert output.outputs[0].text == plain.text
+        count = len(plain.token_ids)
+        assert engine.metrics.steps == -(-count // (most + 1)) == count - engine.metrics.steps_saved
+        assert output.metrics is not None
+        assert output.metrics.accepted_tokens == engine.metrics.accepted_tokens == sum(engine.metrics.accepted_at)
+        assert steps >= engine.metrics.steps
+
+
+STOPS = [
+    SamplingParams(temperature=0.0, max_tokens=40, stop="5 26"),
+    SamplingParams(temperature=0.0, max_tokens=40, stop=["27 2", "26"], min_tokens=5, logprobs=2),
+    SamplingParams(temperature=0.0, max_tokens=40, stop="24", include_stop_str_in_output=True),
+    SamplingParams(temperature=0.0, max_tokens=5, stop="no such text"),
+    SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=[20, 300], min_tokens=3),
+    SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True, min_tokens=21),
+    SamplingParams(temperature=0.0, max_tokens=1),
+    SamplingParams(temperature=0.0, max_tokens=30, repetition_penalty=1.8, frequency_penalty=0.5, presence_penalty=1.0),
+]
+
+
+@pytest.mark.parametrize("params", STOPS)
+@pytest.mark.parametrize("most", [1, 3, 40])
+def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(trained: Model, params: SamplingParams, most: int):
+    """Token ids, text, reason, logprobs and what is cached: all as without drafts."""
+    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
+    shown = []
+    plain = list(trained.generate(ids, max_tokens=60).token_ids)
+    truth = [step.token_id for step in alone(trained, ids, params, 0, 0)]
+    for script in (None, truth + plain, plain + plain):
+        drafter = None if script is None else ScriptedDrafter({"a": script})
+        engine = Engine(trained, block_size=1, drafter=drafter, num_speculative_tokens=most, check=True)
+        engine.add_request("a", ids, params)
+        (output,) = [output for output in engine.stream() if output.finished]
+        shown.append((output.outputs, set(engine.scheduler.pool.block_of)))
+        engine.verify()
+    assert shown[0] == shown[1] == shown[2]
+
+
+class Faulty:
+    """Wraps a drafter; `spoil` may raise or change the draft of the request "bad"."""
+
+    is_random = False
+
+    def __init__(self, inner: ScriptedDrafter, fault: str) -> None:
+        self._inner, self._fault, self.calls = inner, fault, 0
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        self.calls += sum(one.request_id == "bad" for one in contexts)
+        drafts = self._inner.propose(contexts)
+        for index, one in enumerate(contexts):
+            if one.request_id == "bad" and self._fault != "too few":
+                if self._fault == "raises":
+                    raise ZeroDivisionError("inside the drafter")
+                drafts[index] = {
+                    "negative": Draft((-1,)),
+                    "outside": Draft((512,)),
+                    "bool": Draft((True,)),
+                    "float": Draft((1.5,)),  # type: ignore[arg-type]
+                    "too long": Draft((5,) * (one.count + 1)),
+                    "weights": Draft((5,), (np.ones(512, np.int64),)),
+                    "None": None,
+                }[self._fault]  # type: ignore[assignment]
+        return drafts[:-1] if self._fault == "too few" and len(drafts) > 1 else drafts
+
+
+@pytest.mark.parametrize(
+    "fault", ["raises", "negative", "outside", "bool", "float", "too long", "weights", "None", "too few"]
+)
+def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(trained: Model, fault: str):
+    prompts = {name: trained.prompt_ids(f"{name}: 3 6 4 ->") for name in ("copy", "sort", "bad")}
+    truth = {name: list(trained.generate(ids, max_tokens=8).token_ids) for name, ids in prompts.items()}
+    params = SamplingParams(temperature=0.0, max_tokens=8)
+    drafter = Faulty(ScriptedDrafter(truth), fault)
+    engine = Engine(trained, drafter=drafter, check=True)
+    for name, ids in prompts.items():
+        engine.add_request(name, ids, params)
+    outputs = {output.request_id: output for output in engine.stream() if output.finished}
+    for name, output in outputs.items():
+        assert list(output.outputs[0].token_ids) == truth[name]
+        assert output.metrics is not None
+        if name == "bad" and fault != "too few":
+            assert output.metrics.accepted_tokens == 0
+            assert output.metrics.draft_error
+        else:
+            assert output.metrics.accepted_tokens > 0
+            assert output.metrics.draft_error is None
+    if fault != "too few":
+        assert engine.metrics.draft_failures == 1
+        assert drafter.calls <= 2, "it is not asked again"
+
+
+def test_an_interrupted_drafter_leaves_an_engine_that_goes_on(trained: Model):
+    class Interrupting(NgramDrafter):
+        calls = 0
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+            return super().propose(contexts)
+
+    trace = io.StringIO()
+    engine = Engine(trained, drafter=Interrupting(), check=True, trace=trace, block_size=2)
+    ids = trained.prompt_ids("copy: bada bada bada ->")
+    engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=8))
+    engine.step()
+    engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    (output,) = [output for output in engine.stream() if output.finished]
+    assert output.outputs[0].token_ids == trained.generate(ids, max_tokens=8).token_ids
+    replay(trace.getvalue().splitlines())
+
+
+# --- the draft model
+
+
+def test_the_draft_models_greedy_guesses_are_its_own_greedy_tokens(trained: Model, small: Model):
+    drafter = ModelDrafter(small, trained, block_size=3)
+    prompts = [trained.prompt_ids(text) for text in ("add: 3 + 4 ->", "copy: tivu zo ->", "sort: 3 1")]
+    for count in (1, 3, 5):
+        contexts = [
+            DraftContext(str(index), tuple(ids), len(ids), SamplingParams(), 0, 0, count)
+            for index, ids in enumerate(prompts)
+        ]
+        for draft, ids in zip(drafter.propose(contexts), prompts, strict=True):
+            expected, sequence = [], list(ids)
+            for _ in range(count):
+                expected.append(int(np.argmax(small.logits(sequence)[-1])))
+                sequence.append(expected[-1])
+            assert list(draft.token_ids) == expected
+
+
+def test_random_guesses_are_a_function_of_the_prefix_and_the_seed(trained: Model, small: Model):
+    """So the tokens that come are too: equal to one token after the other, whatever the batch, blocks, budget and K."""
+    ids = [trained.prompt_ids(text) for text in ("copy: tivu zo sa ->", "story", "count: 3 to 9 ->", "sort: 4 1")]
+    params = [
+        SamplingParams(temperature=1.3, max_tokens=9, seed=5, n=3, ignore_eos=True),
+        SamplingParams(temperature=2.0, max_tokens=12, seed=6, top_k=20, repetition_penalty=1.3, logit_bias={40: 3.0}),
+        SamplingParams(temperature=0.0, max_tokens=8),
+        SamplingParams(temperature=3.0, max_tokens=10, top_p=0.9, min_p=0.01, stop_token_ids=[30, 31], min_tokens=4),
+    ]
+    expected = {}
+    for index, (prompt, param) in enumerate(zip(ids, params, strict=True)):
+        for sample in range(param.n):
+            seed = request_seed(param, 0, str(index))
+            slow = ModelDrafter(small, trained, "random", prefix_caching=False)
+            tokens = [step.token_id for step in alone(trained, prompt, param, seed, sample, slow)]
+            plain = [step.token_id for step in alone(trained, prompt, param, seed, sample)]
+            expected[index, sample] = tokens
+            assert (tokens != plain) or param.temperature < 2.0, "the control: the rule is another one"
+    for most, budget, size, seqs in ((1, 500, 16, 8), (3, 5, 1, 8), (6, 13, 2, 2), (4, 1, 3, 3), (9, 64, 5, 5)):
+        engine = Engine(
+            trained,
+            drafter=ModelDrafter(small, trained, "random"),
+            num_speculative_tokens=most,
+            max_num_batched_tokens=budget,
+            block_size=size,
+            max_num_seqs=seqs,
+            num_blocks=60 // size + 1,
+            check=True,
+        )
+        for index, (prompt, param) in enumerate(zip(ids, params, strict=True)):
+            engine.add_request(str(index), prompt, param)
+        outputs = {output.request_id: output for output in engine.stream() if output.finished}
+        found = {(int(name), one.index): list(one.token_ids) for name, o in outputs.items() for one in o.outputs}
+        assert found == expected
+        assert engine.metrics.accepted_tokens > 0 or budget == 1
+
+
+def test_a_draft_model_whose_context_or_pool_ends_stops_guessing_and_harms_nothing(trained: Model, small: Model):
+    ids = trained.prompt_ids("copy: tivu zo sa di zemu re ->")
+    plain = trained.generate(ids, max_tokens=12)
+    for sampling in ("greedy", "random"):
+        drafter = ModelDrafter(small, trained, sampling, block_size=2, num_blocks=len(ids) // 2 + 2)
+        engine = Engine(trained, drafter=drafter)
+        engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=12))
+        (output,) = [output for output in engine.stream() if output.finished]
+        assert output.outputs[0].token_ids == plain.token_ids
+        assert output.metrics is not None
+        assert output.metrics.draft_error is None
+        assert 0 < output.metrics.draft_tokens < 9
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(trained: Model):
+    other = lfm2np.load(FIXTURES / "torture" / "wide_heads")
+    with pytest.raises(CheckpointError, match="vocab_size"):
+        ModelDrafter(other, trained)
+    with pytest.raises(RequestError, match="draft sampling 'maybe'"):
+        ModelDrafter(trained, trained, "maybe")
+
+
+# --- prompt lookup
+
+
+@given(
+    ids=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    longest=st.integers(1, 6),
+    shortest=st.integers(1, 6),
+    count=st.integers(1, 5),
+)
+def test_prompt_lookup_takes_the_longest_suffix_and_its_first_place(
+    ids: list[int], longest: int, shortest: int, count: int
+):
+    if shortest > longest:
+        with pytest.raises(RequestError, match="longest n-gram"):
+            NgramDrafter(longest, shortest)
+        return
+    context = DraftContext("a", tuple(ids), 1, SamplingParams(), 0, 0, count)
+    (draft,) = NgramDrafter(longest, shortest).propose([context])
+    places = [  # (length, -start) of every earlier place of every suffix
+        (size, -start)
+        for size in range(shortest, longest + 1)
+        for start in range(len(ids) - size)
+        if ids[start : start + size] == ids[len(ids) - size :]
+    ]
+    if not places:
+        assert draft.token_ids == ()
+        return
+    size, start = max(places)[0], -max(places)[1]
+    assert list(draft.token_ids) == ids[start + size :][:count]
+    assert draft.token_ids
