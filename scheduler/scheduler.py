@@ -366,6 +366,7 @@ class Scheduler:
         """The step did not complete: whatever was running is computed again, nothing of the step is published."""
         if plan is not self._plan:
             raise PlanError(f"abandon() for step {plan.step}, which is not in flight")
+        self._roll_back(plan, {})
         self._plan, self._in_flight = None, frozenset()
         self.step += 1
         for entry in plan.scheduled:

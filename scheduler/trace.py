@@ -1,7 +1,7 @@
 """A run as JSON lines: enough to replay it without the model, and to redraw it.
 
     {"kind": "header", "version": 2, "config": {...}, ...}
-    {"kind": "add", "request": {...}, "forks": ["id", ...]}
+    {"kind": "add", "request": {...}, "forks": [{...}, ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
     {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
@@ -37,7 +37,7 @@ class TraceWriter:
         self._write({"kind": "header", "version": VERSION, "config": asdict(config), **(extra or {})})
 
     def add(self, request: Request, forks: Sequence[Request]) -> None:
-        line = {"kind": "add", "request": request_as_json(request), "forks": [fork.request_id for fork in forks]}
+        line = {"kind": "add", "request": request_as_json(request), "forks": list(map(request_as_json, forks))}
         self._write(line)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
@@ -92,16 +92,16 @@ def request_as_json(request: Request) -> dict[str, Any]:
     }
 
 
-def request_from_json(raw: Mapping[str, Any], request_id: str | None = None) -> Request:
+def request_from_json(raw: Mapping[str, Any]) -> Request:
     return Request(
-        request_id=raw["request_id"] if request_id is None else request_id,
+        request_id=raw["request_id"],
         prompt_token_ids=tuple(raw["prompt_token_ids"]),
         max_tokens=raw["max_tokens"],
         stop_token_ids=frozenset(raw["stop_token_ids"]),
         min_tokens=raw["min_tokens"],
         priority=raw["priority"],
         cache_salt=raw["cache_salt"],
-        prompt_logits=raw["prompt_logits"] and request_id is None,  # the samples split off do not repeat them
+        prompt_logits=raw["prompt_logits"],
     )
 
 
@@ -159,7 +159,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
     kind = line["kind"]
     if kind == "add":
         request = request_from_json(line["request"])
-        forks = [request_from_json(line["request"], name) for name in line["forks"]]
+        forks = list(map(request_from_json, line["forks"]))
         scheduler.add(request, forks)
         result.requests += 1 + len(forks)
     elif kind == "finish":
