@@ -8,6 +8,8 @@ lfm2np.LLM().generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingPara
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
 """
 
+from lfm2np.draft_model import ModelDrafter
+from lfm2np.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine import Engine
 from lfm2np.errors import (
     CheckpointError,
@@ -19,7 +21,7 @@ from lfm2np.errors import (
 )
 from lfm2np.generation import Completion, GeneratedToken, TokenLogprobs
 from lfm2np.llm import LLM
-from lfm2np.loading import Model, load, trained_fixture
+from lfm2np.loading import Model, draft_fixture, load, trained_fixture
 from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.scoring import TokenScore
@@ -32,18 +34,25 @@ __all__ = [
     "Completion",
     "CompletionOutput",
     "ConfigError",
+    "Draft",
+    "DraftContext",
+    "Drafter",
     "Engine",
     "GeneratedToken",
     "Lfm2npError",
     "Model",
+    "ModelDrafter",
+    "NgramDrafter",
     "NumericsError",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScriptedDrafter",
     "TokenLogprobs",
     "TokenScore",
     "TokenizerError",
+    "draft_fixture",
     "load",
     "trained_fixture",
 ]

@@ -17,10 +17,12 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.draft_model import DRAFT_SAMPLING, ModelDrafter
+from lfm2np.drafters import Drafter, NgramDrafter
 from lfm2np.engine import Engine
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.generation import require_count
-from lfm2np.loading import Model
+from lfm2np.loading import Model, draft_fixture, load
 from lfm2np.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.sampling import request_seed
 from lfm2np.sampling_params import SamplingParams, from_json
@@ -31,8 +33,9 @@ from scheduler import POLICIES
 
 ENGINE_OPTIONS = (
     *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "num_host_blocks"),
-    *("policy", "waiting_served_ratio", "max_waiting_tokens"),
+    *("policy", "waiting_served_ratio", "max_waiting_tokens", "num_speculative_tokens"),
 )
+SPECULATIVE = ("ngram", "draft", "none")
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
 
 
@@ -74,6 +77,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
     group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
     group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
+    group.add_argument("--speculative", choices=SPECULATIVE, help="who proposes tokens ahead (none)")
+    group.add_argument("--num-speculative-tokens", metavar="K", type=int, help="most of them a request and step (4)")
+    draft_help = "of --speculative draft (without --model: the draft fixture)"
+    group.add_argument("--draft-model", metavar="DIR", help=draft_help)
+    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
     group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
     group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
     group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
@@ -81,13 +89,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def is_wanted(arguments: argparse.Namespace) -> bool:
     """Whether there is more to do than to continue one prompt greedily."""
-    given = [getattr(arguments, name) for name in (*ENGINE_OPTIONS, "seed", "temperature", "trace", "requests")]
+    others = ("seed", "temperature", "trace", "requests", "speculative", "draft_model", "draft_sampling")
+    given = [getattr(arguments, name) for name in (*ENGINE_OPTIONS, *others)]
     flags = (arguments.no_prefix_caching, arguments.sequential, arguments.prove)
     several = len(arguments.prompt or ()) > 1 or len(arguments.chat or ()) > 1
     return several or any(flags) or any(value is not None for value in given)
 
 
 def run(model: Model, arguments: argparse.Namespace) -> None:
+    drafter = make_drafter(model, arguments)
     jobs = read_jobs(model, arguments)
     engine_seed = require_count("seed", 0 if arguments.seed is None else arguments.seed, 0, 2**64 - 1)
     batched, alone_record = Record(), Record()
@@ -95,13 +105,13 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
     metrics: RunMetrics | None = None
     refused: dict[str, str] = {}
     if not arguments.sequential or arguments.prove:
-        outputs, metrics, refused = run_batched(model, jobs, engine_seed, arguments, batched)
+        outputs, metrics, refused = run_batched(model, jobs, engine_seed, arguments, batched, drafter)
         jobs = [job for job in jobs if job.request_id not in refused]
         if not jobs:
             raise RequestError(next(iter(refused.values())))
     seconds = None
     if arguments.sequential or arguments.prove:
-        seconds = run_sequential(model, jobs, engine_seed, alone_record)
+        seconds = run_sequential(model, jobs, engine_seed, alone_record, drafter)
     if metrics is None:
         print_sequential(model, jobs, alone_record, arguments.json)
         return
@@ -117,6 +127,25 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
         raise ProofError(difference)
     if refused:
         raise RequestError(f"{len(refused)} of the requests refused: {'; '.join(refused.values())}")
+
+
+def make_drafter(model: Model, arguments: argparse.Namespace) -> Drafter | None:
+    """What --speculative asks for. RequestError for options that belong to another choice."""
+    kind = arguments.speculative or "none"
+    for name in ("draft_model", "draft_sampling"):
+        if getattr(arguments, name) is not None and kind != "draft":
+            raise RequestError(f"--{name.replace('_', '-')} goes with --speculative draft")
+    if arguments.num_speculative_tokens is not None and kind == "none":
+        raise RequestError("--num-speculative-tokens goes with --speculative ngram or draft")
+    if kind == "none":
+        return None
+    if kind == "ngram":
+        return NgramDrafter()
+    if arguments.draft_model is None and arguments.model is not None:
+        raise RequestError("--speculative draft: --model needs a --draft-model of the same vocabulary")
+    with progress_bar("loading the draft model") as show:
+        small = load(arguments.draft_model or draft_fixture(), arguments.numerics, show)
+    return ModelDrafter(small, model, arguments.draft_sampling or "greedy")
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -195,7 +224,12 @@ def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Ma
 
 
 def run_batched(
-    model: Model, jobs: list[Job], seed: int, arguments: argparse.Namespace, record: Record
+    model: Model,
+    jobs: list[Job],
+    seed: int,
+    arguments: argparse.Namespace,
+    record: Record,
+    drafter: Drafter | None,
 ) -> tuple[dict[str, RequestOutput], RunMetrics, dict[str, str]]:
     """All requests through the engine; each is added at its arrival step, and on a terminal their text streams.
 
@@ -212,6 +246,7 @@ def run_batched(
             seed=seed,
             trace=trace,
             on_logits=keep,
+            drafter=drafter,
             **options,
         )
         screen = Screen(jobs) if sys.stdout.isatty() and not arguments.json else None
@@ -270,14 +305,15 @@ def open_trace(name: str | None) -> Iterator[TextIO | None]:
         raise RequestError(f"--trace {name}: can't be written: {problem}") from None
 
 
-def run_sequential(model: Model, jobs: list[Job], seed: int, record: Record) -> float:
+def run_sequential(model: Model, jobs: list[Job], seed: int, record: Record, drafter: Drafter | None) -> float:
     """Each sample alone through reference.py; the seconds it took."""
     began = time.perf_counter()
     with progress_bar("sequential") as show:
         for done, job in enumerate(jobs, start=1):
             for index in range(job.params.n):
                 name = job.request_id if index == 0 else f"{job.request_id}#{index}"
-                for step in alone(model, job.ids, job.params, request_seed(job.params, seed, job.request_id), index):
+                own_seed = request_seed(job.params, seed, job.request_id)
+                for step in alone(model, job.ids, job.params, own_seed, index, drafter):
                     record.add(name, 0, step.logits, step.token_id)
             show(done, len(jobs))
     return time.perf_counter() - began
@@ -319,6 +355,18 @@ def summarise(
         "static_batch_padding": static_padding(lengths, arguments.max_num_seqs or 64),
         "seconds": round(metrics.seconds, 3),
     }
+    if arguments.speculative in ("ngram", "draft"):
+        summary["speculative"] = {
+            "drafter": arguments.speculative,
+            "proposed": metrics.draft_tokens,
+            "accepted": metrics.accepted_tokens,
+            "proposed_at": metrics.drafted_at,
+            "accepted_at": metrics.accepted_at,
+            "mean_accepted_length": round(metrics.mean_accepted_length, 3),
+            "steps_saved": metrics.steps_saved,
+            "failures": metrics.draft_failures,
+            "seconds": round(metrics.draft_seconds, 3),
+        }
     if seconds is not None:
         summary["sequential_seconds"] = round(seconds, 3)
         summary["speed_up"] = round(seconds / metrics.seconds, 2) if metrics.seconds else None
@@ -345,6 +393,8 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     ]
     if summary["preemptions"]:
         rows.append(("preemptions, tokens computed twice", f"{summary['preemptions']}, {summary['recomputed_tokens']}"))
+    if "speculative" in summary:
+        rows += speculative_rows(summary["speculative"])
     if "speed_up" in summary:
         rows.append(("seconds (sequential, no cache)", f"{summary['seconds']} ({summary['sequential_seconds']})"))
         rows.append(("speed-up over sequential", summary["speed_up"]))
@@ -353,6 +403,20 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         print(f"{name:<38}{value}")
     if summary.get("proved"):
         print("proved: every token and every logit equals sequential generation, bit for bit")
+
+
+def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The acceptance rate of each place, the first draft's first."""
+    pairs = zip(drafts["accepted_at"], drafts["proposed_at"], strict=True)
+    rows = [
+        ("drafts proposed, accepted", f"{drafts['proposed']}, {drafts['accepted']}"),
+        ("accepted by position", " ".join(f"{accepted / proposed:.0%}" for accepted, proposed in pairs) or "-"),
+        ("mean accepted length", drafts["mean_accepted_length"]),
+        ("request steps saved", drafts["steps_saved"]),
+    ]
+    if drafts["failures"]:
+        rows.append(("requests whose drafter failed", drafts["failures"]))
+    return rows
 
 
 def print_sequential(model: Model, jobs: list[Job], record: Record, as_object: bool) -> None:

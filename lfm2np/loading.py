@@ -98,12 +98,21 @@ class Model:
 
 def trained_fixture() -> Path:
     """The small trained model that comes with the package."""
-    packaged = Path(__file__).parent / "_fixtures" / "trained"
-    checkout = Path(__file__).parent.parent / "fixtures" / "trained"
+    return _fixture("trained")
+
+
+def draft_fixture() -> Path:
+    """The smaller one, of the same vocabulary, that drafts for it."""
+    return _fixture("draft")
+
+
+def _fixture(name: str) -> Path:
+    packaged = Path(__file__).parent / "_fixtures" / name
+    checkout = Path(__file__).parent.parent / "fixtures" / name
     for path in (packaged, checkout):
         if path.is_dir():
             return path
-    raise CheckpointError(f"{packaged}: the trained fixture is not in this installation; name a model directory")
+    raise CheckpointError(f"{packaged}: the {name} fixture is not in this installation; name a model directory")
 
 
 def checkpoint_directory(path: str | Path | None) -> Path:

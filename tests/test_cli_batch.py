@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import lfm2np
 from lfm2np import cli_batch
 from lfm2np.cli import main
 
@@ -121,3 +122,81 @@ def test_a_difference_is_named_by_request_and_position():
         record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
     assert cli_batch.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
     assert cli_batch.compare(truth, truth) is None
+
+
+# --- speculative decoding
+
+
+@pytest.mark.parametrize("kind", ["ngram", "draft"])
+def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFixture[str], kind: str):
+    assert main(["generate", *chats(), "--prove", "--speculative", kind]) == 0
+    text = capsys.readouterr().out
+    assert [line[38:] for line in text.splitlines()[:3]] == ANSWERS
+    assert "\nmean accepted length " in text
+    assert (
+        main(["generate", *chats(), "--prove", "--json", "--speculative", kind, "--num-speculative-tokens", "3"]) == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    drafts = report["summary"]["speculative"]
+    assert drafts["drafter"] == kind
+    assert drafts["proposed"] == sum(drafts["proposed_at"]) > 0
+    assert (
+        drafts["accepted"]
+        == sum(drafts["accepted_at"])
+        == sum(o["metrics"]["accepted_tokens"] for o in outputs(report))
+    )
+    assert drafts["steps_saved"] == report["summary"]["generated_tokens"] - sum(
+        o["metrics"]["steps"] for o in outputs(report)
+    )
+    assert len(drafts["proposed_at"]) == 3
+    assert drafts["proposed_at"] == sorted(drafts["proposed_at"], reverse=True)
+    assert all(
+        accepted <= proposed for accepted, proposed in zip(drafts["accepted_at"], drafts["proposed_at"], strict=True)
+    )
+    assert report["summary"]["steps"] < 19 or kind == "ngram"
+
+
+def outputs(report: dict[str, list[dict]]) -> list[dict]:
+    return report["outputs"]
+
+
+def test_random_drafts_are_proved_against_one_position_after_the_other(tmp_path: Path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    options = ["--speculative", "draft", "--draft-sampling", "random", "--temperature", "1.4", "--trace", str(trace)]
+    assert main(["generate", *chats(), "--prove", "--json", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["summary"]["speculative"]["accepted"] > 0
+    assert main(["replay", str(trace), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)["outputs"]
+    assert replayed == {one["request_id"]: one["outputs"][0]["token_ids"] for one in report["outputs"]}
+    drafts = [json.loads(line).get("drafts") for line in trace.read_text().splitlines()]
+    assert any(drafts)
+
+
+def test_the_draft_fixture_is_the_default_only_for_the_trained_one(capsys: pytest.CaptureFixture[str]):
+    trained, draft = str(lfm2np.trained_fixture()), str(lfm2np.draft_fixture())
+    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained, "--draft-model", draft]) == 0
+    capsys.readouterr()
+    assert main(["generate", *chats(), "--speculative", "draft", "--model", trained]) == 2
+    assert "--model needs a --draft-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "fragment"),
+    [
+        (["--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
+        (["--speculative", "none", "--num-speculative-tokens", "3"], 2, "--num-speculative-tokens goes with"),
+        (["--speculative", "ngram", "--num-speculative-tokens", "0"], 2, "num_speculative_tokens 0"),
+        (["--speculative", "ngram", "--draft-model", "x"], 2, "--draft-model goes with --speculative draft"),
+        (["--draft-sampling", "random"], 2, "--draft-sampling goes with --speculative draft"),
+        (["--speculative", "draft", "--draft-model", "/nowhere"], 3, "/nowhere"),
+        (["--speculative", "draft", "--draft-model", "WIDE"], 3, "vocab_size 79, expected 512"),
+    ],
+)
+def test_bad_speculative_options_are_one_line(capsys, options: list[str], code: int, fragment: str):
+    wide = str(Path(__file__).parent.parent / "fixtures" / "torture" / "wide_heads")
+    assert main(["generate", *chats(), *(wide if word == "WIDE" else word for word in options)]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert fragment in captured.err
