@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from scheduler.answers import require_answers
@@ -17,21 +16,11 @@ from scheduler.config import SchedulerConfig, make_policy
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
-from scheduler.plan import BatchPlan, Move, ScheduledTokens
+from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import Load, Phase
 from scheduler.queue import WaitingQueue
+from scheduler.refusals import require_fork, require_new, require_room
 from scheduler.request import FinishReason, Request, Status
-
-
-@dataclass
-class _Step:
-    """One plan in the making."""
-
-    budget: int
-    moves: list[Move]
-    scheduled: dict[str, ScheduledTokens]
-    preempted: list[str]
-    admitted: list[str]
 
 
 class Scheduler:
@@ -61,30 +50,20 @@ class Scheduler:
 
         RequestRefused for an id that is in use, or a request that could never fit into the pool, even alone.
         """
+        require_new(self.requests, (request, *forks))
         for one in (request, *forks):
-            self._require_room(one)
-            if one.prompt_token_ids != request.prompt_token_ids or one.cache_salt != request.cache_salt:
-                raise RequestRefused(f"request {one.request_id!r}: a fork needs the prompt of {request.request_id!r}")
-        ids = [one.request_id for one in (request, *forks)]
-        for request_id in ids:
-            if request_id in self.requests or ids.count(request_id) > 1:
-                raise RequestRefused(f"request id {request_id!r} is already in use")
+            require_room(self.memory, one)
+            require_fork(request, one)
         for one in (request, *forks):
-            one.arrival, one.arrival_step = self._arrivals, self.step
-            self._arrivals += 1
-            self.requests[one.request_id] = one
+            self._register(one)
             one.awaits_split = one is not request
         request.forks = list(forks)
         self._queue(request)
 
-    def _require_room(self, request: Request) -> None:
-        blocks = self.memory.blocks_for(request.most_computed_tokens)
-        if blocks > self.config.num_blocks:
-            raise RequestRefused(
-                f"request {request.request_id!r}: {request.num_prompt_tokens} prompt tokens and max_tokens="
-                f"{request.max_tokens} need {blocks} blocks of {self.config.block_size}; the pool has "
-                f"{self.config.num_blocks}"
-            )
+    def _register(self, request: Request) -> None:
+        request.arrival, request.arrival_step = self._arrivals, self.step
+        self._arrivals += 1
+        self.requests[request.request_id] = request
 
     def abort(self, request_id: str) -> Request:
         """Ends a request at any moment, also in flight. RequestRefused for an id that is not known."""
@@ -109,19 +88,10 @@ class Scheduler:
             raise RequestRefused(f"request {parent_id!r}: not known, can't be forked")
         if self._plan is not None:
             raise PlanError(f"fork of {parent_id!r} while a plan is in flight: call update() first")
-        self._require_room(child)
-        if child.request_id in self.requests:
-            raise RequestRefused(f"request id {child.request_id!r} is already in use")
-        if child.prompt_token_ids != parent.prompt_token_ids or child.cache_salt != parent.cache_salt:
-            raise RequestRefused(f"request {child.request_id!r}: a fork needs the prompt of {parent_id!r}")
-        if child.max_tokens <= parent.num_output_tokens:
-            raise RequestRefused(
-                f"request {child.request_id!r}: max_tokens {child.max_tokens}, but {parent_id!r} already has "
-                f"{parent.num_output_tokens} output tokens"
-            )
-        child.arrival, child.arrival_step = self._arrivals, self.step
-        self._arrivals += 1
-        self.requests[child.request_id] = child
+        require_new(self.requests, (child,))
+        require_room(self.memory, child)
+        require_fork(parent, child)
+        self._register(child)
         child.token_ids = list(parent.token_ids)
         return self._split_off(parent, child)
 
@@ -131,7 +101,7 @@ class Scheduler:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
         if self._plan is not None:
             raise PlanError(f"schedule() while step {self._plan.step} is in flight: call update() or abandon() first")
-        step = _Step(self.config.max_num_batched_tokens, self._pending, {}, [], [])
+        step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending = []
         phase = self.policy.phase(Load(len(self.waiting), len(self.running), self._num_prefilling))
         self._fill(step, phase)
@@ -150,7 +120,7 @@ class Scheduler:
         self._plan = with_drafts(plan, drafts, self.requests, self.memory, self.config)
         return self._plan
 
-    def _fill(self, step: _Step, phase: Phase) -> None:
+    def _fill(self, step: UnfinishedPlan, phase: Phase) -> None:
         """The order in which the kinds of work get tokens and blocks."""
         if phase.prefill_first:
             self._continue(step, decode=False, prefill=phase.prefill)
@@ -168,7 +138,7 @@ class Scheduler:
             self._continue(step, decode=phase.decode, prefill=phase.prefill)
             self._admit(step, phase)
 
-    def _continue(self, step: _Step, decode: bool, prefill: bool) -> None:
+    def _continue(self, step: UnfinishedPlan, decode: bool, prefill: bool) -> None:
         """Tokens for running requests, in order; those at the end are preempted if blocks run out."""
         index = 0
         while index < len(self.running) and step.budget:
@@ -181,7 +151,7 @@ class Scheduler:
                 self._schedule(step, request, count)
             index += 1
 
-    def _make_room(self, step: _Step, request: Request, count: int) -> bool:
+    def _make_room(self, step: UnfinishedPlan, request: Request, count: int) -> bool:
         """Blocks for `count` more tokens, preempting from the end; False if the request itself had to go."""
         while not self.memory.grow(request, count, step.moves):
             victim = self.running[-1]
@@ -190,7 +160,7 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule(self, step: _Step, request: Request, count: int) -> None:
+    def _schedule(self, step: UnfinishedPlan, request: Request, count: int) -> None:
         size = self.config.block_size
         start, stop = request.num_computed_tokens, request.num_computed_tokens + count
         blocks = self.memory.blocks_for(stop)
@@ -212,7 +182,7 @@ class Scheduler:
         )
         step.budget -= count
 
-    def _preempt(self, step: _Step, request: Request) -> None:
+    def _preempt(self, step: UnfinishedPlan, request: Request) -> None:
         """Takes slot and blocks away; what was computed is swapped out if there is room, else computed again."""
         dropped = step.scheduled.pop(request.request_id, None)
         if dropped is not None:
@@ -236,7 +206,7 @@ class Scheduler:
 
     # --- admission
 
-    def _admit(self, step: _Step, phase: Phase) -> None:
+    def _admit(self, step: UnfinishedPlan, phase: Phase) -> None:
         """Waiting requests, in order, until the first that does not fit; none after a preemption in this step."""
         if not phase.admit or step.preempted:
             return
@@ -261,7 +231,7 @@ class Scheduler:
                 return False
         return len(self.waiting) >= count
 
-    def _enter(self, step: _Step, request: Request, phase: Phase) -> bool:
+    def _enter(self, step: UnfinishedPlan, request: Request, phase: Phase) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
         hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
         start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size

@@ -1,0 +1,105 @@
+"""The requests of `lfm2np generate`: from its options, or from a file of JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.errors import RequestError
+from lfm2np.generation import require_count
+from lfm2np.loading import Model
+from lfm2np.sampling_params import SamplingParams, from_json
+from lfm2np.strict_json import parse_object
+from lfm2np.terminal import parse_ids, read_file
+
+OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of the command line or of a file."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    shown: str
+    params: SamplingParams
+    arrival_step: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+
+
+def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
+    """The requests that the options give. RequestError names the line of a bad one."""
+    if arguments.system is not None and arguments.chat is None:
+        raise RequestError("--system goes with --chat")
+    defaults: dict[str, Any] = {
+        "max_tokens": arguments.max_tokens,
+        "temperature": 0.0 if arguments.temperature is None else arguments.temperature,
+    }
+    if arguments.logprobs is not None:
+        defaults["logprobs"] = arguments.logprobs
+    if arguments.requests is not None:
+        return read_requests(model, read_file(arguments.requests), arguments.requests, defaults)
+    params = SamplingParams(**defaults)
+    jobs = []
+    for index, (ids, shown) in enumerate(prompts(model, arguments)):
+        jobs.append(Job(str(index), tuple(model.prompt_ids(ids)), shown, params))
+    return jobs
+
+
+def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str]]:
+    for text in arguments.prompt or ():
+        yield model.prompt_ids(text), text
+    for text in arguments.chat or ():
+        messages = [{"role": "user", "content": text}]
+        if arguments.system is not None:
+            messages.insert(0, {"role": "system", "content": arguments.system})
+        yield model.tokenizer.encode_chat(messages), text
+    if arguments.prompt_file is not None:
+        text = read_file(arguments.prompt_file)
+        yield model.prompt_ids(text), text
+    for source, text in (
+        ("--prompt-ids", arguments.prompt_ids),
+        (arguments.prompt_ids_file, read_file(arguments.prompt_ids_file) if arguments.prompt_ids_file else None),
+    ):
+        if text is not None:
+            yield model.prompt_ids(parse_ids(text, source)), text.strip()
+
+
+def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
+    jobs: list[Job] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}, line {number}"
+        raw = parse_object(line.encode(), where, RequestError)
+        try:
+            jobs.append(make_job(model, raw, str(len(jobs)), defaults))
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+    if not jobs:
+        raise RequestError(f"{source}: no requests, expected one JSON object a line")
+    if len({job.request_id for job in jobs}) < len(jobs):
+        raise RequestError(f"{source}: two requests have one request_id")
+    return jobs
+
+
+def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:
+    own = {key: value for key, value in raw.items() if key in OWN_KEYS}
+    if ("prompt" in own) == ("prompt_token_ids" in own):
+        raise RequestError("expected either prompt or prompt_token_ids")
+    if "prompt" in own and not isinstance(own["prompt"], str):
+        raise RequestError(f"prompt {own['prompt']!r}: expected a string")
+    ids = model.prompt_ids(own["prompt"] if "prompt" in own else own["prompt_token_ids"])
+    params = from_json({**defaults, **{key: value for key, value in raw.items() if key not in OWN_KEYS}})
+    return Job(
+        request_id=own.get("request_id", request_id),
+        ids=tuple(ids),
+        shown=own.get("prompt") or ",".join(map(str, ids)),
+        params=params,
+        arrival_step=require_count("arrival_step", own.get("arrival_step", 0), 0, None),
+        priority=own.get("priority", 0),
+        cache_salt=own.get("cache_salt", ""),
+    )
