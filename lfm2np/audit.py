@@ -15,8 +15,48 @@ from lfm2np.errors import ProofError
 from lfm2np.loading import Model
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.weights import ShortConvWeights
+from scheduler import BatchPlan, Request, Scheduler, check
 
 Array = NDArray[Any]
+
+
+class Audit:
+    """What an engine published, with the token prefix behind each key; the reference says what must lie there."""
+
+    def __init__(self, model: Model, cache: Cache, scheduler: Scheduler) -> None:
+        self._model, self._cache, self._scheduler = model, cache, scheduler
+        self._published: dict[bytes, tuple[int, list[int]]] = {}  # key -> block, tokens from position 0 on
+
+    def check_step(self, plan: BatchPlan, requests: Sequence[Request]) -> None:
+        """After a step: every block is free, owned or cached exactly once, and what it published is right.
+
+        requests  those of the plan's entries
+        """
+        check(self._scheduler)
+        block_of, size = self._scheduler.pool.block_of, self._cache.block_size
+        for entry, request in zip(plan.scheduled, requests, strict=True):
+            new: dict[int, int] = {}
+            for index in range(entry.start // size, min(entry.stop // size, len(request.block_keys))):
+                key = request.block_keys[index]
+                block = block_of.get(key)
+                if block is not None and self._published.get(key, (None,))[0] != block:
+                    self._published[key] = block, request.token_ids[: (index + 1) * size]
+                    new[index] = block
+            if new:
+                check_blocks(self._model, self._cache, request.token_ids[: (max(new) + 1) * size], new)
+        self._published = {key: one for key, one in self._published.items() if block_of.get(key) == one[0]}
+
+    def check_memory(self) -> int:
+        """All that is cached, and what each running request has computed; how many blocks and requests that were."""
+        for block, ids in self._published.values():
+            check_blocks(self._model, self._cache, ids, {len(ids) // self._cache.block_size - 1: block})
+        running = [one for one in self._scheduler.running if not self._scheduler.awaits_moves(one)]
+        for request in running:
+            assert request.slot is not None
+            computed = request.token_ids[: request.num_computed_tokens]
+            if computed:
+                check_request(self._model, self._cache, computed, request.block_table, request.slot)
+        return len(self._published) + len(running)
 
 
 def expected_cache(model: Model, token_ids: Sequence[int]) -> tuple[list[tuple[Array, ...]], list[Array]]:

@@ -20,6 +20,7 @@ from lfm2np.numerics import Numerics
 from scheduler import Move, ScheduledTokens, SchedulerConfig
 
 Array = NDArray[Any]
+DEFAULT_BYTES = 2**30
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,12 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     width = 8 if numerics.name == "float64" else 4
     state = (config.num_hidden_layers - attention) * (config.conv_L_cache - 1) * config.hidden_size * width
     return int(attention * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+
+
+def default_blocks(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> int:
+    """Enough for max_num_seqs full contexts, within 1 GiB."""
+    whole = -(-config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
+    return max(1, min(whole, DEFAULT_BYTES // max(1, bytes_per_block(config, numerics, sizes))))
 
 
 def move(cache: Cache, moves: tuple[Move, ...]) -> None:

@@ -221,7 +221,7 @@ def run_sequential(model: Model, jobs: list[Job], seed: int, record: Record, dra
     with progress_bar("sequential") as show:
         for done, job in enumerate(jobs, start=1):
             for index in range(job.params.n):
-                name = job.request_id if index == 0 else f"{job.request_id}#{index}"
+                name = job.sample_name(index)
                 own_seed = request_seed(job.params, seed, job.request_id)
                 for step in alone(model, job.ids, job.params, own_seed, index, drafter):
                     record.add(name, 0, step.logits, step.token_id)
@@ -330,11 +330,7 @@ def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def print_sequential(model: Model, jobs: list[Job], record: Record, as_object: bool) -> None:
-    names = [
-        (job, job.request_id if index == 0 else f"{job.request_id}#{index}")
-        for job in jobs
-        for index in range(job.params.n)
-    ]
+    names = [(job, job.sample_name(index)) for job in jobs for index in range(job.params.n)]
     if as_object:
         outputs = [{"request_id": name, "token_ids": record.tokens[name]} for _, name in names]
         print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, "outputs": outputs}))

@@ -13,6 +13,7 @@ from lfm2np.loading import Model
 from lfm2np.sampling_params import SamplingParams, from_json
 from lfm2np.strict_json import parse_object
 from lfm2np.terminal import parse_ids, read_file
+from lfm2np.tokenizer import require_text
 
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
 
@@ -28,6 +29,10 @@ class Job:
     arrival_step: int = 0
     priority: int = 0
     cache_salt: str = ""
+
+    def sample_name(self, index: int) -> str:
+        """What the engine calls a sample of it."""
+        return self.request_id if index == 0 else f"{self.request_id}#{index}"
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -81,8 +86,10 @@ def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, A
             raise RequestError(f"{where}: {error}") from None
     if not jobs:
         raise RequestError(f"{source}: no requests, expected one JSON object a line")
-    if len({job.request_id for job in jobs}) < len(jobs):
-        raise RequestError(f"{source}: two requests have one request_id")
+    names = [job.sample_name(index) for job in jobs for index in range(job.params.n)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{source}: two requests have one request_id, or one is named like a sample: {twice!r}")
     return jobs
 
 
@@ -94,6 +101,11 @@ def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Ma
         raise RequestError(f"prompt {own['prompt']!r}: expected a string")
     ids = model.prompt_ids(own["prompt"] if "prompt" in own else own["prompt_token_ids"])
     params = from_json({**defaults, **{key: value for key, value in raw.items() if key not in OWN_KEYS}})
+    for key, kind, expected in (("request_id", str, "a string"), ("priority", int, "a whole number")):
+        if key in own and (type(own[key]) is not kind or own[key] == ""):
+            raise RequestError(f"{key} {own[key]!r}: expected {expected}")
+    if "cache_salt" in own:
+        require_text(own["cache_salt"], "cache_salt")
     return Job(
         request_id=own.get("request_id", request_id),
         ids=tuple(ids),

@@ -46,20 +46,27 @@ class ModelDrafter:
         self._rows.setdefault(name, []).append(row)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """All contexts as one batch; a draft ends where the draft model's context or pool does."""
+        """All contexts as one batch; a draft ends where the draft model's context or pool does.
+
+        RequestError if the draft model's numbers overflow for one of them.
+        """
         params = [self._params(one) for one in contexts]
         self._rows = {}
         tokens: dict[str, tuple[int, ...]] = {}
+        errors: list[str] = []
         try:
             for one, param in zip(contexts, params, strict=True):
                 if param is not None:
                     self._engine.add_request(one.request_id, one.token_ids, param)
             for output in self._engine.stream():
-                if output.finished and output.outputs[0].error is None:
+                if output.finished:
                     tokens[output.request_id] = output.outputs[0].token_ids
+                    errors += [output.outputs[0].error] if output.outputs[0].error else []
         finally:  # also after an interrupt: nothing of this proposal may run in the next
             for one in contexts:
                 self._engine.discard(one.request_id)
+        if errors:
+            raise RequestError(f"draft model: {errors[0]}")
         return [
             self._draft(tokens.get(one.request_id), param, self._rows.get(one.request_id, []))
             for one, param in zip(contexts, params, strict=True)

@@ -35,7 +35,8 @@ class DraftContext:
 class Draft:
     """The guesses, in order. Drawn ones come with the weights [V] that each was drawn from, and one more than `count`:
 
-    the guess for the position after the last that can be computed, so that every position is decided in one way.
+    the guess for the position after the last that can be computed, so that every position is decided in one way. A
+    drafter that leaves it out decides some tokens by a plain draw, and then they depend on the batch.
     """
 
     token_ids: tuple[int, ...] = ()

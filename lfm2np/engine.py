@@ -3,7 +3,8 @@
     request -> schedule() -> BatchPlan -> forward() -> logits -> decide() -> commit, update() -> text
 
 A request's tokens and logits depend on its prompt, parameters and seed only, whatever else runs. What a step would
-change is computed first and then put in place, so an interrupted step is as if it had not begun.
+change is computed first and then put in place: an interrupt of the first is as if the step had not begun, and after one
+of the second, which is short, the engine refuses to go on rather than guess.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
-from lfm2np.audit import check_blocks, check_request
-from lfm2np.cache import Cache, bytes_per_block, make_cache
-from lfm2np.drafters import Draft, Drafter
+from lfm2np.answers import answer_step
+from lfm2np.audit import Audit
+from lfm2np.cache import Cache, default_blocks, make_cache
+from lfm2np.drafters import Drafter
 from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.generation import require_count, token_logprobs
+from lfm2np.generation import require_count
 from lfm2np.loading import Model
-from lfm2np.model import StepResult, commit_step, forward
+from lfm2np.model import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.outputs import RequestOutput, RunMetrics
-from lfm2np.samples import Answer, Group, Sample, completion, make_group, request_metrics
+from lfm2np.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
 from lfm2np.sampling_params import SamplingParams
-from lfm2np.speculation import Proposals, contexts_of, decide, propose
+from lfm2np.speculation import Proposals, contexts_of, propose, require_drafter
+from lfm2np.tokenizer import require_text
 from scheduler import (
     BatchPlan,
     FinishReason,
-    Request,
     RequestRefused,
     Scheduler,
     SchedulerConfig,
     SchedulerError,
     TraceWriter,
-    check,
+    reasons,
 )
 
-DEFAULT_CACHE_BYTES = 2**30
+COMPUTING, BOOKKEEPING = "computing", "bookkeeping"
 OnLogits = Callable[[str, int, NDArray[Any], int], None]  # request id, position, row [V], token
 
 
@@ -94,17 +96,19 @@ class Engine:
         self.seed = seed
         self.metrics = RunMetrics()
         try:
-            config = sizes(default_blocks(model, sizes(1)) if num_blocks is None else num_blocks)
+            config = sizes(default_blocks(model.config, model.numerics, sizes(1)) if num_blocks is None else num_blocks)
         except RequestRefused as error:
             raise RequestError(str(error)) from None
         self.scheduler = Scheduler(config)
         self.cache: Cache = make_cache(model.config, model.numerics, config)
-        self._drafter = drafter
+        self._drafter = require_drafter(drafter)
         self._num_drafts = require_count("num_speculative_tokens", num_speculative_tokens, 1, None)
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
-        self._check, self._on_logits, self._clock = check, on_logits, clock
-        self._published: dict[bytes, list[int]] = {}  # with `check`: the token prefix behind each published key
+        self._on_logits, self._clock = on_logits, clock
+        self._audit = Audit(model, self.cache, self.scheduler) if check else None
+        self._doing: str | None = None  # None between steps
+        self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
         header = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
         self._trace = TraceWriter(trace, config, header) if trace is not None else None
 
@@ -119,36 +123,90 @@ class Engine:
         cache_salt: str = "",
     ) -> None:
         """Queues a request. RequestError, and no other request touched, for one that can't be met."""
+        self._require_idle("add_request()")
         params = SamplingParams() if params is None else params
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError(f"request id {request_id!r}: expected a string that is not empty")
-        if request_id in self._groups:
-            raise RequestError(f"request id {request_id!r} is already in use")
+        self._require_new_id(request_id)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestError(f"priority {priority!r}: expected a whole number")
-        if not isinstance(cache_salt, str):
-            raise RequestError(f"cache_salt {cache_salt!r}: expected a string")
+        require_text(cache_salt, "cache_salt")
         group = make_group(self.model, request_id, prompt, params, priority, cache_salt, self.seed, self._clock())
         first, *forks = [sample.request for sample in group.samples]
+        for request in (first, *forks):  # a sample that ended keeps its name until all have
+            self._require_new_id(request.request_id)
         try:
             self.scheduler.add(first, forks)
         except RequestRefused as error:
             raise RequestError(str(error)) from None
+        self._register(group)
         if self._trace:
             self._trace.add(first, forks)
-        self._groups[request_id] = group
+
+    def _register(self, group: Group) -> None:
+        self._groups[group.request_id] = group
         for sample in group.samples:
             self._group_of[sample.request.request_id] = (group, sample)
 
     def abort(self, request_id: str) -> RequestOutput:
         """Ends a request, all its samples. RequestError for an id that is not known."""
-        group = self._groups.get(request_id)
-        if group is None:
+        self._require_idle("abort()")
+        group = self._group(request_id)
+        ended = [sample for sample in group.samples if not sample.request.is_finished]
+        for sample in ended:
+            self.scheduler.abort(sample.request.request_id)
+            sample.text.finish()
+        output = self._output(group)
+        for sample in ended:
+            if self._trace:
+                self._trace.finish(sample.request.request_id, FinishReason.ABORT)
+        return output
+
+    def preempt(self, request_id: str) -> None:
+        """Takes the memory of a request away, between steps: it is computed again, and no token of it changes.
+
+        RequestError for an id that is not known, or has no sample that runs.
+        """
+        self._require_idle("preempt()")
+        names = [sample.request.request_id for sample in self._group(request_id).samples]
+        running = {request.request_id for request in self.scheduler.running}
+        if not running.intersection(names):
+            raise RequestError(f"request id {request_id!r}: not running, can't be preempted")
+        for name in names:
+            if name in running:
+                self.scheduler.preempt(name)
+                if self._trace:
+                    self._trace.preempt(name)
+
+    def fork(self, request_id: str, new_id: str, seed: int | None = None) -> None:
+        """A new request that goes on from where another stands, sharing its blocks, with noise of its own.
+
+        It has the parent's prompt, parameters and tokens so far; a seed as a request that is added. RequestError for a
+        parent that is not known, or has more than one sample.
+        """
+        self._require_idle("fork()")
+        parent = self._group(request_id)
+        if len(parent.samples) > 1:
+            raise RequestError(f"request id {request_id!r}: {len(parent.samples)} samples, expected 1 to fork")
+        self._require_new_id(new_id)
+        group = fork_group(parent, new_id, seed, self.seed, self._clock())
+        (child,) = group.samples
+        try:
+            self.scheduler.fork(request_id, child.request)
+        except SchedulerError as error:
+            raise RequestError(str(error)) from None
+        self._register(group)
+        if self._trace:
+            self._trace.fork(request_id, child.request)
+
+    def _group(self, request_id: str) -> Group:
+        if request_id not in self._groups:
             raise RequestError(f"request id {request_id!r}: not known, or finished")
-        for sample in group.samples:
-            if not sample.request.is_finished:
-                self._finish(sample, FinishReason.ABORT)
-        return self._output(group)
+        return self._groups[request_id]
+
+    def _require_new_id(self, request_id: str) -> None:
+        if not isinstance(request_id, str) or not request_id:
+            raise RequestError(f"request id {request_id!r}: expected a string that is not empty")
+        if request_id in self._group_of:
+            raise RequestError(f"request id {request_id!r} is already in use")
 
     def discard(self, request_id: str) -> None:
         """Aborts a request if it is still known."""
@@ -157,40 +215,82 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._groups)
+        return bool(self._groups or self._ready)
 
     # --- steps
 
     def step(self) -> list[RequestOutput]:
-        """One step; the requests that got a token or ended. If it is interrupted, what ran is computed again."""
-        began = self._clock()
+        """One step; the requests that got a token or ended.
+
+        If its computation fails or is interrupted, it is as if the step had not begun. If that happens in the short
+        bookkeeping before or after, the engine refuses to go on. What a callback or the trace file raises comes when
+        the step is complete; its outputs then come with the next one's.
+        """
+        self._require_idle("step()")
+        began, self._doing = self._clock(), BOOKKEEPING
         plan = self.scheduler.schedule()
-        running = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
+        self.metrics.most_running = max(self.metrics.most_running, len(self.scheduler.running))
         drafts: dict[str, tuple[int, ...]] = {}
+        self._doing = COMPUTING
         try:
+            requests = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
             drafts, proposals = self._propose(plan)
             plan = self.scheduler.add_drafts(plan, drafts)
-            model = self.model
-            result = forward(model.weights, model.config, model.numerics, self.cache, plan)
-            answers, errors = self._answer(plan, result, proposals)
+            result = self._compute(plan)
+            answers, errors = answer_step(self.model, self._group_of, result, proposals)
             tokens = {name: one.token_ids for name, one in answers.items()}
             commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
-            finished = self.scheduler.update(plan, tokens, list(errors))
         except BaseException:
-            if self.scheduler.in_flight is not None:
-                if self._trace:
-                    self._trace.abandon(self.scheduler.in_flight, drafts)
-                self.scheduler.abandon(self.scheduler.in_flight)
+            self._abandon(drafts)
             raise
+        self._doing = BOOKKEEPING
+        finished = reasons(self.scheduler.update(plan, tokens, list(errors)))
+        state = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
         now = self._clock()
-        if self._trace:
-            self._trace.step(self.scheduler, plan, drafts, tokens, list(errors), finished, round(now - began, 6))
-        touched = self._absorb(plan, answers, errors, began, now)
+        touched, stopped = self._absorb(plan, answers, errors, began, now)
         self._count(plan, now - began)
-        if self._check:
-            check(self.scheduler)
-            self._verify_published(plan, running)
-        return [self._output(group) for group in touched]
+        self._ready += [self._output(group) for group in touched]
+        self._doing = None
+        if self._trace:
+            self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
+            for name in stopped:
+                self._trace.finish(name, FinishReason.STOP)
+        if self._audit:
+            self._audit.check_step(plan, requests)
+        self._report(answers)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _require_idle(self, call: str) -> None:
+        """RequestError inside a step (a drafter's call), or after one that left its bookkeeping half done."""
+        if self._doing == COMPUTING:
+            raise RequestError(f"{call}: called from inside a step; wait until it is over")
+        if self._doing == BOOKKEEPING:
+            raise RequestError(f"{call}: an earlier step was interrupted in its bookkeeping; make a new engine")
+
+    def _abandon(self, drafts: dict[str, tuple[int, ...]]) -> None:
+        """The plan in flight did not complete: what ran is computed again."""
+        plan = self.scheduler.in_flight
+        assert plan is not None
+        self._doing = BOOKKEEPING
+        self.scheduler.abandon(plan)
+        self._doing = None
+        if self._trace:
+            self._trace.abandon(plan, drafts)
+
+    def _compute(self, plan: BatchPlan) -> StepResult:
+        model = self.model
+        result = forward(model.weights, model.config, model.numerics, self.cache, plan)
+        for entry in plan.scheduled:
+            if entry.num_drafts and entry.request_id in result.errors:
+                self._note_draft_error(entry.request_id, str(result.errors[entry.request_id]))
+        return forward_again_without_drafts(model.weights, model.config, model.numerics, self.cache, plan, result)
+
+    def _report(self, answers: dict[str, Answer]) -> None:
+        if self._on_logits:
+            for name, answer in answers.items():
+                for one in answer.drawn:
+                    self._on_logits(name, one.position, one.row, one.token_id)
 
     def _propose(self, plan: BatchPlan) -> tuple[dict[str, tuple[int, ...]], Proposals]:
         """The drafts to compute with, and all that the drafter said."""
@@ -201,24 +301,14 @@ class Engine:
         contexts = contexts_of(plan, self._group_of, self._drafter, self._num_drafts, room)
         proposals = propose(self._drafter, contexts, self.model.config.vocab_size)
         for name, error in proposals.errors.items():
-            self._group_of[name][1].draft_error = error
-            self.metrics.draft_failures += 1
+            self._note_draft_error(name, error)
         self.metrics.draft_seconds += self._clock() - began
         return proposals.fed(contexts), proposals
 
-    def _verify_published(self, plan: BatchPlan, running: list[Request]) -> None:
-        """With `check`: each block that this step published, against the reference."""
-        pool, size = self.scheduler.pool, self.cache.block_size
-        for entry, request in zip(plan.scheduled, running, strict=True):
-            new: dict[int, int] = {}
-            for index in range(entry.start // size, min(entry.stop // size, len(request.block_keys))):
-                key = request.block_keys[index]
-                if key in pool.block_of and key not in self._published:
-                    self._published[key] = request.token_ids[: (index + 1) * size]
-                    new[index] = pool.block_of[key]
-            if new:
-                check_blocks(self.model, self.cache, request.token_ids[: (max(new) + 1) * size], new)
-        self._published = {key: ids for key, ids in self._published.items() if key in pool.block_of}
+    def _note_draft_error(self, name: str, error: str) -> None:
+        """Its drafter is not asked again."""
+        self._group_of[name][1].draft_error = error
+        self.metrics.draft_failures += 1
 
     def verify(self) -> int:
         """How many cached blocks and running requests were held against the reference; ProofError for a difference.
@@ -226,67 +316,22 @@ class Engine:
         A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
         tokens do. Call it between steps. RequestError for an engine without `check`, which does not know the prefixes.
         """
-        if not self._check:
+        self._require_idle("verify()")
+        if self._audit is None:
             raise RequestError("verify: the engine was made without check=True")
-        for key, ids in self._published.items():
-            last = len(ids) // self.cache.block_size - 1
-            check_blocks(self.model, self.cache, ids, {last: self.scheduler.pool.block_of[key]})
-        running = [one for one in self.scheduler.running if not self.scheduler.awaits_moves(one)]
-        for request in running:
-            assert request.slot is not None
-            computed = request.token_ids[: request.num_computed_tokens]
-            if computed:
-                check_request(self.model, self.cache, computed, request.block_table, request.slot)
-        return len(self._published) + len(running)
+        return self._audit.check_memory()
 
     def stream(self) -> Iterator[RequestOutput]:
         """Steps until nothing is left, yielding outputs as they change."""
         while self.has_unfinished:
             yield from self.step()
 
-    def _answer(
-        self, plan: BatchPlan, result: StepResult, proposals: Proposals
-    ) -> tuple[dict[str, Answer], dict[str, Lfm2npError]]:
-        """Tokens for every request whose last row was computed; a failing request gets an error instead.
-
-        Nothing of a sample changes here, so that an interrupted step leaves no trace.
-        """
-        answers: dict[str, Answer] = {}
-        errors: dict[str, Lfm2npError] = dict(result.errors)
-        for entry in plan.scheduled:
-            rows = result.logits.get(entry.request_id)
-            if entry.request_id in errors or rows is None:
-                continue
-            self._keep_prompt_logprobs(self._group_of[entry.request_id][0], entry.first_logits, entry.stop, rows)
-            for name in entry.samples:
-                if name not in self._group_of:
-                    continue  # a sample that was aborted before it was split off
-                group, sample = self._group_of[name]
-                if sample.request.is_finished:
-                    continue
-                try:
-                    draft = proposals.drafts.get(name, Draft())
-                    answers[name] = decide(self.model, group, sample, entry, rows, draft)
-                except Lfm2npError as error:
-                    errors[name] = error
-        return answers, errors
-
-    def _keep_prompt_logprobs(self, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
-        """Row p predicts prompt token p + 1; each position is kept once, however often it is computed."""
-        kept, count = group.prompt_logprobs, group.params.prompt_logprobs
-        if kept is None or count is None:
-            return
-        prompt = group.samples[0].request.prompt_token_ids
-        for position in range(first, min(stop, len(prompt) - 1)):
-            if position + 1 == len(kept):
-                row = rows[position - first]
-                kept.append(token_logprobs(self.model.numerics, row, prompt[position + 1], count))
-
     def _absorb(
         self, plan: BatchPlan, answers: dict[str, Answer], errors: dict[str, Lfm2npError], began: float, now: float
-    ) -> list[Group]:
-        """Text, stop strings, times; who got anything new, in the plan's order."""
+    ) -> tuple[list[Group], list[str]]:
+        """Text, stop strings, times; who got anything new, in the plan's order, and whom a stop string ended."""
         touched: dict[str, Group] = {}
+        stopped = []
         for entry in plan.scheduled:
             if entry.request_id in self._group_of:
                 group = self._group_of[entry.request_id][0]
@@ -297,19 +342,16 @@ class Engine:
             touched[group.request_id] = group
         for name, answer in answers.items():
             group, sample = self._group_of[name]
-            for one in answer.drawn:
-                if self._on_logits:
-                    self._on_logits(name, one.position, one.row, one.token_id)
-                if one.logprobs is not None:
-                    sample.logprobs.append(one.logprobs)
+            sample.logprobs += [one.logprobs for one in answer.drawn if one.logprobs is not None]
             group.first_token = now if group.first_token is None else group.first_token
             group.last_token = now
-            self._take(sample, answer)
+            if self._take(sample, answer):
+                stopped.append(name)
             touched[group.request_id] = group
-        return list(touched.values())
+        return list(touched.values()), stopped
 
-    def _take(self, sample: Sample, answer: Answer) -> None:
-        """The text, why it ended, and what its drafts were worth."""
+    def _take(self, sample: Sample, answer: Answer) -> bool:
+        """The text, why it ended, and what its drafts were worth; whether a stop string ended it and nothing else."""
         request, sample.text = sample.request, answer.text
         sample.drafts += answer.num_drafts
         sample.accepted += answer.num_accepted
@@ -319,20 +361,11 @@ class Engine:
             sample.stop_reason = last
         if answer.text.stopped_by is not None:
             sample.stop_reason = answer.text.stopped_by
-            if request.is_finished:
-                request.finish_reason = FinishReason.STOP
-            else:
-                self._finish(sample, FinishReason.STOP)
-
-    def _finish(self, sample: Sample, reason: FinishReason) -> None:
-        try:
-            self.scheduler.finish(sample.request.request_id, reason)
-        except SchedulerError as error:
-            raise RequestError(str(error)) from None
-        if self._trace:
-            self._trace.finish(sample.request.request_id, reason)
-        if reason is FinishReason.ABORT:
-            sample.text.finish()
+            if not request.is_finished:
+                self.scheduler.finish(request.request_id, FinishReason.STOP)
+                return True
+            request.finish_reason = FinishReason.STOP
+        return False
 
     def _count(self, plan: BatchPlan, seconds: float) -> None:
         run = self.metrics
@@ -341,9 +374,8 @@ class Engine:
             run.steps += 1
             run.padding_avoided += longest * len(plan.scheduled) - plan.num_tokens
         run.scheduled_tokens += plan.num_tokens
-        run.preemptions += len(plan.preempted)
+        run.preemptions = self.scheduler.num_preemptions
         run.prefix_hit_tokens = self.scheduler.prefix_cache.statistics.hit_tokens
-        run.most_running = max(run.most_running, len(plan.scheduled))
         run.seconds += seconds
 
     # --- outputs
@@ -366,10 +398,3 @@ class Engine:
             finished=finished,
             metrics=request_metrics(group) if finished else None,
         )
-
-
-def default_blocks(model: Model, sizes: SchedulerConfig) -> int:
-    """Enough for max_num_seqs full contexts, within 1 GiB."""
-    whole = -(-model.config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
-    within = DEFAULT_CACHE_BYTES // max(1, bytes_per_block(model.config, model.numerics, sizes))
-    return max(1, min(whole, within))

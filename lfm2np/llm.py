@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lfm2np.engine import Engine
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
@@ -30,7 +32,7 @@ class LLM:
 
         RequestError for a prompt or parameters that can't be met, before anything runs.
         """
-        one = isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))
+        one = isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
         many: list[Any] = [prompts] if one else list(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):

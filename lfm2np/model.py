@@ -13,7 +13,7 @@ cache here: their keys, values and columns of u are returned, and `commit` write
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,26 @@ def forward(
         states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)
     logits = wanted_logits(weights, numerics, states, segments)
     return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)
+
+
+def forward_again_without_drafts(
+    weights: ModelWeights, config: ModelConfig, numerics: Numerics, cache: Cache, plan: BatchPlan, result: StepResult
+) -> StepResult:
+    """Computes requests that failed with drafts once more without: a wrong guess may overflow where the truth does not.
+
+    Returns the step with these in the place of those that failed.
+    """
+    failed = [entry for entry in plan.scheduled if entry.num_drafts and entry.request_id in result.errors]
+    if not failed:
+        return result
+    plain = tuple(entry.without_drafts(cache.block_size) for entry in failed)
+    again = forward(weights, config, numerics, cache, replace(plan, moves=(), scheduled=plain))
+    own = {one.entry.request_id: one for one in again.segments}
+    return StepResult(
+        logits=result.logits | again.logits,
+        errors={name: error for name, error in result.errors.items() if name not in own} | again.errors,
+        segments=[own.get(one.entry.request_id, one) for one in result.segments],
+    )
 
 
 def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int]) -> None:

@@ -9,12 +9,12 @@ from lfm2np.generation import TokenLogprobs
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Of one request, all its samples together. Seconds from `add_request` on; steps are engine steps."""
+    """Of one request, all its samples together. Seconds from `add_request` on."""
 
-    queue_time: float  # until it was first scheduled
+    queue_time: float | None  # until it was first scheduled; None if it never was
     time_to_first_token: float | None
     time_per_output_token: float | None  # after the first one, of the longest sample
-    steps: int  # that computed tokens of it
+    steps: int  # of the engine that computed tokens of a sample, summed over its samples
     blocks: int  # the most that one of its samples held
     cached_tokens: int  # taken from the prefix cache
     preemptions: int
@@ -65,7 +65,7 @@ class RunMetrics:
     recomputed_tokens: int = 0
     prefix_hit_tokens: int = 0
     padding_avoided: int = 0  # cells that the same steps would have wasted as padded rectangles
-    most_running: int = 0
+    most_running: int = 0  # requests that held a slot in one step
     seconds: float = 0.0
     drafted_rows: int = 0  # a request in a step, with drafts
     drafted_row_tokens: int = 0  # that came of them

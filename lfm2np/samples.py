@@ -149,6 +149,25 @@ def make_group(
     return Group(request_id, prompt if isinstance(prompt, str) else None, params, samples, now, wanted)
 
 
+def fork_group(parent: Group, request_id: str, seed: int | None, engine_seed: int, now: float) -> Group:
+    """A request that goes on from the only sample of another: its text and log-probabilities so far are copied."""
+    params = replace(parent.params, seed=seed)
+    (origin,) = parent.samples
+    request = Request(
+        request_id=request_id,
+        prompt_token_ids=origin.request.prompt_token_ids,
+        max_tokens=origin.request.max_tokens,
+        stop_token_ids=origin.request.stop_token_ids,
+        min_tokens=origin.request.min_tokens,
+        priority=origin.request.priority,
+        cache_salt=origin.request.cache_salt,
+    )
+    own_seed = request_seed(params, engine_seed, request_id)
+    sample = Sample(0, request, own_seed, origin.text.copy(), logprobs=list(origin.logprobs))
+    prompt_logprobs = None if parent.prompt_logprobs is None else list(parent.prompt_logprobs)
+    return Group(request_id, parent.prompt, params, [sample], now, prompt_logprobs)
+
+
 def completion(sample: Sample, params: SamplingParams) -> CompletionOutput:
     reason = sample.request.finish_reason
     return CompletionOutput(
@@ -169,7 +188,7 @@ def request_metrics(group: Group) -> RequestMetrics:
     if group.first_token is not None and group.last_token is not None and longest > 1:
         per_token = (group.last_token - group.first_token) / (longest - 1)
     return RequestMetrics(
-        queue_time=(group.first_scheduled or group.arrived) - group.arrived,
+        queue_time=None if group.first_scheduled is None else group.first_scheduled - group.arrived,
         time_to_first_token=None if group.first_token is None else group.first_token - group.arrived,
         time_per_output_token=per_token,
         steps=sum(request.num_steps for request in requests),

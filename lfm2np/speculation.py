@@ -34,9 +34,13 @@ class Proposals:
     errors: dict[str, str] = field(default_factory=dict)
 
     def fed(self, contexts: Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
-        """The tokens that a step may compute with."""
-        drafts = {one.request_id: self.drafts.get(one.request_id, Draft()).token_ids[: one.count] for one in contexts}
-        return {name: ids for name, ids in drafts.items() if ids}
+        """The tokens that a step may compute with; the last drawn guess only decides the position after them."""
+        fed = {}
+        for one in contexts:
+            draft = self.drafts.get(one.request_id, Draft())
+            drawn = draft.weights is not None
+            fed[one.request_id] = draft.token_ids[: min(one.count, len(draft.token_ids) - drawn)]
+        return {name: ids for name, ids in fed.items() if ids}
 
 
 def contexts_of(
@@ -84,8 +88,7 @@ def propose(drafter: Drafter, contexts: Sequence[DraftContext], vocab_size: int)
     for index, one in enumerate(contexts):
         try:
             draft = drafts[index] if together else _propose_alone(drafter, one)
-            require_usable(draft, one, drafter.is_random, vocab_size)
-            result.drafts[one.request_id] = draft
+            result.drafts[one.request_id] = usable(draft, one, drafter.is_random, vocab_size)
         except Exception as error:
             result.errors[one.request_id] = f"{type(error).__name__}: {error}"
     return result
@@ -98,23 +101,32 @@ def _propose_alone(drafter: Drafter, context: DraftContext) -> Draft:
     return drafts[0]
 
 
-def require_usable(draft: Draft, context: DraftContext, is_random: bool, vocab_size: int) -> None:
-    """RequestError for a draft that is too long, an id outside the vocabulary, weights that are no distribution."""
+def usable(draft: Draft, context: DraftContext, is_random: bool, vocab_size: int) -> Draft:
+    """The draft with plain ints. RequestError if it is too long, has an id outside the vocabulary, or weights that are
+    no distribution."""
     most = context.count + (draft.weights is not None)
     if len(draft.token_ids) > most:
         raise RequestError(f"drafter: {len(draft.token_ids)} tokens, expected at most {most}")
-    if draft.token_ids:
-        require_ids(draft.token_ids, vocab_size)
+    ids = tuple(require_ids(draft.token_ids, vocab_size)) if len(draft.token_ids) else ()
     if draft.weights is None:
-        return
-    if not is_random or len(draft.weights) != len(draft.token_ids):
-        expected = f"{len(draft.token_ids)}" if is_random else "none, as it is not random"
+        return Draft(ids)
+    if not is_random or len(draft.weights) != len(ids):
+        expected = f"{len(ids)}" if is_random else "none, as it is not random"
         raise RequestError(f"drafter: {len(draft.weights)} distributions, expected {expected}")
-    for token_id, weights in zip(draft.token_ids, draft.weights, strict=True):
+    for token_id, weights in zip(ids, draft.weights, strict=True):
         if weights.dtype != np.int64 or weights.shape != (vocab_size,) or weights.min() < 0:
             raise RequestError(f"drafter: weights {weights.dtype} {weights.shape}, expected int64 ({vocab_size},) >= 0")
         if weights[token_id] == 0 or sum(weights.tolist()) > MOST_WEIGHT:
             raise RequestError(f"drafter: weight of token {token_id} is 0, or all sum to more than 2**62")
+    return Draft(ids, tuple(draft.weights))
+
+
+def require_drafter(drafter: Drafter | None) -> Drafter | None:
+    """RequestError for an object that can't draft."""
+    for name in ("is_random", "propose"):
+        if drafter is not None and not hasattr(drafter, name):
+            raise RequestError(f"drafter {type(drafter).__name__}: it has no {name}; see lfm2np.Drafter")
+    return drafter
 
 
 def decide(

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 from scheduler.errors import RequestRefused
 from scheduler.policy import POLICIES, FirstComeFirstServed
 
+LEAST = {
+    "num_blocks": 1,
+    "block_size": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_waiting_tokens": 0,
+    "num_host_blocks": 0,
+}
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -24,19 +33,19 @@ class SchedulerConfig:
     num_host_blocks: int = 0  # where preempted requests are swapped to; 0: they are computed again
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise RequestRefused(f"{name} {getattr(self, name)}: expected at least 1")
-        if self.policy not in POLICIES:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise RequestRefused(f"{name} {value!r}: expected a whole number, at least {least}")
+        for name in ("watermark", "waiting_served_ratio"):
+            if type(getattr(self, name)) not in (int, float):
+                raise RequestRefused(f"{name} {getattr(self, name)!r}: expected a number")
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
             raise RequestRefused(f"policy {self.policy!r}: expected one of {', '.join(POLICIES)}")
         if not 0.0 <= self.watermark < 1.0:
             raise RequestRefused(f"watermark {self.watermark}: expected 0 <= watermark < 1")
         if not 0.0 <= self.waiting_served_ratio < 1e9:
             raise RequestRefused(f"waiting_served_ratio {self.waiting_served_ratio}: expected a number, at least 0")
-        if self.num_host_blocks < 0 or self.max_waiting_tokens < 0:
-            raise RequestRefused(
-                f"num_host_blocks {self.num_host_blocks}, max_waiting_tokens {self.max_waiting_tokens}: at least 0"
-            )
 
 
 def make_policy(config: SchedulerConfig) -> FirstComeFirstServed:

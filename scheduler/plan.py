@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 MoveKind = Literal[
@@ -54,6 +54,16 @@ class ScheduledTokens:
         Of the tokens that came, the last has not been computed yet; those before it were the accepted drafts.
         """
         return len(self.token_ids) - self.num_drafts + max(0, num_answered - 1)
+
+    def without_drafts(self, block_size: int) -> ScheduledTokens:
+        stop = self.stop - self.num_drafts
+        return replace(
+            self,
+            token_ids=self.token_ids[: stop - self.start],
+            block_table=self.block_table[: -(-stop // block_size)],
+            checkpoints=tuple(one for one in self.checkpoints if one[0] <= stop),
+            num_drafts=0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,19 @@ from scheduler.request import Request
 
 def require_new(requests: Mapping[str, Request], added: Sequence[Request]) -> None:
     """RequestRefused for an id that is in use, or comes twice."""
-    ids = [one.request_id for one in added]
-    for request_id in ids:
-        if request_id in requests or ids.count(request_id) > 1:
-            raise RequestRefused(f"request id {request_id!r} is already in use")
+    seen = set()
+    for one in added:
+        if one.request_id in requests or one.request_id in seen:
+            raise RequestRefused(f"request id {one.request_id!r} is already in use")
+        seen.add(one.request_id)
+
+
+def require_known(requests: Mapping[str, Request], request_id: str) -> Request:
+    """The request of that id. RequestRefused if there is none that goes on."""
+    request = requests.get(request_id)
+    if request is None or request.is_finished:
+        raise RequestRefused(f"request {request_id!r}: not known, or finished")
+    return request
 
 
 def require_room(memory: Memory, request: Request) -> None:

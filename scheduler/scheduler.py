@@ -19,7 +19,7 @@ from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import Load, Phase
 from scheduler.queue import WaitingQueue
-from scheduler.refusals import require_fork, require_new, require_room
+from scheduler.refusals import require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status
 
 
@@ -71,9 +71,7 @@ class Scheduler:
 
     def finish(self, request_id: str, reason: FinishReason) -> Request:
         """Ends a request for a reason that the scheduler can't see: a stop string, an error, an abort."""
-        request = self.requests.get(request_id)
-        if request is None or request.is_finished:
-            raise RequestRefused(f"request {request_id!r}: not known, or finished")
+        request = require_known(self.requests, request_id)
         request.finish_reason = reason
         self._finish(request)
         return request
@@ -83,11 +81,8 @@ class Scheduler:
 
         True if it shares, False if it waits and is computed on its own: no slot or no block was free.
         """
-        parent = self.requests.get(parent_id)
-        if parent is None:
-            raise RequestRefused(f"request {parent_id!r}: not known, can't be forked")
-        if self._plan is not None:
-            raise PlanError(f"fork of {parent_id!r} while a plan is in flight: call update() first")
+        parent = require_known(self.requests, parent_id)
+        self._require_no_plan("fork()")
         require_new(self.requests, (child,))
         require_room(self.memory, child)
         require_fork(parent, child)
@@ -95,12 +90,23 @@ class Scheduler:
         child.token_ids = list(parent.token_ids)
         return self._split_off(parent, child)
 
+    def preempt(self, request_id: str) -> None:
+        """Takes slot and blocks of a running request away, between steps; it is computed again when it is admitted.
+
+        RequestRefused for one that does not run; PlanError while a plan is in flight.
+        """
+        request = require_known(self.requests, request_id)
+        self._require_no_plan("preempt()")
+        if request.status is not Status.RUNNING:
+            raise RequestRefused(f"request {request_id!r}: {request.status}, can't be preempted")
+        self._count_preemption(request)
+        self._withdraw(request)
+
     # --- one step
 
     def schedule(self) -> BatchPlan:
         """The next step; empty if there is nothing to do. PlanError while the last plan is in flight."""
-        if self._plan is not None:
-            raise PlanError(f"schedule() while step {self._plan.step} is in flight: call update() or abandon() first")
+        self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending = []
         phase = self.policy.phase(Load(len(self.waiting), len(self.running), self._num_prefilling))
@@ -192,14 +198,17 @@ class Scheduler:
         if self.memory.swap_out(request, step.moves):
             self._swapped_in_flight.append(request)
         step.preempted.append(request.request_id)
+        self._count_preemption(request)
         self._withdraw(request)
+
+    def _count_preemption(self, request: Request) -> None:
+        request.num_preemptions += 1
+        self.num_preemptions += 1
 
     def _withdraw(self, request: Request) -> None:
         """From running back to the queue."""
         self._leave_running(request)
         request.status = Status.PREEMPTED
-        request.num_preemptions += 1
-        self.num_preemptions += 1
         if not request.host_blocks:
             request.num_computed_tokens = 0
         self._queue(request)
@@ -223,11 +232,11 @@ class Scheduler:
         """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
         if count > len(self.memory.free_slots):
             return False
-        tokens, blocks = 0, 0
+        tokens, blocks, free = 0, 0, self.pool.num_free - (self._watermark if self.running else 0)
         for found, request in enumerate(islice(self.waiting, count), start=1):
             tokens += request.num_tokens
             blocks += self.memory.blocks_for(request.most_computed_tokens)
-            if (found > 1 and tokens > self.config.max_num_batched_tokens) or blocks > self.pool.num_free:
+            if (found > 1 and tokens > self.config.max_num_batched_tokens) or blocks > free:
                 return False
         return len(self.waiting) >= count
 
@@ -352,6 +361,10 @@ class Scheduler:
             self._withdraw(request)
 
     # --- bookkeeping
+
+    def _require_no_plan(self, call: str) -> None:
+        if self._plan is not None:
+            raise PlanError(f"{call} while step {self._plan.step} is in flight: call update() or abandon() first")
 
     @property
     def in_flight(self) -> BatchPlan | None:

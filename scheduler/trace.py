@@ -4,6 +4,7 @@
     {"kind": "add", "request": {...}, "forks": [{...}, ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
+    {"kind": "preempt", "request_id": "..."}
     {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
      "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
     {"kind": "abandon", "plan": {...}, "drafts": {...}}
@@ -46,16 +47,21 @@ class TraceWriter:
     def fork(self, parent_id: str, child: Request) -> None:
         self._write({"kind": "fork", "parent": parent_id, "child": request_as_json(child)})
 
+    def preempt(self, request_id: str) -> None:
+        self._write({"kind": "preempt", "request_id": request_id})
+
     def step(
         self,
-        scheduler: Scheduler,
         plan: BatchPlan,
         drafts: Mapping[str, Sequence[int]],
         tokens: Mapping[str, Sequence[int]],
         errors: Sequence[str],
-        finished: Sequence[Request],
+        finished: Mapping[str, str],
+        state: tuple[int, int, int],
         seconds: float | None,
     ) -> None:
+        """`finished` by `reasons`; `state` after it: waiting and running requests, free blocks."""
+        waiting, running, free_blocks = state
         self._write(
             {
                 "kind": "step",
@@ -63,10 +69,10 @@ class TraceWriter:
                 "drafts": {name: list(ids) for name, ids in drafts.items()},
                 "tokens": {name: list(ids) for name, ids in tokens.items()},
                 "errors": list(errors),
-                "finished": reasons(finished),
-                "waiting": len(scheduler.waiting),
-                "running": len(scheduler.running),
-                "free_blocks": scheduler.pool.num_free,
+                "finished": dict(finished),
+                "waiting": waiting,
+                "running": running,
+                "free_blocks": free_blocks,
                 "seconds": seconds,
             }
         )
@@ -167,6 +173,8 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
     elif kind == "fork":
         scheduler.fork(line["parent"], request_from_json(line["child"]))
         result.requests += 1
+    elif kind == "preempt":
+        scheduler.preempt(line["request_id"])
     elif kind in ("step", "abandon"):
         plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
         _require_equal("plan", plan_as_json(plan), line["plan"])
@@ -183,7 +191,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
             result.outputs.setdefault(name, []).extend(ids)
             result.tokens += len(ids)
     else:
-        raise TraceError(f"kind {kind!r}: expected add, finish, fork, step or abandon")
+        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step or abandon")
 
 
 def _require_equal(what: str, replayed: object, recorded: object) -> None:

@@ -130,7 +130,7 @@ BAD = [
     ({"prompt": [1, 99999]}, "99999"),
     ({"prompt": [1] * 200, "params": SamplingParams(max_tokens=100)}, "the pool has"),
     ({"prompt": [1], "priority": True}, "priority True"),
-    ({"prompt": [1], "cache_salt": 3}, "cache_salt 3"),
+    ({"prompt": [1], "cache_salt": 3}, "cache_salt: 3"),
     ({"prompt": [1], "params": SamplingParams(stop_token_ids=[600])}, "600"),
     ({"prompt": [1], "request_id": ""}, "request id ''"),
     ({"prompt": [1], "request_id": "good"}, "already in use"),

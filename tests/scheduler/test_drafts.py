@@ -18,6 +18,7 @@ from scheduler import (
     TraceWriter,
     check,
     most_drafts,
+    reasons,
     replay,
 )
 
@@ -143,8 +144,9 @@ def run(config: SchedulerConfig, seed: int, right: float) -> tuple[dict[str, lis
             subject.abandon(plan)
         else:
             tokens = answers(subject, plan)
-            finished = subject.update(plan, tokens)
-            trace.step(subject, plan, drafts if right else {}, tokens, [], finished, None)
+            finished = reasons(subject.update(plan, tokens))
+            state = (len(subject.waiting), len(subject.running), subject.pool.num_free)
+            trace.step(plan, drafts if right else {}, tokens, [], finished, state, None)
         check(subject)
         step += 1
     assert subject.pool.num_free == config.num_blocks
