@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | score | digest | info`, also `python -m lfm2np`."""
+"""The command line: `lfm2np generate | replay | score | digest | info | faults | conformance`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_batch, digest, scoring, summary
+from lfm2np import cli_batch, cli_conformance, digest, scoring, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
@@ -210,7 +210,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lfm2np {lfm2np.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Command, text: str, example: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Command, text: str, example: str, model: bool = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=text,
@@ -219,7 +219,8 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=run)
-        sub.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the trained fixture)")
+        if model:
+            sub.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the trained fixture)")
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         return sub
 
@@ -233,16 +234,30 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
     generate.add_argument("--logprobs", metavar="K", type=int, help="one token a line, with the K most likely ones")
     cli_batch.add_options(generate)
-    replay = commands.add_parser(
+    replay = command(
         "replay",
-        help="re-execute a trace's schedule without the model and confirm its tokens",
-        description="Re-execute the schedule of a trace without the model, and confirm plans, tokens and endings.",
-        epilog=f"example:\n  lfm2np replay trace.jsonl\n\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        run_replay,
+        "re-execute a trace's schedule without the model, and confirm plans, tokens and endings",
+        "lfm2np replay trace.jsonl",
+        model=False,
     )
     replay.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
-    replay.add_argument("--json", action="store_true", help="print one JSON object")
-    replay.set_defaults(run=run_replay)
+    faults = command(
+        "faults",
+        cli_conformance.run_faults,
+        "put real engines' bugs into this one, and see the property suite catch them",
+        "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
+        model=False,
+    )
+    cli_conformance.add_fault_options(faults)
+    conformance = command(
+        "conformance",
+        cli_conformance.run_conformance,
+        "print the properties of the suite, which pytest runs on any engine",
+        "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
+        model=False,
+    )
+    conformance.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")
     score = command(
         "score",
         run_score,

@@ -161,6 +161,7 @@ def fork_group(parent: Group, request_id: str, seed: int | None, engine_seed: in
         min_tokens=origin.request.min_tokens,
         priority=origin.request.priority,
         cache_salt=origin.request.cache_salt,
+        prompt_logits=origin.request.prompt_logits,  # those that its parent has not reached yet
     )
     own_seed = request_seed(params, engine_seed, request_id)
     sample = Sample(0, request, own_seed, origin.text.copy(), logprobs=list(origin.logprobs))

@@ -15,6 +15,8 @@ The list is doubly linked through two arrays; its ends meet in a sentinel at ind
 
 from __future__ import annotations
 
+from collections import Counter
+
 from scheduler.errors import PoolError
 
 
@@ -64,16 +66,19 @@ class BlockPool:
 
     def release(self, block: int) -> None:
         """One owner less. PoolError if there is none: a double free."""
-        self._require_known(block)
-        if self.references[block] == 0:
-            raise PoolError(f"block {block} is released, but no one owns it: a double free")
+        self._require_owned(block)
         self.references[block] -= 1
         if self.references[block] == 0:
             front = self.key_of[block] is None
             self._link_after(self.num_blocks if front else self._previous[self.num_blocks], block)
 
     def release_table(self, table: tuple[int, ...]) -> None:
-        """The tail first, so that of cached blocks the end of a sequence is evicted before its beginning."""
+        """The tail first, so that of cached blocks the end of a sequence is evicted before its beginning.
+
+        PoolError, and no change, if one of them has no owner.
+        """
+        for block, count in Counter(table).items():
+            self._require_owned(block, count)
         for block in reversed(table):
             self.release(block)
 
@@ -104,13 +109,6 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         return self.references[block] > 1
 
-    def forget(self) -> None:
-        """Drops every key: nothing that is cached will be found again."""
-        for key, block in self.block_of.items():
-            assert self.key_of[block] == key
-            self.key_of[block] = None
-        self.block_of.clear()
-
     def free_order(self) -> list[int]:
         """The blocks that can be handed out, the next one first. O(n): for checks and drawings."""
         order = []
@@ -119,6 +117,11 @@ class BlockPool:
             order.append(block)
             block = self._next[block]
         return order
+
+    def _require_owned(self, block: int, owners: int = 1) -> None:
+        self._require_known(block)
+        if self.references[block] < owners:
+            raise PoolError(f"block {block} is released, but no one owns it: a double free")
 
     def _require_known(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:

@@ -1,0 +1,228 @@
+"""Three engines behind the protocol: our own, transformers' generate over a left-padded batch, and a broken one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lfm2np.conformance.protocol import Completion, Request
+from lfm2np.drafters import Drafter, NgramDrafter, ScriptedDrafter
+from lfm2np.engine import Engine
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model, load
+from lfm2np.outputs import CompletionOutput, RequestOutput
+
+load_once = lru_cache(maxsize=256)(load)
+
+
+def own(model: str, sizes: dict[str, Any]) -> Own:
+    """lfm2np's engine, in exact arithmetic."""
+    return Own(load_once(Path(model)), sizes)
+
+
+class Own:
+    """Offers everything, the bits of the logits included."""
+
+    is_lfm2np = True
+
+    def __init__(self, model: Model, sizes: dict[str, Any]) -> None:
+        self._rows: dict[str, list[bytes]] = {}
+        self._trace = io.StringIO()
+        options = {"num_blocks": 200, **sizes}
+        drafter = make_drafter(options.pop("drafter", None))
+        self.engine = Engine(model, drafter=drafter, trace=self._trace, on_logits=self._keep, **options)
+
+    def _keep(self, name: str, position: int, row: Any, token: int) -> None:
+        self._rows.setdefault(name, []).append(row.tobytes())
+
+    # level a, b
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        for one in requests:
+            self.add(one)
+        found: dict[str, list[Completion]] = {}
+        most = 100 * sum((len(r.prompt_token_ids) + (r.params.max_tokens or 0)) * r.params.n for r in requests)
+        for _ in range(most + 1000):
+            if not self.has_unfinished:
+                break
+            found |= self.step()
+        return [found[one.request_id] for one in requests]
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        return [one.logprob for one in self.engine.model.score(token_ids)]
+
+    # level c
+    def add(self, request: Request) -> None:
+        self.engine.add_request(
+            request.request_id, request.prompt_token_ids, request.params, request.priority, request.cache_salt
+        )
+
+    def step(self) -> dict[str, list[Completion]]:
+        return {output.request_id: self._completions(output) for output in self.engine.step()}
+
+    def abort(self, request_id: str) -> list[Completion]:
+        return self._completions(self.engine.abort(request_id))
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.engine.has_unfinished
+
+    # level d
+    def fork(self, request_id: str, new_id: str, seed: int) -> None:
+        self.engine.fork(request_id, new_id, seed)
+        self._rows[new_id] = list(self._rows.get(request_id, []))
+
+    def preempt(self, request_id: str) -> None:
+        self.engine.preempt(request_id)
+
+    def state(self) -> dict[str, int]:
+        scheduler = self.engine.scheduler
+        return {
+            "free_blocks": scheduler.pool.num_free,
+            "num_blocks": scheduler.pool.num_blocks,
+            "free_slots": len(scheduler.memory.free_slots),
+            "num_slots": scheduler.config.max_num_seqs,
+        }
+
+    def metrics(self) -> dict[str, int]:
+        metrics = self.engine.metrics
+        return {
+            "scheduled_tokens": metrics.scheduled_tokens,
+            "sampled_tokens": metrics.sampled_tokens,
+            "cached_tokens": metrics.prefix_hit_tokens,
+            "recomputed_tokens": metrics.recomputed_tokens,
+            "draft_tokens": metrics.draft_tokens,
+            "accepted_tokens": metrics.accepted_tokens,
+        }
+
+    def trace(self) -> list[str]:
+        return self._trace.getvalue().splitlines()
+
+    def verify(self) -> None:
+        self.engine.verify()
+
+    def _completions(self, output: RequestOutput) -> list[Completion]:
+        prompt = None if output.prompt_logprobs is None else tuple(p.logprob for p in output.prompt_logprobs[1:] if p)
+        return [self._completion(output.request_id, one, prompt) for one in output.outputs]
+
+    def _completion(self, name: str, one: CompletionOutput, prompt: tuple[float, ...] | None) -> Completion:
+        rows = self._rows.get(name if one.index == 0 else f"{name}#{one.index}", [])
+        return Completion(
+            token_ids=one.token_ids,
+            finish_reason=one.finish_reason,
+            logprobs=None if one.logprobs is None else tuple(each.logprob for each in one.logprobs),
+            prompt_logprobs=prompt if one.index == 0 else None,
+            logits=tuple(rows),
+        )
+
+
+def make_drafter(wish: Any) -> Drafter | None:
+    """None, "ngram", or a script: request id -> the output to propose."""
+    if wish is None or wish == "none":
+        return None
+    if wish == "ngram":
+        return NgramDrafter()
+    if isinstance(wish, dict):
+        return ScriptedDrafter(wish)
+    raise RequestError(f"drafter {wish!r}: expected None, 'ngram' or a script by request id")
+
+
+PLANTED = ("slot-index-wraps-modulo-2", "request-seed-ignored", "parent-key-not-hashed")
+
+
+def broken(model: str, sizes: dict[str, Any]) -> Broken:
+    """lfm2np's engine with the bugs of PLANTED, which are there only while one of its methods runs."""
+    return Broken(load_once(Path(model)), sizes)
+
+
+class Broken:
+    """Level a and c, no more."""
+
+    def __init__(self, model: Model, sizes: dict[str, Any]) -> None:
+        self._engine = Own(model, sizes)
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        with planted():
+            return self._engine.generate(requests)
+
+    def add(self, request: Request) -> None:
+        with planted():
+            self._engine.add(request)
+
+    def step(self) -> dict[str, list[Completion]]:
+        with planted():
+            return self._engine.step()
+
+    def abort(self, request_id: str) -> list[Completion]:
+        with planted():
+            return self._engine.abort(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._engine.has_unfinished
+
+
+def planted() -> contextlib.ExitStack:
+    from lfm2np.faults import inject
+
+    stack = contextlib.ExitStack()
+    for name in PLANTED:
+        stack.enter_context(inject(name))
+    return stack
+
+
+def transformers_padded(model: str, sizes: dict[str, Any]) -> TransformersPadded:
+    """transformers' generate on one left-padded batch, float32. Needs the extra `peers`."""
+    return TransformersPadded(model)
+
+
+class TransformersPadded:
+    """Level a and b. Greedy only: its random numbers are not a function of the request."""
+
+    lacks = frozenset(
+        {"sampling", "samples", "processors", "stops", "convolution-only", "block_size", "num_blocks"}
+        | {"max_num_seqs", "max_num_batched_tokens", "num_host_blocks", "prefix_caching", "policy", "drafter"}
+    )
+
+    def __init__(self, model: str) -> None:
+        self._model = load_transformers(model)
+
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        import torch
+
+        longest = max(len(one.prompt_token_ids) for one in requests)
+        for one in requests:
+            if one.params.temperature != 0.0 or one.params.n != 1:
+                raise RequestError(f"request {one.request_id!r}: this adapter is greedy")
+        padding = [longest - len(one.prompt_token_ids) for one in requests]
+        ids = torch.tensor([[0] * pad + list(r.prompt_token_ids) for pad, r in zip(padding, requests, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+        most = max(one.params.max_tokens or 1 for one in requests)
+        with torch.no_grad():
+            out = self._model.generate(
+                ids, attention_mask=mask, max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        return [
+            [Completion(tuple(row[longest : longest + (one.params.max_tokens or 1)].tolist()))]
+            for row, one in zip(out, requests, strict=True)
+        ]
+
+    def score(self, token_ids: Sequence[int]) -> list[float]:
+        import torch
+
+        with torch.no_grad():
+            rows = torch.log_softmax(self._model(torch.tensor([list(token_ids)])).logits[0].double(), -1)
+        return [float(rows[index, token]) for index, token in enumerate(token_ids[1:])]
+
+
+@lru_cache(maxsize=64)
+def load_transformers(model: str) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

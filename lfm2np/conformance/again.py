@@ -1,0 +1,23 @@
+"""For the scripts that a failure prints: `check` and the names that an example is written with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lfm2np.conformance.catalogue import by_id
+from lfm2np.conformance.demands import Machine
+from lfm2np.conformance.models import TinyModel
+from lfm2np.conformance.protocol import Request, load_factory
+from lfm2np.conformance.strategies import Scenario
+from lfm2np.errors import RequestError
+from lfm2np.sampling_params import SamplingParams
+
+__all__ = ["Request", "SamplingParams", "Scenario", "TinyModel", "check"]
+
+
+def check(property_id: str, engine: str, example: Any) -> None:
+    """Holds one example against a property: a Violation says what is wrong, no answer that nothing is."""
+    chosen = by_id(property_id)
+    if isinstance(chosen, Machine):
+        raise RequestError(f"property {property_id!r} is a state machine: run the program that it printed")
+    chosen.check(load_factory(engine), example)

@@ -1,0 +1,18 @@
+"""All properties, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from lfm2np.conformance.demands import Machine, Property
+from lfm2np.conformance.internals import INTERNALS
+from lfm2np.conformance.properties import PROPERTIES
+from lfm2np.errors import RequestError
+
+ALL: tuple[Property | Machine, ...] = (*INTERNALS, *PROPERTIES)
+
+
+def by_id(name: str) -> Property | Machine:
+    """RequestError for an id that no property has."""
+    for one in ALL:
+        if one.id == name:
+            return one
+    raise RequestError(f"property {name!r}: expected one of {', '.join(one.id for one in ALL)}")

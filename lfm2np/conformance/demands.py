@@ -1,0 +1,46 @@
+"""What a property is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+from lfm2np.conformance.protocol import Factory
+
+
+@dataclass(frozen=True)
+class Property:
+    """One demand on an engine, tried with many examples. `check` raises for one that breaks it.
+
+    law    of the design: 1 order cannot matter; 2 one truth, reference.py; 3 a batch is one flat array; 4 the plan is
+           plain data; 5 publish after write, write only what one owns; 7 fail early, and harm no one else
+    needs  levels of the protocol
+    bugs   real ones that it would have caught
+    weight the number of examples, relative to the profile's
+    """
+
+    id: str
+    sentence: str
+    law: int
+    needs: tuple[str, ...]
+    bugs: tuple[str, ...]
+    strategy: Callable[[], SearchStrategy[Any]]
+    check: Callable[[Factory, Any], None]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The same, with a state machine: calls in any order. `make` gives the class for an engine."""
+
+    id: str
+    sentence: str
+    law: int
+    needs: tuple[str, ...]
+    bugs: tuple[str, ...]
+    make: Callable[[Factory], Any]
+    steps: int = 20  # of one run
+    weight: float = 1.0

@@ -1,0 +1,241 @@
+"""Runs a scenario on an engine, and says what the reference makes of each request."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.conformance.models import TinyModel, checkpoint, loaded
+from lfm2np.conformance.protocol import Completion, Factory, Request
+from lfm2np.conformance.strategies import Scenario
+from lfm2np.errors import RequestError
+from lfm2np.generation import token_logprobs
+from lfm2np.sampling import choose, request_seed
+
+
+class Violation(AssertionError):
+    """An engine broke a property: what, where, first."""
+
+
+@dataclass
+class Totals:
+    """What was compared since the process began."""
+
+    runs: int = 0
+    steps: int = 0
+    tokens: int = 0
+
+
+TOTALS = Totals()
+
+
+@dataclass
+class Outcome:
+    """Of one run. A fork is listed with its parent and how many tokens it took over."""
+
+    completions: dict[str, list[Completion]] = field(default_factory=dict)
+    forks: dict[str, tuple[Request, int, int]] = field(default_factory=dict)  # id -> parent, seed, tokens taken over
+    aborted: set[str] = field(default_factory=set)
+    steps: int = 0
+
+
+def make(factory: Factory, model: TinyModel, sizes: Mapping[str, Any]) -> Any:
+    return factory(str(checkpoint(model)), dict(sizes))
+
+
+def generate(factory: Factory, scenario: Scenario, requests: Sequence[Request] | None = None, **sizes: Any) -> Outcome:
+    """All requests at once, on a fresh engine."""
+    chosen = scenario.requests if requests is None else requests
+    engine = make(factory, scenario.model, {**scenario.sizes, **sizes})
+    lists = engine.generate(list(chosen))
+    if len(lists) != len(chosen):
+        raise Violation(f"{len(lists)} answers for {len(chosen)} requests")
+    outcome = Outcome({one.request_id: list(answer) for one, answer in zip(chosen, lists, strict=True)})
+    count(outcome)
+    return outcome
+
+
+def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
+    """The scenario's operations, then steps to the end; Violation without progress.
+
+    Operations on a request that has ended, or does not run, are left out.
+    """
+    outcome, alive = Outcome(), set[str]()
+    most = step_bound(scenario)
+
+    def step() -> None:
+        outcome.steps += 1
+        if outcome.steps > most:
+            raise Violation(f"no progress: {sorted(alive)} not finished after {most} steps")
+        outcome.completions.update(engine.step())
+        ended = {name for name in alive if is_finished(outcome.completions.get(name, ()))}
+        alive.difference_update(ended)
+        if after_step:
+            after_step(engine, outcome)
+
+    for kind, *whom in scenario.ops:
+        request = scenario.requests[whom[0]] if whom else None
+        if kind == "step":
+            step()
+        elif request is not None and kind == "add":
+            engine.add(request)
+            alive.add(request.request_id)
+        elif request is not None and request.request_id in alive:
+            disturb(engine, kind, request, whom, outcome, alive)
+    while engine.has_unfinished:
+        step()
+    if alive:
+        raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
+    count(outcome)
+    return outcome
+
+
+def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outcome: Outcome, alive: set[str]) -> None:
+    name = request.request_id
+    if kind == "abort":
+        outcome.completions[name] = engine.abort(name)
+        outcome.aborted.add(name)
+        alive.discard(name)
+    elif kind == "preempt":
+        with contextlib.suppress(RequestError):  # it does not run
+            engine.preempt(name)
+    elif kind == "fork" and request.params.n == 1:
+        taken = len(outcome.completions[name][0].token_ids) if name in outcome.completions else 0
+        new_id = f"{name}'{len(outcome.forks)}"
+        try:
+            engine.fork(name, new_id, whom[1])
+        except RequestError:
+            return
+        outcome.forks[new_id] = (request, whom[1], taken)
+        alive.add(new_id)
+
+
+def step_bound(scenario: Scenario) -> int:
+    """More steps than any policy needs: each sample alone, token by token, computed again after each preemption."""
+    work = sum((len(r.prompt_token_ids) + (r.params.max_tokens or 0)) * r.params.n for r in scenario.requests)
+    disturbances = sum(op[0] not in ("add", "step") for op in scenario.ops)
+    return len(scenario.ops) + (work + 20) * (4 + 2 * disturbances)
+
+
+def is_finished(completions: Iterable[Completion]) -> bool:
+    reasons = [one.finish_reason for one in completions]
+    return bool(reasons) and None not in reasons
+
+
+def count(outcome: Outcome) -> None:
+    TOTALS.runs += 1
+    TOTALS.steps += outcome.steps
+    TOTALS.tokens += sum(len(one.token_ids) for answer in outcome.completions.values() for one in answer)
+
+
+# --- the truth
+
+
+@lru_cache(maxsize=20_000)
+def reference_logits(model: TinyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+    """reference.py over a whole sequence: row t is the same whatever follows, so one pass judges every token."""
+    logits = loaded(model).logits(token_ids)
+    logits.flags.writeable = False
+    return logits
+
+
+def require_truth(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> None:
+    """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
+    for request in scenario.requests:
+        name = request.request_id
+        answers = outcome.completions.get(name, [])
+        if name in outcome.aborted and not answers:
+            continue
+        if len(answers) != request.params.n:
+            raise Violation(f"request {name}: {len(answers)} samples, expected {request.params.n}")
+        seed = request_seed(request.params, engine_seed, name)
+        for index, answer in enumerate(answers):
+            where = f"request {name}, sample {index}" if index else f"request {name}"
+            require_sample(scenario.model, request, answer, where, [seed] * len(answer.token_ids), index)
+    for name, (parent, seed, taken) in outcome.forks.items():
+        (answer,) = outcome.completions.get(name, [Completion(())])
+        own = request_seed(parent.params, engine_seed, parent.request_id)
+        seeds = [own if position < taken else seed for position in range(len(answer.token_ids))]
+        require_sample(scenario.model, parent, answer, f"fork {name}", seeds, 0)
+
+
+def require_sample(
+    model: TinyModel, request: Request, answer: Completion, where: str, seeds: Sequence[int], index: int
+) -> None:
+    """One sample; `seeds` by output position."""
+    config, params = loaded(model).config, request.params
+    prompt, ids, eos = request.prompt_token_ids, list(answer.token_ids), tuple(sorted(config.eos_token_ids))
+    rows = reference_logits(model, (*prompt, *ids[:-1]))
+    stops = set(params.stop_token_ids) | set(() if params.ignore_eos else eos)
+    ended = None
+    for position, token in enumerate(ids):
+        place = f"{where}, output token {position}"
+        if ended is not None:
+            raise Violation(f"{place}: {token}, but it had ended ({ended})")
+        row = rows[len(prompt) - 1 + position]
+        if answer.logits is not None and answer.logits[position] != row.tobytes():
+            mine = np.frombuffer(answer.logits[position], row.dtype)
+            far = float(np.abs(mine - row).max()) if mine.shape == row.shape else float("nan")
+            raise Violation(f"{place}: logits differ from the reference, by up to {far:.3g}")
+        expected = choose(row, params, prompt, ids[:position], eos, seeds[position], index)
+        if token != expected:
+            raise Violation(f"{place}: {token}, the reference has {expected}")
+        if token in stops and position + 1 >= params.min_tokens:
+            ended = "stop"
+        elif position + 1 == params.max_tokens:
+            ended = "length"
+    if answer.finish_reason in ("stop", "length") and answer.finish_reason != ended:
+        raise Violation(f"{where}: ended after {len(ids)} tokens ({answer.finish_reason}), the reference says {ended}")
+    if answer.finish_reason == "error":
+        raise Violation(f"{where}: ended in an error")
+    require_logprobs(model, request, answer, rows, where)
+
+
+def require_logprobs(
+    model: TinyModel, request: Request, answer: Completion, rows: NDArray[np.float32], where: str
+) -> None:
+    """Those that the engine gave: of its own tokens, and of the prompt."""
+    numerics, prompt = loaded(model).numerics, request.prompt_token_ids
+    if answer.logprobs is not None:
+        if len(answer.logprobs) != len(answer.token_ids):
+            raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.token_ids)} tokens")
+        for position, (token, mine) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            expected = token_logprobs(numerics, rows[len(prompt) - 1 + position], token, 0).logprob
+            if mine != expected:
+                raise Violation(f"{where}, output token {position}: log-probability {mine}, expected {expected}")
+    if answer.prompt_logprobs is not None and answer.finish_reason in ("stop", "length"):
+        if len(answer.prompt_logprobs) != len(prompt) - 1:
+            raise Violation(f"{where}: {len(answer.prompt_logprobs)} prompt log-probabilities of {len(prompt) - 1}")
+        for position, mine in enumerate(answer.prompt_logprobs):
+            expected = token_logprobs(numerics, rows[position], prompt[position + 1], 0).logprob
+            if mine != expected:
+                raise Violation(f"{where}, prompt token {position + 1}: log-probability {mine}, expected {expected}")
+
+
+def require_equal(one: Outcome, other: Outcome, how: str, names: Iterable[str] | None = None) -> None:
+    """Violation at the first request whose answers differ between two runs of one engine."""
+    for name in one.completions if names is None else names:
+        mine, theirs = one.completions[name], other.completions[name]
+        for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if a != b:
+                where = f"request {name}, sample {index}" if index else f"request {name}"
+                raise Violation(f"{where}: {first_difference(a, b)} {how}")
+
+
+def first_difference(a: Completion, b: Completion) -> str:
+    for position, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
+        if a.logits is not None and b.logits is not None and a.logits[position] != b.logits[position]:
+            return f"output token {position}: other logits"
+        if x != y:
+            return f"output token {position}: {x}, but {y}"
+    if a.token_ids != b.token_ids:
+        return f"{len(a.token_ids)} tokens, but {len(b.token_ids)}"
+    if a.finish_reason != b.finish_reason:
+        return f"it ends for {a.finish_reason}, but for {b.finish_reason}"
+    return "other log-probabilities"

@@ -1,0 +1,339 @@
+"""Demands on this package's own parts, which other engines are not asked: sampling, noise, acceptance, text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from lfm2np.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
+from lfm2np.conformance import plain
+from lfm2np.conformance.demands import Machine, Property
+from lfm2np.conformance.driver import Violation
+from lfm2np.conformance.engine_machine import engine_machine
+from lfm2np.conformance.machines import PoolMachine, SchedulerMachine
+from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.strategies import sampling_params
+from lfm2np.engine import Engine
+from lfm2np.loading import Model, load
+from lfm2np.sampling import NOISE_BITS, choose, distribution, draw, philox, uniform
+from lfm2np.sampling_params import SamplingParams
+
+EOS = (2,)
+
+
+@cache
+def trained() -> Model:
+    """The only fixture with a tokenizer."""
+    return load()
+
+
+# --- sampling
+
+Ids = tuple[int, ...]
+Row = tuple[float, ...]
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
+    """Logits in eighths, so that they tie often; and what was said before."""
+    row = draw(st.lists(st.integers(-16, 16), min_size=12, max_size=12))
+    ids = st.lists(st.integers(0, 11), max_size=6).map(tuple)
+    params = draw(sampling_params())
+    return tuple(value / 8 for value in row), replace(params, stop_token_ids=()), draw(ids) or (3,), draw(ids)
+
+
+def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
+    row, params, prompt, output = example
+    array = np.array(row, np.float32)
+    weights = distribution(array, params, prompt, output, EOS)
+    expected = plain.probabilities(list(row), params, prompt, output, EOS)
+    total = int(weights.sum())
+    mine = [int(weight) / total for weight in weights]
+    likely = sorted(p for p in plain.probabilities(list(row), bare(params), prompt, output, EOS) if p)
+    ties = any(low != high and high - low < 1e-9 for low, high in pairwise(likely))
+    assume(not ties)  # a border of top_p may fall between two values that only rounding tells apart
+    far = [token for token in range(len(row)) if abs(mine[token] - expected[token]) > 1e-9]
+    if far and not on_a_border(list(row), params, prompt, output):
+        token = far[0]
+        raise Violation(f"token {token}: probability {mine[token]:.9f}, by definition {expected[token]:.9f}")
+    if params.temperature == 0.0:
+        chosen = choose(array, params, prompt, output, EOS, 0, 0)
+        if expected[chosen] != 1.0:
+            raise Violation(f"greedy takes {chosen}, by definition {expected.index(1.0)}")
+
+
+def bare(params: SamplingParams) -> SamplingParams:
+    return replace(params, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: Ids) -> bool:
+    """Whether a hair more or less of top_p or min_p changes the support: then rounding decides."""
+    supports = set()
+    for hair in (-1e-7, 1e-7):
+        top_p = params.top_p if params.top_p == 1.0 else params.top_p + hair
+        min_p = params.min_p if params.min_p == 0.0 else params.min_p + hair
+        found = plain.probabilities(row, replace(params, top_p=top_p, min_p=min_p), prompt, output, EOS)
+        supports.add(tuple(p > 0 for p in found))
+    return len(supports) > 1
+
+
+def noise_is_of_its_place(factory: Factory, example: tuple[int, int, int, int]) -> None:
+    seed, sample, position, purpose = example
+    if uniform(seed, sample, position, purpose) != plain.uniform_noise(seed, sample, position, purpose):
+        raise Violation(f"noise of seed {seed}, sample {sample}, position {position} is not Philox of its place")
+
+
+# --- acceptance
+
+
+def least_noise(holds: Callable[[int], bool], bits: int) -> int:
+    """The least noise of [0, 2**bits) from which on `holds`, a monotone predicate, is true; 2**bits if it never is."""
+    low, high = 0, 1 << bits
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def weights() -> st.SearchStrategy[list[int]]:
+    return st.lists(st.one_of(st.integers(0, 3), st.just(2**45)), min_size=4, max_size=4).filter(any)
+
+
+def rejection_is_exact(factory: Factory, example: tuple[list[int], list[int]]) -> None:
+    """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
+    p, q = (np.array(one, np.int64) for one in example)
+    came = [Fraction(0)] * len(p)
+    for token in np.flatnonzero(q).tolist():
+        guessed = Fraction(int(q[token]), int(q.sum()))
+        guess = Guess(token, q)
+        border = least_noise(lambda noise, g=guess: not is_accepted(p, g, noise), NOISE_BITS)  # type: ignore[misc]
+        accepted = Fraction(border, 1 << NOISE_BITS)
+        came[token] += guessed * accepted
+        if accepted < 1:
+            borders = [
+                least_noise(lambda noise, i=i: replacement(p, q, noise) > i, 2 * NOISE_BITS)  # type: ignore[misc]
+                for i in range(len(p) - 1)
+            ]
+            ends = [0, *borders, 1 << 2 * NOISE_BITS]
+            for other in range(len(p)):
+                share = Fraction(ends[other + 1] - ends[other], 1 << 2 * NOISE_BITS)
+                came[other] += guessed * (1 - accepted) * share
+    for token, mine in enumerate(came):
+        expected = Fraction(int(p[token]), int(p.sum()))
+        if abs(mine - expected) > Fraction(1, 1 << 120) or bool(mine) != bool(expected):
+            raise Violation(
+                f"token {token} comes with probability {float(mine):.6f}, the model has {float(expected):.6f}"
+            )
+
+
+def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list[int], int]) -> None:
+    """A drawn guess is decided by the noise of its place and purpose, and replaced by another."""
+    p, q, seed = example
+    row = np.log(np.maximum(np.array(p, np.float64), 1e-30)).astype(np.float32)
+    weights, params = np.array(q, np.int64), SamplingParams()
+    target = distribution(row, params, (1,), (), ())
+    guess = Guess(int(np.flatnonzero(weights)[-1]), weights)
+    expected = guess.token_id
+    if not is_accepted(target, guess, plain.uniform_noise(seed, 0, 1, ACCEPT)):
+        expected = replacement(target, weights, philox(seed, 0, 1, REPLACE))
+    if next_token(row, params, (1,), (), (), seed, 0, guess) != expected:
+        raise Violation(f"seed {seed}: a guess is not decided by its own noise")
+    plainly = draw(target, plain.uniform_noise(seed, 0, 1))
+    if next_token(row, params, (1,), (), (), seed, 0) != plainly:
+        raise Violation(f"seed {seed}: without a guess {plainly} comes")
+
+
+# --- text
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[Ids, tuple[str, ...], bool, int]:
+    """A prompt for the trained fixture, and stop strings that its answers contain, or nearly."""
+    stop = st.lists(st.sampled_from(["2", " 2", "2 3", "24", "5 26", "6 27 2", "27", "é", "\ufffd", "zz"]), max_size=2)
+    start = draw(st.integers(18, 25))
+    prompt = trained().tokenizer.encode_chat([{"role": "user", "content": f"count: {start} to {start + 8}"}])
+    return tuple(prompt), tuple(draw(stop)), draw(st.booleans()), draw(st.integers(0, 6))
+
+
+def text_is_what_the_tokens_say(factory: Factory, example: tuple[Ids, tuple[str, ...], bool, int]) -> None:
+    """Tokens forced by bias spell text with characters cut between tokens; stop strings end it where they must."""
+    prompt, stop, include, min_tokens = example
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=24,
+        stop=list(stop),
+        include_stop_str_in_output=include,
+        min_tokens=min_tokens,
+        ignore_eos=True,
+    )
+    require_text(prompt, params)
+
+
+def require_text(prompt: Ids, params: SamplingParams) -> None:
+    model = trained()
+    engine = Engine(model, num_blocks=20)
+    engine.add_request("a", prompt, params)
+    shown, grown = "", ""
+    for output in engine.stream():
+        shown = output.outputs[0].text or ""
+        if not shown.startswith(grown):
+            raise Violation(f"text {grown!r} became {shown!r}: what was shown is taken back")
+        grown = shown
+    ids = output.outputs[0].token_ids
+    pieces, said = [], b""
+    for index, token in enumerate(ids):
+        before = decoded(said, final=False)
+        said += model.tokenizer.token_bytes(token)
+        pieces.append(decoded(said, final=index == len(ids) - 1)[len(before) :])
+    expected, stopped = plain.stop_text(pieces, params.stop, params.include_stop_str_in_output, params.min_tokens)
+    if shown != expected:
+        raise Violation(f"text {shown!r}, the tokens and stop strings say {expected!r}")
+    if output.outputs[0].stop_reason != stopped:
+        raise Violation(f"stop reason {output.outputs[0].stop_reason!r}, expected {stopped!r}")
+
+
+def decoded(said: bytes, final: bool) -> str:
+    """UTF-8 text; an unfinished character at the end counts only if nothing follows."""
+    import codecs
+
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(said, final)
+
+
+def split_characters(factory: Factory, example: tuple[bytes, bool]) -> None:
+    """Bytes, one token each, as the tokenizer's stream decodes them: characters cut between tokens come whole."""
+    said, _ = example
+    tokenizer = trained().tokenizer
+    ids = [byte_token(byte) for byte in said]
+    stream = tokenizer.stream()
+    shown = "".join(stream.push(token) for token in ids) + stream.finish()
+    if shown != said.decode("utf-8", "replace"):
+        raise Violation(f"bytes {said!r} are shown as {shown!r}")
+
+
+@cache
+def byte_token(byte: int) -> int:
+    tokenizer = trained().tokenizer
+    for token_id in range(trained().config.vocab_size):
+        if tokenizer.token_bytes(token_id) == bytes([byte]):
+            return token_id
+    raise AssertionError(f"the fixture's tokenizer has no token for byte {byte}")
+
+
+def one_bos(factory: Factory, text: str) -> None:
+    """A prompt and a chat begin with the BOS token, once; plain text with a BOS of its own gets no second one."""
+    model = trained()
+    bos = model.config.bos_token_id
+    assert bos is not None
+    for ids in (model.prompt_ids(text), model.tokenizer.encode_chat([{"role": "user", "content": text}])):
+        if ids[0] != bos or ids.count(bos) != 1:
+            raise Violation(f"text {text!r}: {ids.count(bos)} BOS tokens in {ids}, expected one, at the beginning")
+
+
+INTERNALS: tuple[Property | Machine, ...] = (
+    Machine(
+        "pool-machine",
+        "The block pool does what a plain list and a dictionary do; misuse is refused and changes nothing.",
+        5,
+        ("own",),
+        ("mistral.rs 2357", "sglang-jax 982", "vLLM 4764"),
+        lambda factory: PoolMachine,
+        steps=25,
+    ),
+    Machine(
+        "scheduler-machine",
+        "Over a model whose tokens encode what memory holds, any calls in any order give right tokens and memory.",
+        5,
+        ("own",),
+        ("vLLM 4764", "vLLM 12621", "vLLM 5349", "vLLM 56525", "SGLang 38319", "vLLM 45357"),
+        lambda factory: SchedulerMachine,
+        steps=18,
+        weight=8.0,
+    ),
+    Machine(
+        "engine-machine",
+        "Any calls in any order: every token and logit is the reference's.",
+        2,
+        ("steps",),
+        ("vLLM 43090", "vLLM 5349", "SGLang 16067"),
+        engine_machine,
+        steps=20,
+        weight=1.0,
+    ),
+    Property(
+        "sampling-is-its-definition",
+        "Processors, in the order of the profile, give the documented distribution; greedy takes the lowest of equals.",
+        2,
+        ("own",),
+        ("vLLM 5639",),
+        rows,
+        sampling_is_its_definition,
+        4.0,
+    ),
+    Property(
+        "noise-is-of-its-place",
+        "Noise is Philox of (seed, sample, position, purpose).",
+        2,
+        ("own",),
+        ("vLLM 51226", "vLLM 31081"),
+        lambda: st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(0, 200), st.integers(0, 2)),
+        noise_is_of_its_place,
+    ),
+    Property(
+        "rejection-is-exact",
+        "A checked guess and its replacement give each token with the model's probability.",
+        2,
+        ("own",),
+        (),
+        lambda: st.tuples(weights(), weights()),
+        rejection_is_exact,
+    ),
+    Property(
+        "guesses-use-their-own-noise",
+        "Whether a guess is taken, and what replaces it, are decided by two noises of its place.",
+        2,
+        ("own",),
+        (),
+        lambda: st.tuples(weights(), weights(), st.integers(0, 99)),
+        guesses_use_their_own_noise,
+        2.0,
+    ),
+    Property(
+        "text-is-what-the-tokens-say",
+        "Text streams without being taken back, and ends where a stop string says, found across token borders.",
+        2,
+        ("own",),
+        ("vLLM 3572", "vLLM 8468"),
+        texts,
+        text_is_what_the_tokens_say,
+        0.2,
+    ),
+    Property(
+        "characters-come-whole",
+        "A character that is cut between tokens is shown when it is complete.",
+        2,
+        ("own",),
+        ("vllm-mlx 109", "vLLM 48853"),
+        lambda: st.tuples(
+            st.one_of(st.binary(max_size=8), st.text("é→𝄞a ", max_size=4).map(lambda t: t.encode())), st.just(True)
+        ),
+        split_characters,
+        2.0,
+    ),
+    Property(
+        "one-bos",
+        "A prompt has one BOS token, a chat too.",
+        2,
+        ("own",),
+        ("vLLM 16081", "vLLM 55288", "SGLang 888"),
+        lambda: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
+        one_bos,
+        0.1,
+    ),
+)

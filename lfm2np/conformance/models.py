@@ -1,0 +1,140 @@
+"""Tiny random LFM2 checkpoints of every odd shape: real directories, which any engine can load.
+
+Weights come from PCG64's raw integers, which NumPy keeps for ever, so a shape and a seed name the same bytes anywhere.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from lfm2np.checkpoint import expected_tensors
+from lfm2np.config import ModelConfig, parse_config
+from lfm2np.loading import Model, load
+
+MAX_POSITIONS = 96
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One shape. With `overflows` the last token of the vocabulary makes any sequence that it stands in overflow."""
+
+    layers: str = "cA"  # c short convolution, A attention
+    taps: int = 3
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 4
+    hidden_size: int = 8
+    feed_forward: int = 12
+    auto_adjust: bool = False
+    conv_bias: bool = False
+    tied: bool = True
+    theta: float = 100.0
+    eps: float = 1e-5
+    multiplier: float = 1.0  # of the feed-forward's width, if auto_adjust
+    vocab_size: int = 24
+    overflows: bool = False
+    seed: int = 0
+
+
+EOS_TOKEN_ID = 2
+
+
+def raw_config(tiny: TinyModel) -> dict[str, object]:
+    """config.json."""
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "vocab_size": tiny.vocab_size,
+        "hidden_size": tiny.hidden_size,
+        "intermediate_size": tiny.feed_forward,
+        "block_auto_adjust_ff_dim": tiny.auto_adjust,
+        "block_multiple_of": 4,
+        "block_ffn_dim_multiplier": tiny.multiplier,
+        "num_hidden_layers": len(tiny.layers),
+        "num_attention_heads": tiny.heads,
+        "num_key_value_heads": tiny.kv_heads,
+        "head_dim": tiny.head_dim,
+        "conv_L_cache": tiny.taps,
+        "conv_bias": tiny.conv_bias,
+        "layer_types": ["full_attention" if letter == "A" else "conv" for letter in tiny.layers],
+        "max_position_embeddings": MAX_POSITIONS,
+        "norm_eps": tiny.eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": tiny.theta},
+        "tie_word_embeddings": tiny.tied,
+        "bos_token_id": 1,
+        "eos_token_id": EOS_TOKEN_ID,
+        "pad_token_id": 0,
+        "dtype": "float32",
+    }
+
+
+def config_of(tiny: TinyModel) -> ModelConfig:
+    return parse_config(raw_config(tiny), "config.json")
+
+
+def weights_of(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
+    """All tensors by name; sizes chosen so that every mechanism moves the logits by tenths, not by rounding."""
+    bits = np.random.PCG64(tiny.seed)
+    made = {}
+    for name, shape in expected_tensors(config_of(tiny)).items():
+        raw = bits.random_raw(int(np.prod(shape))) >> np.uint64(40)  # 24 bits
+        u = (raw.astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)).reshape(shape)  # [-1, 1)
+        if "norm" in name:
+            values = np.float32(1.0) + np.float32(0.5) * u
+        elif name.endswith((".bias", "conv.conv.weight")):
+            values = u
+        else:
+            values = u * np.float32(2.5 / shape[-1] ** 0.5)
+        if name == "model.embed_tokens.weight":
+            values = values * np.float32(1.5)
+        made[name] = np.ascontiguousarray(values)
+    if tiny.overflows:
+        _let_last_token_overflow(made)
+    return made
+
+
+def _let_last_token_overflow(made: dict[str, NDArray[np.float32]]) -> None:
+    """Channel 0 says "this is the last token", and nothing else writes to it; one feed-forward unit then overflows."""
+    for name, values in made.items():
+        if name.endswith(("out_proj.weight", "out_proj.bias", "w2.weight")):
+            values[0] = 0.0
+        if name == "model.embed_tokens.weight":
+            values[:, 0] = 0.0
+            values[-1, 0] = 100.0
+        if name in ("model.layers.0.feed_forward.w1.weight", "model.layers.0.feed_forward.w3.weight"):
+            values[0] = 0.0
+            values[0, 0] = 1e20
+
+
+@cache
+def _workspace() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="lfm2np-conformance-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@lru_cache(maxsize=4096)
+def checkpoint(tiny: TinyModel) -> Path:
+    """The model's directory, written when first asked for, gone when the process ends."""
+    directory = _workspace() / f"{len(list(_workspace().iterdir())):05}"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(raw_config(tiny)))
+    (directory / "tiny.json").write_text(json.dumps(asdict(tiny)))
+    save_file(weights_of(tiny), directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@lru_cache(maxsize=256)
+def loaded(tiny: TinyModel) -> Model:
+    """The reference's own copy of it, in exact arithmetic."""
+    return load(checkpoint(tiny))

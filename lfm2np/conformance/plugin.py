@@ -1,0 +1,78 @@
+"""pytest's plugin: the options of `pytest --pyargs lfm2np.conformance`, and one test a property.
+
+It is loaded into every run of pytest where this package is installed, so it must import little and disturb no one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROFILES = ("quick", "ci", "deep")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lfm2np.conformance")
+    options: dict[str, dict[str, Any]] = {
+        "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
+        "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
+        "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
+    }
+    for name, settings in options.items():
+        with contextlib.suppress(ValueError):  # another plugin has an option of that name: see `option`
+            group.addoption(name, **settings)
+
+
+def option(config: pytest.Config, name: str) -> str | None:
+    """--engine, --xfails or --profile; where another plugin owns that name, LFM2NP_ENGINE and so on."""
+    value = config.getoption(f"--{name}", None)
+    value = value if isinstance(value, str) else None
+    return value or os.environ.get(f"LFM2NP_{name.upper()}")
+
+
+def chosen_profile(config: pytest.Config) -> str:
+    name = option(config, "profile") or "quick"
+    if name not in PROFILES:
+        raise pytest.UsageError(f"profile {name!r}: expected one of {', '.join(PROFILES)}")
+    return name
+
+
+def known_failures(path: str | None) -> dict[str, str]:
+    """Property id -> the line's comment. UsageError for a file that can't be read or an id that no property has."""
+    from lfm2np.conformance.catalogue import ALL
+
+    if path is None:
+        return {}
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise pytest.UsageError(f"--xfails {path}: {problem}") from None
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        name, _, comment = (part.strip() for part in line.partition("#"))
+        if name and name not in {one.id for one in ALL}:
+            raise pytest.UsageError(f"--xfails {path}, line {number}: {name!r} is no property")
+        if name:
+            found[name] = comment or "known to fail"
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "property_" in metafunc.fixturenames and metafunc.module.__name__ == "lfm2np.conformance.test_conformance":
+        from lfm2np.conformance.catalogue import ALL
+
+        xfails = known_failures(option(metafunc.config, "xfails"))
+        cases: Iterator[object] = (
+            pytest.param(
+                one,
+                id=one.id,
+                marks=[pytest.mark.xfail(reason=xfails[one.id], strict=True)] if one.id in xfails else [],
+            )
+            for one in ALL
+        )
+        metafunc.parametrize("property_", list(cases))

@@ -1,0 +1,26 @@
+"""One test a property: passed, failed with the first difference and a script, or skipped with the reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from lfm2np.conformance.demands import Machine, Property
+from lfm2np.conformance.plugin import chosen_profile, option
+from lfm2np.conformance.protocol import load_factory
+from lfm2np.conformance.runner import run_property
+from lfm2np.errors import RequestError
+
+
+def test_property(property_: Property | Machine, request: pytest.FixtureRequest) -> None:
+    name = option(request.config, "engine") or "lfm2np.conformance.adapters:own"
+    try:
+        factory = load_factory(name)
+    except RequestError as error:
+        raise pytest.UsageError(str(error)) from None
+    result = run_property(property_, factory, chosen_profile(request.config))
+    if result.status == "skipped":
+        pytest.skip(result.message)
+    if result.status == "failed":
+        pytest.fail(
+            f"{property_.id}: {property_.sentence}\nafter {result.examples} examples: {result.message}", pytrace=False
+        )

@@ -1,0 +1,385 @@
+"""Section B: what engines did to the paged cache and the prefix cache."""
+
+from __future__ import annotations
+
+from lfm2np.faults.inject import Edit, Fault
+
+# Where the edits are made.
+COMMIT = "lfm2np.cache:commit"
+ALLOCATE = "scheduler.block_pool:BlockPool.allocate"
+ENTER = "scheduler.memory:Memory.enter"
+GROW = "scheduler.memory:Memory.grow"
+RELEASE = "scheduler.memory:Memory.release"
+KEYS = "scheduler.prefix_cache:PrefixCache.keys"
+PUBLISH = "scheduler.prefix_cache:PrefixCache.publish"
+
+# The pool refuses what would corrupt it. Real engines had no such guards: these take them out.
+UNGUARDED_WRITE = Edit(
+    "scheduler.block_pool:BlockPool.require_writable",
+    "if self.references[block] != 1 or self.key_of[block] is not None:",
+    "if False:",
+)
+UNGUARDED_RELEASE = (
+    Edit("scheduler.block_pool:BlockPool._require_owned", "if self.references[block] < owners:", "if False:"),
+    Edit(
+        "scheduler.block_pool:BlockPool.release",
+        "self._require_owned(block)\n",
+        "if self.references[block] == 0:\n        return\n",
+    ),
+)
+UNGUARDED_PUBLISH = Edit(
+    "scheduler.block_pool:BlockPool.publish",
+    'raise PoolError(f"block {block} is published, but no one owns it: use after free")',
+    "return False",
+)
+UNGUARDED_SHARE = Edit(
+    "scheduler.block_pool:BlockPool.share",
+    'if self.key_of[block] is None:\n            raise PoolError(f"block {block} is free: it can\'t be shared")\n',
+    "",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    # --- which content a key stands for
+    Fault(
+        name="evicted-key-still-leads-to-its-block",
+        section="B",
+        sentence="The key of an evicted block stays in the map, so a later hit finds another request's content.",
+        seen_in=("vLLM 4764",),
+        edits=(Edit(ALLOCATE, "del self.block_of[evicted]", "pass"), UNGUARDED_SHARE, UNGUARDED_WRITE),
+    ),
+    Fault(
+        name="parent-key-not-hashed",
+        section="B",
+        sentence="A block's key says nothing of the blocks before it, so equal tokens anywhere are a hit.",
+        seen_in=("vLLM 12621",),
+        edits=(Edit(KEYS, 'parent = request.block_keys[-1] if request.block_keys else b""', 'parent = b""'),),
+    ),
+    Fault(
+        name="salt-not-hashed",
+        section="B",
+        sentence="Requests with different salts find each other's blocks.",
+        seen_in=("vLLM 44701", "vLLM 8240"),
+        edits=(Edit(KEYS, "tokens, request.cache_salt", 'tokens, ""'),),
+    ),
+    Fault(
+        name="only-the-first-token-of-a-block-hashed",
+        section="B",
+        sentence="Blocks that differ behind their first token have the same key.",
+        seen_in=("vLLM 12621",),
+        edits=(Edit(KEYS, "[start : start + self.block_size]", "[start : start + 1]"),),
+    ),
+    Fault(
+        name="keys-after-a-hit-lose-their-parent",
+        section="B",
+        sentence="After a prefix hit the chain of keys begins anew, so what follows is never found, or for another.",
+        seen_in=("vLLM 11186",),
+        edits=(
+            Edit(
+                KEYS,
+                "request.block_keys[-1] if request.block_keys else",
+                "request.block_keys[-1] if request.block_keys and not request.num_cached_tokens else",
+            ),
+        ),
+    ),
+    Fault(
+        name="half-filled-block-published",
+        section="B",
+        sentence="A block of a prompt is published as soon as the first of its tokens is computed.",
+        seen_in=("SGLang 38319",),
+        edits=(
+            Edit(
+                PUBLISH,
+                "request.num_computed_tokens // self.block_size\n",
+                "request.num_computed_tokens // self.block_size\n"
+                "    begun = -(-request.num_computed_tokens // self.block_size)\n"
+                "    last = min(begun, request.num_tokens // self.block_size)\n",
+            ),
+            UNGUARDED_WRITE,
+        ),
+    ),
+    # --- what a hit gives
+    Fault(
+        name="fully-cached-prompt-leaves-nothing-to-compute",
+        section="B",
+        sentence="A prompt all of whose blocks are cached is scheduled with zero tokens, so nothing samples.",
+        seen_in=("vLLM 3239",),
+        edits=(
+            Edit(
+                "scheduler.prefix_cache:PrefixCache.find",
+                "most = request.first_logits // self.block_size",
+                "most = (request.first_logits + 1) // self.block_size",
+            ),
+        ),
+    ),
+    Fault(
+        name="cached-tokens-not-counted",
+        section="B",
+        sentence="A request's count of cached tokens stays 0 after a prefix hit.",
+        seen_in=("vLLM 17305",),
+        edits=(Edit(ENTER, "request.num_cached_tokens += request.num_computed_tokens", "pass"),),
+    ),
+    Fault(
+        name="hit-blocks-omitted-from-the-plan",
+        section="B",
+        sentence="In the step of a prefix hit the block table names block 0 in the place of the cached blocks.",
+        seen_in=("ssd 23",),
+        edits=(
+            Edit(
+                "scheduler.scheduler:Scheduler._schedule",
+                "block_table=table,",
+                "block_table=(0,) * (start // size) + table[start // size :]\n"
+                "        if request.request_id in step.admitted else table,",
+            ),
+        ),
+    ),
+    Fault(
+        name="last-block-of-a-hit-dropped",
+        section="B",
+        sentence="The last block of a prefix hit counts as computed, but the table has a new block in its place.",
+        seen_in=("ssd 23",),
+        edits=(
+            Edit(
+                ENTER,
+                "for block in hit:\n"
+                "        self.pool.share(block)\n"
+                "    request.block_table = (*hit, *(self._allocate() for _ in range(needed)))",
+                "for block in hit[:-1]:\n"
+                "        self.pool.share(block)\n"
+                "    request.block_table = (*hit[:-1], *(self._allocate() for _ in range(needed + bool(hit))))",
+            ),
+        ),
+    ),
+    Fault(
+        name="checkpoint-of-another-block-restored",
+        section="B",
+        sentence="A prefix hit starts from the state after its first block, not after its last one.",
+        seen_in=("vLLM 43090", "vLLM 47861", "vLLM 53912"),
+        edits=(Edit(ENTER, 'Move("restore_state", hit[-1]', 'Move("restore_state", hit[0]'),),
+    ),
+    Fault(
+        name="prefill-restarts-at-0-over-cached-blocks",
+        section="B",
+        sentence="After a prefix hit the prompt is computed from its beginning, into the shared blocks.",
+        seen_in=("ferrox 37",),
+        edits=(
+            Edit(ENTER, "request.num_computed_tokens = len(hit) * self.block_size", "request.num_computed_tokens = 0"),
+            UNGUARDED_WRITE,
+        ),
+    ),
+    # --- where a token lies
+    Fault(
+        name="half-the-block-size-used-for-offsets",
+        section="B",
+        sentence="A token's place within its block is counted in blocks of half the size.",
+        seen_in=("vLLM 27547",),
+        edits=(Edit(COMMIT, "positions % cache.block_size", "positions % max(1, cache.block_size // 2)"),),
+    ),
+    Fault(
+        name="one-block-more-than-needed",
+        section="B",
+        sentence="A sequence that fills its last block gets one block more.",
+        seen_in=("pegainfer 291",),
+        edits=(
+            Edit(
+                "scheduler.memory:Memory.blocks_for",
+                "-(-num_tokens // self.block_size)",
+                "num_tokens // self.block_size + 1",
+            ),
+        ),
+    ),
+    Fault(
+        name="old-content-of-a-cell-is-read",
+        section="B",
+        sentence="Attention reads for a step's first token what the last owner of its block left there.",
+        seen_in=("vllm-mlx 380",),
+        edits=(Edit("lfm2np.cache:read_tokens", "whole[start:] = new", "whole[start + 1 :] = new[1:]"),),
+    ),
+    Fault(
+        name="rejected-drafts-stay-in-the-blocks",
+        section="B",
+        sentence="When drafts are rejected, their keys and values stand where those of the accepted tokens belong.",
+        seen_in=("vLLM 39273",),
+        edits=(
+            Edit(COMMIT, "array[blocks, offsets] = rows[:kept]", "array[blocks, offsets] = rows[len(rows) - kept :]"),
+        ),
+    ),
+    # --- copies
+    Fault(
+        name="shared-block-written-without-a-copy",
+        section="B",
+        sentence="A sample that shares a half-filled block writes its next token into it, and so into its siblings'.",
+        seen_in=("vLLM 417", "xLLM 1984"),
+        edits=(
+            Edit(GROW, "shared = first < len(table) and self.pool.is_shared(table[first])", "shared = False"),
+            UNGUARDED_WRITE,
+        ),
+    ),
+    Fault(
+        name="copy-on-write-copies-the-first-block",
+        section="B",
+        sentence="The copy of a shared block gets the content of the sequence's first block.",
+        seen_in=("vLLM 417", "xLLM 1984"),
+        edits=(Edit(GROW, 'Move("copy_block", table[first], copy)', 'Move("copy_block", table[0], copy)'),),
+    ),
+    Fault(
+        name="swapped-blocks-come-back-in-reverse",
+        section="B",
+        sentence="The blocks of a request that is swapped in are loaded last first.",
+        seen_in=(),
+        edits=(Edit(ENTER, "zip(request.host_blocks,", "zip(request.host_blocks[::-1],"),),
+    ),
+    # --- who owns a block
+    Fault(
+        name="fork-is-not-atomic",
+        section="B",
+        sentence="A fork for which blocks are short keeps the slot and the shares that it took before that showed.",
+        seen_in=("transformers 46117",),
+        edits=(
+            Edit(
+                "scheduler.memory:Memory.split",
+                "or reserve > self.pool.num_free:\n"
+                "        return False\n"
+                "    child.slot = self.free_slots.pop()\n"
+                "    child.block_table = parent.block_table[:used]\n"
+                "    for block in child.block_table:\n"
+                "        self.pool.share(block)\n",
+                ":\n"
+                "        return False\n"
+                "    child.slot = self.free_slots.pop()\n"
+                "    child.block_table = parent.block_table[:used]\n"
+                "    for block in child.block_table:\n"
+                "        self.pool.share(block)\n"
+                "    if reserve > self.pool.num_free:\n"
+                "        return False\n",
+            ),
+        ),
+    ),
+    Fault(
+        name="duplicate-block-freed-while-in-a-table",
+        section="B",
+        sentence="A block whose content another block already has is released, but its request goes on using it.",
+        seen_in=("mini-sglang 142",),
+        edits=(
+            Edit(
+                PUBLISH,
+                "if self.pool.key_of[block] is None and self.pool.publish(block, keys[index]):\n"
+                "            self._evicted.pop(keys[index], None)",
+                "if self.pool.key_of[block] is None:\n"
+                "            if self.pool.publish(block, keys[index]):\n"
+                "                self._evicted.pop(keys[index], None)\n"
+                "            else:\n"
+                "                self.pool.release(block)",
+            ),
+            *UNGUARDED_RELEASE,
+            UNGUARDED_SHARE,
+            UNGUARDED_PUBLISH,
+            UNGUARDED_WRITE,
+        ),
+    ),
+    Fault(
+        name="blocks-released-twice",
+        section="B",
+        sentence="A request that ends or is preempted gives each of its blocks back twice, also those that are shared.",
+        seen_in=("sglang-jax 982",),
+        edits=(
+            Edit(
+                RELEASE,
+                "self.pool.release_table(request.block_table)",
+                "self.pool.release_table(request.block_table * 2)",
+            ),
+            *UNGUARDED_RELEASE,
+            UNGUARDED_SHARE,
+            UNGUARDED_PUBLISH,
+            UNGUARDED_WRITE,
+        ),
+    ),
+    Fault(
+        name="abort-leaks-blocks",
+        section="B",
+        sentence="The blocks of a request that is aborted are never given back.",
+        seen_in=("vLLM 14326", "vLLM 46283", "vLLM 18485"),
+        edits=(
+            Edit(
+                RELEASE,
+                "self.pool.release_table(request.block_table)",
+                'if request.finish_reason != "abort":\n        self.pool.release_table(request.block_table)',
+            ),
+        ),
+    ),
+    Fault(
+        name="blocks-freed-while-the-step-is-in-flight",
+        section="B",
+        sentence="The blocks of a request that is aborted in flight are free at once, while the step still uses them.",
+        seen_in=("vLLM 45357", "SGLang 35049"),
+        edits=(
+            Edit(
+                "scheduler.scheduler:Scheduler._finish",
+                "if in_flight:\n        return",
+                "if in_flight:\n"
+                "        self.pool.release_table(request.block_table)\n"
+                "        request.block_table = ()\n"
+                "        return",
+            ),
+        ),
+    ),
+    Fault(
+        name="blocks-of-rejected-drafts-leak",
+        section="B",
+        sentence="Blocks that only rejected drafts needed leave the table, and are never given back.",
+        seen_in=(),
+        edits=(Edit("scheduler.memory:Memory.shrink", "self.pool.release_table(request.block_table[used:])", "pass"),),
+    ),
+    Fault(
+        name="blocks-of-rejected-drafts-are-kept",
+        section="B",
+        sentence="Blocks that only rejected drafts needed stay in the table until the request ends.",
+        seen_in=(),
+        edits=(
+            Edit(
+                "scheduler.scheduler:Scheduler._roll_back",
+                "if entry.num_drafts and not self.policy.reserves:",
+                "if False:",
+            ),
+        ),
+    ),
+    # --- who gets a block
+    Fault(
+        name="shared-cached-blocks-counted-twice",
+        section="B",
+        sentence="The blocks of a prefix hit also count as free, so admission promises more than there is.",
+        seen_in=("SGLang 35270",),
+        edits=(
+            Edit(
+                "scheduler.scheduler:Scheduler._enter",
+                "available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)",
+                "available = self.pool.num_free",
+            ),
+        ),
+    ),
+    Fault(
+        name="full-cache-raises-instead-of-evicting",
+        section="B",
+        sentence="When only cached blocks are left, an allocation fails although they could be evicted.",
+        seen_in=("transformers 43150",),
+        edits=(
+            Edit(
+                ALLOCATE,
+                "if evicted is not None:\n",
+                'if evicted is not None:\n        raise PoolError("all blocks are in use")\n',
+            ),
+        ),
+    ),
+    Fault(
+        name="drafts-evict-cached-blocks",
+        section="B",
+        sentence="A guess that may be rejected takes the block of a cached prefix.",
+        seen_in=(),
+        edits=(
+            Edit(
+                "scheduler.memory:Memory.grow_from_unused",
+                "block = self.pool.allocate_unused()",
+                "block = self._allocate() if self.pool.num_free else None",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,212 @@
+"""Changes that change no token and no bit of a logit: whoever reports one of these compares too much."""
+
+from __future__ import annotations
+
+from lfm2np.faults.inject import Edit, Variant
+
+FORWARD_SEGMENTS = "for one in segments:"
+LINEAR = "lfm2np.numerics.exact:linear"
+PRODUCT = "round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T"
+ATTEND = "lfm2np.numerics.exact:attend_cached"
+WEIGHTED = "high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0"
+GRID = "x, w = round_to_grid(scaled, matrix.grid.activation_bits), matrix.values\n    product: Float64 = "
+HOST_IS_FULL = "self.host_pool is None or not 0 < used <= self.host_pool.num_free"
+
+VARIANTS: tuple[Variant, ...] = (
+    # --- sizes
+    Variant(
+        "blocks-of-one-token", "Every position is a block of its own.", sizes={"block_size": 1, "num_blocks": 2048}
+    ),
+    Variant("blocks-of-seven-tokens", "Blocks end at odd places.", sizes={"block_size": 7, "num_blocks": 512}),
+    Variant("one-token-a-step", "No step computes more than one token.", sizes={"max_num_batched_tokens": 1}),
+    Variant("whole-prompts", "No prompt is cut into chunks.", sizes={"max_num_batched_tokens": 100_000}),
+    Variant("one-request-at-a-time", "Every batch has one request.", sizes={"max_num_seqs": 1}),
+    Variant("no-prefix-cache", "Every prompt is computed anew.", sizes={"prefix_caching": False}),
+    Variant("room-to-swap", "Preempted requests are saved, not computed again.", sizes={"num_host_blocks": 64}),
+    Variant("high-watermark", "Half of the pool is kept for those that run.", sizes={"watermark": 0.5}),
+    Variant("prompt-lookup", "Tokens are guessed from the prompt and checked.", sizes={"drafter": "ngram"}),
+    # --- order of work
+    Variant(
+        "attention-in-reverse-order",
+        "Attention serves the last request of a step first.",
+        (Edit("lfm2np.model:attention", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+    ),
+    Variant(
+        "convolution-in-reverse-order",
+        "The convolution serves the last request of a step first.",
+        (Edit("lfm2np.model:short_conv", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+    ),
+    Variant(
+        "batch-in-reverse-order",
+        "The last request of a step stands first in the flat batch.",
+        (Edit("lfm2np.model:make_segments", "in plan.scheduled:", "in reversed(plan.scheduled):"),),
+    ),
+    Variant(
+        "one-pass-for-each-request",
+        "A step is as many forward passes as it has requests.",
+        (
+            Edit(
+                "lfm2np.engine:Engine._compute",
+                "result = forward(model.weights, model.config, model.numerics, self.cache, plan)",
+                "from dataclasses import replace\n"
+                "    only_moves = replace(plan, scheduled=())\n"
+                "    result = forward(model.weights, model.config, model.numerics, self.cache, only_moves)\n"
+                "    for entry in plan.scheduled:\n"
+                "        alone = replace(plan, moves=(), scheduled=(entry,))\n"
+                "        one = forward(model.weights, model.config, model.numerics, self.cache, alone)\n"
+                "        result.logits.update(one.logits)\n"
+                "        result.errors.update(one.errors)\n"
+                "        result.segments.extend(one.segments)",
+            ),
+        ),
+    ),
+    Variant(
+        "logits-for-every-row",
+        "The head is applied to all rows, and those that are wanted are picked afterwards.",
+        (
+            Edit(
+                "lfm2np.model:wanted_logits",
+                "chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])\n"
+                '    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
+                "        rows = numerics.linear(chosen, weights.head)",
+                'with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
+                "        every = numerics.linear(states, weights.head)\n"
+                "    rows = np.concatenate([every[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])",
+            ),
+        ),
+    ),
+    # --- memory
+    Variant(
+        "free-blocks-in-reverse-order",
+        "The pool hands out its last block first.",
+        (
+            Edit(
+                "scheduler.block_pool:BlockPool.__init__",
+                "self._next = [(index + 1) % ring for index in range(ring)]\n"
+                "    self._previous = [(index - 1) % ring for index in range(ring)]",
+                "self._next = [(index - 1) % ring for index in range(ring)]\n"
+                "    self._previous = [(index + 1) % ring for index in range(ring)]",
+            ),
+        ),
+    ),
+    Variant(
+        "state-slots-in-turn",
+        "The slot that has been free longest is given first, not the one that was freed last.",
+        (
+            Edit("scheduler.memory:Memory.enter", "self.free_slots.pop()", "self.free_slots.pop(0)"),
+            Edit("scheduler.memory:Memory.split", "self.free_slots.pop()", "self.free_slots.pop(0)"),
+        ),
+    ),
+    Variant(
+        "never-swap",
+        "Preempted requests are computed again, also where there is room to save them.",
+        (Edit("scheduler.memory:Memory.swap_out", HOST_IS_FULL, "True"),),
+    ),
+    Variant(
+        "samples-share-nothing",
+        "Samples and forks are computed on their own, and share no block with their parent.",
+        (Edit("scheduler.memory:Memory.split", "parent.slot is None or ", "True or "),),
+    ),
+    Variant(
+        "cache-written-backwards",
+        "The last token's keys and values are written first.",
+        (
+            Edit(
+                "lfm2np.cache:commit",
+                "array[blocks, offsets] = rows[:kept]",
+                "array[blocks[::-1], offsets[::-1]] = rows[:kept][::-1]",
+            ),
+        ),
+    ),
+    # --- order of sums
+    Variant(
+        "products-row-by-row",
+        "Each row of a product is a matrix-vector product.",
+        (Edit(LINEAR, f"product: Float64 = {PRODUCT}", GRID + "np.array([w @ row for row in x])"),),
+    ),
+    Variant(
+        "products-summed-backwards",
+        "Products are summed from the last input to the first.",
+        (Edit(LINEAR, f"product: Float64 = {PRODUCT}", GRID + "x[:, ::-1] @ w[:, ::-1].T"),),
+    ),
+    Variant(
+        "products-in-two-halves",
+        "Inputs are split into two halves, as on two devices, whose products are added.",
+        (
+            Edit(
+                LINEAR,
+                f"product: Float64 = {PRODUCT}",
+                GRID + "x[:, : x.shape[1] // 2] @ w[:, : x.shape[1] // 2].T\n"
+                "    product += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
+            ),
+        ),
+    ),
+    Variant(
+        "attention-summed-backwards",
+        "Weighted values are summed from the newest position to the first.",
+        (
+            Edit(
+                ATTEND,
+                WEIGHTED,
+                "high[..., ::-1] @ units[..., ::-1, :] + np.ldexp(low[..., ::-1] @ units[..., ::-1, :], "
+                "-LOW_SHARE_BITS) + 0.0",
+            ),
+        ),
+    ),
+    Variant(
+        "attention-in-two-parts",
+        "Weighted values are summed over even and over odd positions, and then added, as flash decoding does.",
+        (
+            Edit(
+                ATTEND,
+                WEIGHTED,
+                "high[..., ::2] @ units[..., ::2, :] + high[..., 1::2] @ units[..., 1::2, :] + np.ldexp("
+                "low[..., ::2] @ units[..., ::2, :] + low[..., 1::2] @ units[..., 1::2, :], -LOW_SHARE_BITS) + 0.0",
+            ),
+        ),
+    ),
+    Variant(
+        "scores-summed-backwards",
+        "Scores are summed from the last channel of a head to the first.",
+        (
+            Edit(
+                ATTEND,
+                "grid_queries[:, :, rows] @ grid_keys",
+                "(grid_queries[:, :, rows][..., ::-1] @ grid_keys[..., ::-1, :])",
+            ),
+        ),
+    ),
+    Variant(
+        "sums-one-after-another",
+        "Norms and softmax add their terms in turn, where NumPy adds pairs of partial sums.",
+        (
+            Edit(
+                "lfm2np.numerics.exact:exact_sum",
+                "high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)",
+                "np.cumsum(high, -1)[..., -1:] + np.ldexp(np.cumsum(low, -1)[..., -1:], -TERM_BITS)",
+            ),
+        ),
+    ),
+    Variant(
+        "attention-row-by-row",
+        "Each query of a prompt is a piece of its own.",
+        (Edit("lfm2np.numerics.pieces:pieces", "max(1, (limit or PIECE) // max(1, elements))", "1"),),
+    ),
+    # --- the machine
+    Variant("one-thread", "OpenBLAS computes on one thread.", environment={"OPENBLAS_NUM_THREADS": "1"}),
+    Variant("kernels-of-2004", "OpenBLAS uses SSE3.", environment={"OPENBLAS_CORETYPE": "Prescott"}),
+    Variant(
+        "kernels-of-2013",
+        "OpenBLAS uses AVX2 and FMA, which the CPU must have.",
+        environment={"OPENBLAS_CORETYPE": "Haswell"},
+    ),
+    Variant(
+        "no-vector-code",
+        "NumPy does without its own AVX2 and AVX-512 code: names of all its x86 wheels, each of which "
+        "ignores those that it does not know.",
+        environment={
+            "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 X86_V3 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
+            "AVX512_ICL AVX512_SPR X86_V4"
+        },
+    ),
+)

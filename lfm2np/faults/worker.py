@@ -1,0 +1,66 @@
+"""One fault or variant in a process of its own: python -m lfm2np.faults.worker NAME PROFILE -> one JSON object.
+
+A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
+variant goes through the whole suite.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from lfm2np.conformance.adapters import own
+from lfm2np.conformance.catalogue import ALL
+from lfm2np.conformance.runner import Result, run_property
+from lfm2np.faults import Fault, by_name, inject
+
+
+def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
+    """Which property catches it first."""
+    with inject(fault):
+        for name in dict.fromkeys(("quick", profile)):
+            for prop in ALL:
+                result = run_property(prop, own, name)
+                if result.status == "failed":
+                    return found(result, name)
+    return {"caught": False}
+
+
+def try_variant(name: str, profile: str) -> dict[str, Any]:
+    """Whether anything flags it."""
+    variant = by_name(name)
+    assert not isinstance(variant, Fault)
+
+    def factory(model: str, sizes: dict[str, Any]) -> Any:
+        return own(model, {**sizes, **variant.sizes})
+
+    examples = 0
+    with inject(variant):
+        for prop in ALL:
+            result = run_property(prop, factory, profile)
+            examples += result.examples
+            if result.status == "failed":
+                return found(result, profile)
+    return {"caught": False, "examples": examples}
+
+
+def found(result: Result, profile: str) -> dict[str, Any]:
+    return {
+        "caught": True,
+        "by": result.id,
+        "examples": result.examples,
+        "size": result.size,
+        "profile": profile,
+        "message": result.message,
+    }
+
+
+def main(name: str, profile: str) -> None:
+    chosen = by_name(name)
+    answer = try_fault(chosen, profile) if isinstance(chosen, Fault) else try_variant(name, profile)
+    print(json.dumps({"name": name, **answer}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,152 @@
+"""The machines pass, and fail for every bug that is put into the scheduler: each control is one edited line or two."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from lfm2np.conformance.machines import PoolMachine, SchedulerMachine
+from lfm2np.faults import Edit, Fault, inject
+from scheduler import SchedulerError
+
+
+def profile(examples: int, rules: int, *phases: Phase) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=rules,
+        phases=phases or tuple(Phase),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_the_pool_is_what_a_list_and_two_dicts_are():
+    run_state_machine_as_test(PoolMachine, settings=profile(300, 30))
+
+
+def test_any_schedule_computes_what_each_request_alone_demands():
+    run_state_machine_as_test(SchedulerMachine, settings=profile(500, 15))
+
+
+# Each bug: its edits (where in scheduler, what stands there, what instead), and what the machine says, if one thing.
+ABORT_LEAKS = 'self.pool.release_table(request.block_table[request.finish_reason == "abort" :])'
+FORGETS_OUTPUT = "request.num_computed_tokens = 0; del request.token_ids[request.num_prompt_tokens :]"
+SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
+    "a hit that starts from a state of zeros": (
+        [("memory:Memory.enter", '"restore_state", hit[-1]', '"zero_state", hit[-1]')],
+        "logits at",
+    ),
+    "a slot that keeps the state of its last owner": (
+        [("memory:Memory.enter", 'moves.append(Move("zero_state", request.slot, request.slot))', "pass")],
+        "logits at|live state",
+    ),
+    "a key that ignores the blocks before it": (
+        [("prefix_cache:block_key", "sha.update(parent)", "pass")],
+        "same key for other tokens|logits at",
+    ),
+    "a key that ignores the salt": (
+        [("prefix_cache:block_key", 'salt.encode("utf-8")', 'b""')],
+        "same key for other tokens",
+    ),
+    "half-filled blocks published": (
+        [("prefix_cache:PrefixCache.publish", "num_computed_tokens //", "num_tokens //")],
+        "no computed full block has|out of range|published under",
+    ),
+    "full blocks never published": (
+        [("scheduler:Scheduler._advance", "self.prefix_cache.publish(request, entry.start)", "pass")],
+        "each block that it filled is published",
+    ),
+    "a hit that covers the whole prompt": (
+        [("prefix_cache:PrefixCache.find", "request.first_logits //", "request.num_tokens //")],
+        "blocks of the prefix hit",
+    ),
+    "a hit that skips prompt logits": (
+        [("request:Request.first_logits", "self.prompt_logits and", "False and")],
+        "prompt positions with logits|blocks of the prefix hit",
+    ),
+    "no copy on write, and no guard": (
+        [
+            ("memory:Memory.grow", "first < len(table) and self.pool.is_shared(table[first])", "False"),
+            ("block_pool:BlockPool.require_writable", "self._require_known(block)", "return"),
+        ],
+        "owners, users in this step and key",
+    ),
+    "an evicted key left in the map": (
+        [("block_pool:BlockPool.allocate", "del self.block_of[evicted]", "pass")],
+        "a key leads to a block that has none|blocks of the prefix hit",
+    ),
+    "a block lost by an abort": (
+        [("memory:Memory.release", "self.pool.release_table(request.block_table)", ABORT_LEAKS)],
+        "references, but . tables name it",
+    ),
+    "host blocks lost at swap-in": (
+        [("memory:Memory.enter", "self.release_host_blocks(request)", "request.host_blocks = ()")],
+        "host blocks",
+    ),
+    "a state swapped in from the wrong host block": (
+        [("memory:Memory.enter", '"load_state", request.host_blocks[-1]', '"load_state", request.host_blocks[0]')],
+        "logits at",
+    ),
+    "output lost by preemption": (
+        [("scheduler:Scheduler._withdraw", "request.num_computed_tokens = 0", FORGETS_OUTPUT)],
+        "tokens|drafts",
+    ),
+    "the budget ignored": ([("scheduler:Scheduler._schedule", "step.budget -= count", "pass")], "tokens .* at most"),
+    "rejected drafts kept": (
+        [("plan:ScheduledTokens.num_kept", " - self.num_drafts + max(0, num_answered - 1)", "")],
+        "",
+    ),
+    "the oldest preempted first": (
+        [("scheduler:Scheduler._make_room", "self.running[-1]", "self.running[0]")],
+        "preempted, but|no progress",
+    ),
+    "a checkpoint of another position": (
+        [("scheduler:Scheduler._schedule", "(end * size, table[end - 1])", "(end * size - 1, table[end - 1])")],
+        "checkpoint",
+    ),
+    "a stop token that ignores min_tokens": (
+        [("request:Request.reason_to_end", "num_output_tokens >= self.min_tokens", "True")],
+        "finished",
+    ),
+    "blocks freed while they are in flight": ([("scheduler:Scheduler._finish", "if in_flight:", "if False:")], ""),
+    "an abandoned step whose swapped-out copies are believed": (
+        [("scheduler:Scheduler.abandon", "if request.host_blocks:", "if False:")],
+        "its host blocks|state on the host",
+    ),
+}
+
+POOL_BUGS = {
+    "cached blocks handed out first": ("BlockPool.release", "self.key_of[block] is None", "True"),
+    "a shared block still in the free list": ("BlockPool.share", "self._unlink(block)", "pass"),
+    "cached blocks taken for unused ones": ("BlockPool.allocate_unused", "or self.key_of[block] is not None", ""),
+    "a double free": ("BlockPool._require_owned", "raise PoolError(", "str("),
+    "a table released from its head": ("BlockPool.release_table", "reversed(table)", "table"),
+}
+
+
+def bug(edits: list[tuple[str, str, str]]) -> Fault:
+    return Fault("hand-made", "C", "", (), tuple(Edit(f"scheduler.{where}", old, new) for where, old, new in edits))
+
+
+def require_failure(machine: type[SchedulerMachine] | type[PoolMachine], rules: int, message: str | None) -> None:
+    """Prints how many schedules it took (pytest -s)."""
+    before = machine.schedules
+    with pytest.raises((AssertionError, SchedulerError, LookupError), match=message):
+        run_state_machine_as_test(machine, settings=profile(3000, rules, Phase.generate))
+    print(f"  found by schedule {machine.schedules - before}")
+
+
+@pytest.mark.parametrize("name", SCHEDULER_BUGS)
+def test_the_scheduler_machine_finds(name: str):
+    edits, message = SCHEDULER_BUGS[name]
+    with inject(bug(edits)):
+        require_failure(SchedulerMachine, 15, message or None)
+
+
+@pytest.mark.parametrize("name", POOL_BUGS)
+def test_the_pool_machine_finds(name: str):
+    where, old, new = POOL_BUGS[name]
+    with inject(bug([(f"block_pool:{where}", old, new)])):
+        require_failure(PoolMachine, 30, None)

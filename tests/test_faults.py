@@ -1,0 +1,145 @@
+"""The catalogue of faults: each fits the code, is undone, and `lfm2np faults` says which property catches it."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import lfm2np
+from lfm2np import RequestError, cli_conformance, faults
+from lfm2np.cli import main
+from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
+from lfm2np.faults.inject import find
+
+EVERYTHING: tuple[Fault | Variant, ...] = (*FAULTS, *VARIANTS)
+
+
+@pytest.mark.parametrize("one", EVERYTHING, ids=lambda one: one.name)
+def test_every_edit_fits_the_code_and_is_undone(one: Fault | Variant):
+    before = {edit.where: find(edit.where).__code__ for edit in one.edits}
+    with inject(one.name):
+        for where, code in before.items():
+            assert find(where).__code__ is not code
+    with pytest.raises(ZeroDivisionError), inject(one):
+        raise ZeroDivisionError
+    for where, code in before.items():
+        assert find(where).__code__ is code
+
+
+def test_the_catalogue_covers_every_section():
+    names = [one.name for one in EVERYTHING]
+    assert len(set(names)) == len(names)
+    assert Counter(fault.section for fault in FAULTS).keys() == set("ABCDE")
+    assert min(Counter(fault.section for fault in FAULTS).values()) >= 11
+    assert len(FAULTS) >= 60
+    assert len(VARIANTS) >= 15
+    for fault in FAULTS:
+        assert fault.edits
+        assert fault.sentence.endswith(".")
+    for variant in VARIANTS:
+        assert variant.edits or variant.sizes or variant.environment
+
+
+@pytest.mark.parametrize(
+    ("edit", "fragment"),
+    [
+        (Edit("lfm2np.cache:commit", "no such text", ""), "stands there 0 times, expected once"),
+        (Edit("lfm2np.cache:commit", "entry", ""), "times, expected once"),
+        (Edit("lfm2np.cache:nothing", "", ""), "there is no such function"),
+        (Edit("lfm2np.cache:DEFAULT_BYTES", "", ""), "int, expected a function"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_an_error_and_changes_nothing(edit: Edit, fragment: str):
+    first = Edit("lfm2np.cache:move", 'case "zero_state":', 'case "nothing":')
+    before = find(first.where).__code__
+    with pytest.raises(RequestError, match=fragment), inject(Fault("x", "A", "X.", (), (first, edit))):
+        pass
+    assert find(first.where).__code__ is before
+
+
+def test_an_unknown_fault_is_an_error_that_names_it():
+    with pytest.raises(RequestError, match="fault 'nothing': not known"), inject("nothing"):
+        pass
+
+
+def test_a_fault_changes_what_the_engine_says_and_only_while_it_is_there():
+    def tokens() -> list[tuple[int, ...]]:
+        llm = lfm2np.LLM(block_size=2)
+        params = lfm2np.SamplingParams(temperature=0.0, max_tokens=6)
+        prompts = ["copy: tivu zo sa di ->", "count: 23 to 31 ->"]
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+    right = tokens()
+    with inject("state-never-advanced"):
+        assert tokens() != right
+    assert tokens() == right
+
+
+# --- the command
+
+
+def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureFixture[str]):
+    names = ["same-noise-at-every-position", "evicted-key-still-leads-to-its-block"]
+    assert main(["faults", *names, "--json", "--profile", "quick"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in report["faults"]] == names
+    assert report["benign"] == []
+    for one in report["faults"]:
+        assert one["caught"] is True
+        assert one["examples"] >= 1
+        assert one["by"]
+    assert main(["faults", names[0], "--show"]) == 0
+    text = capsys.readouterr().out
+    assert f"| D | {names[0]} |" in text
+    assert "from lfm2np.conformance.again import *" in text
+
+
+def answered(caught: bool, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    row: dict[str, Any] = {"name": name, "caught": caught, "by": "sizes", "examples": 3, "size": 2, "message": "m"}
+    monkeypatch.setattr(cli_conformance, "tried", lambda *_: iter([row]))
+    return main(["faults", name])
+
+
+@pytest.mark.parametrize(("name", "caught"), [("request-seed-ignored", False), ("blocks-of-one-token", True)])
+def test_a_fault_that_survives_or_a_variant_that_is_flagged_is_exit_code_1(capsys, monkeypatch, name, caught):
+    assert answered(caught, capsys, name, monkeypatch) == 1
+    assert name in capsys.readouterr().err
+    assert answered(not caught, capsys, name, monkeypatch) == 0
+
+
+def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]):
+    assert main(["faults", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed["faults"]) == len(FAULTS)
+    assert len(listed["benign"]) == len(VARIANTS)
+    assert main(["faults", "--list"]) == 0
+    text = capsys.readouterr().out
+    for one in (*FAULTS, *VARIANTS):
+        assert one.name in text
+        assert one.sentence in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["--jobs", "0"], ["request-seed-ignored", "--profile", "slow"], ["--list", "nothing"]]
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str]):
+    try:
+        code = main(["faults", *arguments])
+    except SystemExit as ending:
+        code = ending.code
+    assert code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_hook_stands_in_the_engine():
+    """An unused fault costs nothing: nothing outside lfm2np/faults and its users knows of it."""
+    package = faults.__file__.removesuffix("faults/__init__.py")
+    import pathlib
+
+    users = {
+        path.relative_to(package).parts[0]
+        for path in pathlib.Path(package).rglob("*.py")
+        if "lfm2np.faults" in path.read_text()
+    }
+    assert users == {"faults", "conformance", "cli_conformance.py"}
