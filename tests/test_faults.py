@@ -1,6 +1,7 @@
 """The catalogue of faults: each fits the code, is undone, and `lfm2np faults` says which property catches it."""
 
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -106,6 +107,14 @@ def test_a_fault_that_survives_or_a_variant_that_is_flagged_is_exit_code_1(capsy
     assert answered(caught, capsys, name, monkeypatch) == 1
     assert name in capsys.readouterr().err
     assert answered(not caught, capsys, name, monkeypatch) == 0
+
+
+def test_a_process_without_a_verdict_is_never_a_success(monkeypatch: pytest.MonkeyPatch):
+    for one, caught in ((FAULTS[0], False), (VARIANTS[0], True)):
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        answer = cli_conformance.try_one(one, "quick")
+        assert (answer["name"], answer["caught"]) == (one.name, caught)
+        assert "ended with code 1" in answer["by"]
 
 
 def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]):

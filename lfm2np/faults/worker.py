@@ -10,10 +10,14 @@ import json
 import sys
 from typing import Any
 
+from hypothesis.internal.conjecture import engine as hypothesis_engine
+
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.conformance.runner import Result, run_property
 from lfm2np.faults import Fault, by_name, inject
+
+MOST_SECONDS_OF_SHRINKING = 20  # Hypothesis takes up to 300; a table of sizes need not show the very least
 
 
 def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
@@ -57,6 +61,7 @@ def found(result: Result, profile: str) -> dict[str, Any]:
 
 
 def main(name: str, profile: str) -> None:
+    hypothesis_engine.MAX_SHRINKING_SECONDS = MOST_SECONDS_OF_SHRINKING
     chosen = by_name(name)
     answer = try_fault(chosen, profile) if isinstance(chosen, Fault) else try_variant(name, profile)
     print(json.dumps({"name": name, **answer}))
