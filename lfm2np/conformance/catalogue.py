@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.internals import INTERNALS
+from lfm2np.conformance.misuse import MISUSE
 from lfm2np.conformance.policies import POLICIES
 from lfm2np.conformance.properties import PROPERTIES
 from lfm2np.errors import RequestError
 
-ALL: tuple[Property | Machine, ...] = (*INTERNALS, *POLICIES, *PROPERTIES)
+ALL: tuple[Property | Machine, ...] = (*INTERNALS, *POLICIES, *PROPERTIES, *MISUSE)
 
 
 def by_id(name: str) -> Property | Machine:

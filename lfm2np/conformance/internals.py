@@ -178,7 +178,7 @@ def text_is_what_the_tokens_say(factory: Factory, example: tuple[Ids, tuple[str,
 
 def require_text(prompt: Ids, params: SamplingParams) -> None:
     model = trained()
-    engine = Engine(model, num_blocks=20)
+    engine = Engine(model, max_num_seqs=1)
     engine.add_request("a", prompt, params)
     shown, grown = "", ""
     for output in engine.stream():

@@ -1,0 +1,266 @@
+"""Demands on what goes wrong: interrupts, wrong drafts, wrong calls, damaged traces. Nothing wrong comes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from lfm2np.conformance.demands import Property
+from lfm2np.conformance.driver import Violation, generate, make, require_equal, require_truth, run
+from lfm2np.conformance.models import TinyModel, loaded
+from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.strategies import Scenario, greedy_params, scenarios
+from lfm2np.engine import Engine
+from lfm2np.errors import RequestError
+from lfm2np.model import forward
+from lfm2np.sampling_params import SamplingParams
+from scheduler import (
+    BlockPool,
+    FinishReason,
+    PlanError,
+    PoolError,
+    Request,
+    RequestRefused,
+    Scheduler,
+    SchedulerConfig,
+    TraceError,
+    replay,
+)
+
+
+def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> None:
+    """Steps that are interrupted while they compute are as if they had not begun."""
+    scenario, hits = example
+    engine = make(factory, scenario.model, {**scenario.sizes, "drafter": "ngram"})
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = forward(*arguments)
+        if calls in hits:
+            raise KeyboardInterrupt
+        return result
+
+    class Patient:
+        """Steps again after an interrupt."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        def step(self) -> Any:
+            try:
+                return engine.step()
+            except KeyboardInterrupt:
+                return {}
+
+    with patch("lfm2np.engine.forward", interrupted):
+        outcome = run(Patient(), scenario)
+    require_truth(scenario, outcome)
+    replay(engine.trace())
+    if engine.state()["free_blocks"] != engine.state()["num_blocks"]:
+        raise Violation("after an interrupt some blocks are lost")
+
+
+def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
+    """A guess that overflows where the truth does not changes nothing: it is computed again without."""
+    scenario, right = example
+    scenario = replace(scenario, model=replace(scenario.model, overflows=True, tied=False))
+    poison = scenario.model.vocab_size - 1
+    plain = generate(factory, scenario)
+    script = {
+        name: [*answers[0].token_ids[:right], *[poison] * 20] for name, answers in plain.completions.items() if answers
+    }
+    require_equal(plain, generate(factory, scenario, drafter=script, num_speculative_tokens=3), "with drafts")
+
+
+# --- wrong calls
+
+
+def in_flight() -> tuple[Scheduler, Any]:
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=8))
+    subject.add(Request("a", (1, 2, 3), 9, stop_token_ids=frozenset([6])))
+    return subject, subject.add_drafts(subject.schedule(), {"a": [5, 6, 7]})
+
+
+def answered(tokens: Mapping[str, list[int]]) -> None:
+    subject, plan = in_flight()
+    try:
+        subject.update(plan, tokens)
+    finally:
+        subject.update(plan, {"a": [5, 9]})  # nothing has changed
+
+
+def settled() -> Scheduler:
+    subject, plan = in_flight()
+    subject.update(plan, {"a": [5, 9]})
+    return subject
+
+
+def with_plan(call: Callable[[Scheduler, Any], object]) -> None:
+    subject, plan = in_flight()
+    call(subject, plan)
+
+
+def own_engine(**options: Any) -> Engine:
+    return Engine(loaded(TinyModel()), **options)
+
+
+def forked(prompt: tuple[int, ...], most: int, salt: str = "") -> None:
+    settled().fork("a", Request("b", prompt, most, cache_salt=salt))
+
+
+def several_samples() -> None:
+    engine = own_engine()
+    engine.add_request("a", [3, 4], SamplingParams(n=2))
+    engine.fork("a", "b")
+
+
+WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
+    ("an empty pool", PoolError, lambda: BlockPool(0)),
+    ("no answer", PlanError, lambda: answered({})),
+    ("too many tokens", PlanError, lambda: answered({"a": [5, 6, 7, 8, 9]})),
+    ("other drafts than those checked", PlanError, lambda: answered({"a": [4, 9]})),
+    ("tokens behind the last one", PlanError, lambda: answered({"a": [5, 6, 9]})),
+    ("tokens nobody asked for", PlanError, lambda: answered({"a": [5, 9], "b": [1]})),
+    ("a plan while one is in flight", PlanError, lambda: with_plan(lambda s, p: s.schedule())),
+    ("a fork in flight", PlanError, lambda: with_plan(lambda s, p: s.fork("a", Request("b", (1, 2, 3), 9)))),
+    ("a preemption in flight", PlanError, lambda: with_plan(lambda s, p: s.preempt("a"))),
+    ("drafts for another plan", PlanError, lambda: with_plan(lambda s, p: s.add_drafts(replace(p), {}))),
+    ("drafts for no one", PlanError, lambda: with_plan(lambda s, p: s.add_drafts(p, {"b": [1]}))),
+    ("an answer to another plan", PlanError, lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]}))),
+    ("another plan abandoned", PlanError, lambda: with_plan(lambda s, p: s.abandon(replace(p)))),
+    ("an id in use", RequestRefused, lambda: settled().add(Request("a", (1,), 1))),
+    ("an id twice", RequestRefused, lambda: settled().add(Request("b", (1,), 1), [Request("b", (1,), 1)])),
+    ("an oversized request", RequestRefused, lambda: settled().add(Request("b", (1,) * 30, 30))),
+    ("a fork of another prompt", RequestRefused, lambda: forked((1, 2), 9)),
+    ("a fork with another salt", RequestRefused, lambda: forked((1, 2, 3), 9, "x")),
+    ("a fork that is over", RequestRefused, lambda: forked((1, 2, 3), 2)),
+    ("an unknown request", RequestRefused, lambda: settled().finish("b", FinishReason.ABORT)),
+    ("a preemption of one that waits", RequestRefused, lambda: waiting().preempt("b")),
+    ("a request without a name", RequestRefused, lambda: Request("", (1,), 1)),
+    ("a request without a prompt", RequestRefused, lambda: Request("a", (), 1)),
+    ("a request for nothing", RequestRefused, lambda: Request("a", (1,), 0)),
+    ("no blocks", RequestRefused, lambda: SchedulerConfig(num_blocks=0)),
+    ("half a block", RequestRefused, lambda: SchedulerConfig(num_blocks=1, block_size=1.5)),  # type: ignore[arg-type]
+    ("no policy", RequestRefused, lambda: SchedulerConfig(num_blocks=1, policy="none")),
+    ("a full watermark", RequestRefused, lambda: SchedulerConfig(num_blocks=1, watermark=1.0)),
+    ("a watermark of text", RequestRefused, lambda: SchedulerConfig(num_blocks=1, watermark="x")),  # type: ignore[arg-type]
+    ("a negative ratio", RequestRefused, lambda: SchedulerConfig(num_blocks=1, waiting_served_ratio=-1.0)),
+    ("an engine without blocks", RequestError, lambda: own_engine(num_blocks=0)),
+    ("a priority of text", RequestError, lambda: own_engine().add_request("a", [3], priority="x")),  # type: ignore[arg-type]
+    ("an engine's unknown request", RequestError, lambda: own_engine().abort("a")),
+    ("an engine's nameless request", RequestError, lambda: own_engine().add_request("", [3])),
+    ("an engine's preemption of one that waits", RequestError, lambda: lonely().preempt("a")),
+    ("an engine's fork of one that ends", RequestError, lambda: lonely().fork("a", "a")),
+    ("a fork of several samples", RequestError, several_samples),
+    ("an audit that was not asked for", RequestError, lambda: own_engine().verify()),
+    ("an empty trace", TraceError, lambda: replay([])),
+    ("a trace without a header", TraceError, lambda: replay(['{"kind": "add"}'])),
+    ("a trace that is no JSON", TraceError, lambda: replay(["{"])),
+)
+
+
+def waiting() -> Scheduler:
+    subject = settled()
+    subject.add(Request("b", (1,), 1))
+    return subject
+
+
+def lonely() -> Engine:
+    engine = own_engine()
+    engine.add_request("a", [3, 4])
+    return engine
+
+
+def wrong_calls(factory: Factory, number: int) -> None:
+    name, kind, call = WRONG_CALLS[number]
+    try:
+        call()
+    except kind:
+        return
+    raise Violation(f"{name}: not refused, expected {kind.__name__}")
+
+
+def damaged_traces(factory: Factory, example: tuple[Scenario, int, str]) -> None:
+    """A trace with a line missing, twice, renamed or changed does not replay, and the error names a line."""
+    scenario, place, damage = example
+    engine = make(factory, scenario.model, scenario.sizes)
+    run(engine, scenario)
+    lines = engine.trace()
+    steps = [index for index, line in enumerate(lines) if '"kind":"step"' in line]
+    index = steps[place % len(steps)]
+    line = json.loads(lines[index])
+    if damage == "missing":
+        assume(index != steps[-1])  # a trace may end early
+        del lines[index]
+    elif damage == "twice":
+        lines.insert(index, lines[index])
+    elif damage == "renamed":
+        lines[index] = json.dumps({**line, "kind": "leap"})
+    elif damage == "free blocks":
+        lines[index] = json.dumps({**line, "free_blocks": line["free_blocks"] + 1})
+    elif damage == "plan":
+        lines[index] = json.dumps({**line, "plan": {**line["plan"], "step": -1}})
+    else:
+        lines[index] = json.dumps({key: value for key, value in line.items() if key != "tokens"})
+    try:
+        replay(lines)
+    except TraceError as error:
+        if not str(error).startswith("line "):
+            raise Violation(f"a trace with damage {damage!r}: the error names no line: {error}") from None
+        return
+    raise Violation(f"a trace with damage {damage!r} at line {index + 1} replays")
+
+
+DAMAGES = ("twice", "renamed", "free blocks", "plan", "no tokens", "missing")
+
+
+MISUSE: tuple[Property, ...] = (
+    Property(
+        "interrupted-steps",
+        "A step that is interrupted while it computes is as if it had not begun.",
+        7,
+        ("own",),
+        ("vLLM 56525",),
+        lambda: st.tuples(scenarios(kinds=("abort",), most=3), st.lists(st.integers(1, 12), min_size=1, max_size=3)),
+        interrupted_steps,
+        0.5,
+    ),
+    Property(
+        "wrong-drafts-that-overflow",
+        "A guess that overflows where the truth does not changes nothing.",
+        7,
+        ("generate", "drafter"),
+        ("llama.cpp 23652",),
+        lambda: st.tuples(scenarios(greedy_params(), most=3), st.integers(0, 3)),
+        overflowing_drafts,
+        0.3,
+    ),
+    Property(
+        "wrong-calls-are-refused",
+        "A call that can't be right is refused at once, by the error that says so.",
+        7,
+        ("own",),
+        (),
+        lambda: st.sampled_from(range(len(WRONG_CALLS))),
+        wrong_calls,
+        2.0,
+    ),
+    Property(
+        "damaged-traces-are-named",
+        "A trace with a line missing, twice or changed does not replay, and the error names a line.",
+        4,
+        ("own", "trace", "steps"),
+        (),
+        lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
+        damaged_traces,
+        0.3,
+    ),
+)
