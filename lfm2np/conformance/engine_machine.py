@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from lfm2np.conformance.driver import Outcome, Violation, disturb, is_finished, make, require_truth
+from lfm2np.conformance.driver import Outcome, Violation, count, disturb, is_finished, make, require_truth
 from lfm2np.conformance.models import TinyModel
 from lfm2np.conformance.protocol import Factory, Request, lacking
 from lfm2np.conformance.strategies import Scenario, fit, models, prompts, sampling_params, sizes
@@ -58,6 +58,7 @@ def engine_machine(factory: Factory) -> type[RuleBasedStateMachine]:
                 self.step()
             if self.alive:
                 raise Violation(f"{sorted(self.alive)}: the engine says that it is done, but these never ended")
+            count(self.outcome)
             require_truth(Scenario(self.model, tuple(self.requests), self.sizes), self.outcome)
 
     return EngineMachine

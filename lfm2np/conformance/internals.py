@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -13,25 +12,17 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from lfm2np.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
-from lfm2np.conformance import plain
+from lfm2np.conformance import plain, texts
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.engine_machine import engine_machine
 from lfm2np.conformance.machines import PoolMachine, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.strategies import sampling_params
-from lfm2np.engine import Engine
-from lfm2np.loading import Model, load
+from lfm2np.conformance.strategies import sampling_params, scenarios
 from lfm2np.sampling import NOISE_BITS, choose, distribution, draw, philox, uniform
 from lfm2np.sampling_params import SamplingParams
 
 EOS = (2,)
-
-
-@cache
-def trained() -> Model:
-    """The only fixture with a tokenizer."""
-    return load()
 
 
 # --- sampling
@@ -150,92 +141,6 @@ def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list
         raise Violation(f"seed {seed}: without a guess {plainly} comes")
 
 
-# --- text
-
-
-@st.composite
-def texts(draw: st.DrawFn) -> tuple[Ids, tuple[str, ...], bool, int]:
-    """A prompt for the trained fixture, and stop strings that its answers contain, or nearly."""
-    stop = st.lists(st.sampled_from(["2", " 2", "2 3", "24", "5 26", "6 27 2", "27", "é", "\ufffd", "zz"]), max_size=2)
-    start = draw(st.integers(18, 25))
-    prompt = trained().tokenizer.encode_chat([{"role": "user", "content": f"count: {start} to {start + 8}"}])
-    return tuple(prompt), tuple(draw(stop)), draw(st.booleans()), draw(st.integers(0, 6))
-
-
-def text_is_what_the_tokens_say(factory: Factory, example: tuple[Ids, tuple[str, ...], bool, int]) -> None:
-    """Tokens forced by bias spell text with characters cut between tokens; stop strings end it where they must."""
-    prompt, stop, include, min_tokens = example
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=24,
-        stop=list(stop),
-        include_stop_str_in_output=include,
-        min_tokens=min_tokens,
-        ignore_eos=True,
-    )
-    require_text(prompt, params)
-
-
-def require_text(prompt: Ids, params: SamplingParams) -> None:
-    model = trained()
-    engine = Engine(model, max_num_seqs=1)
-    engine.add_request("a", prompt, params)
-    shown, grown = "", ""
-    for output in engine.stream():
-        shown = output.outputs[0].text or ""
-        if not shown.startswith(grown):
-            raise Violation(f"text {grown!r} became {shown!r}: what was shown is taken back")
-        grown = shown
-    ids = output.outputs[0].token_ids
-    pieces, said = [], b""
-    for index, token in enumerate(ids):
-        before = decoded(said, final=False)
-        said += model.tokenizer.token_bytes(token)
-        pieces.append(decoded(said, final=index == len(ids) - 1)[len(before) :])
-    expected, stopped = plain.stop_text(pieces, params.stop, params.include_stop_str_in_output, params.min_tokens)
-    if shown != expected:
-        raise Violation(f"text {shown!r}, the tokens and stop strings say {expected!r}")
-    if output.outputs[0].stop_reason != stopped:
-        raise Violation(f"stop reason {output.outputs[0].stop_reason!r}, expected {stopped!r}")
-
-
-def decoded(said: bytes, final: bool) -> str:
-    """UTF-8 text; an unfinished character at the end counts only if nothing follows."""
-    import codecs
-
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(said, final)
-
-
-def split_characters(factory: Factory, example: tuple[bytes, bool]) -> None:
-    """Bytes, one token each, as the tokenizer's stream decodes them: characters cut between tokens come whole."""
-    said, _ = example
-    tokenizer = trained().tokenizer
-    ids = [byte_token(byte) for byte in said]
-    stream = tokenizer.stream()
-    shown = "".join(stream.push(token) for token in ids) + stream.finish()
-    if shown != said.decode("utf-8", "replace"):
-        raise Violation(f"bytes {said!r} are shown as {shown!r}")
-
-
-@cache
-def byte_token(byte: int) -> int:
-    tokenizer = trained().tokenizer
-    for token_id in range(trained().config.vocab_size):
-        if tokenizer.token_bytes(token_id) == bytes([byte]):
-            return token_id
-    raise AssertionError(f"the fixture's tokenizer has no token for byte {byte}")
-
-
-def one_bos(factory: Factory, text: str) -> None:
-    """A prompt and a chat begin with the BOS token, once; plain text with a BOS of its own gets no second one."""
-    model = trained()
-    bos = model.config.bos_token_id
-    assert bos is not None
-    for ids in (model.prompt_ids(text), model.tokenizer.encode_chat([{"role": "user", "content": text}])):
-        if ids[0] != bos or ids.count(bos) != 1:
-            raise Violation(f"text {text!r}: {ids.count(bos)} BOS tokens in {ids}, expected one, at the beginning")
-
-
 INTERNALS: tuple[Property | Machine, ...] = (
     Machine(
         "pool-machine",
@@ -310,8 +215,33 @@ INTERNALS: tuple[Property | Machine, ...] = (
         2,
         ("own",),
         ("vLLM 3572", "vLLM 8468"),
-        texts,
-        text_is_what_the_tokens_say,
+        texts.texts,
+        texts.text_is_what_the_tokens_say,
+        0.2,
+    ),
+    Property(
+        "stop-strings-are-found",
+        "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
+        2,
+        ("own",),
+        ("vLLM 3572",),
+        lambda: st.tuples(
+            st.lists(st.text("ab", max_size=4), max_size=6),
+            st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=2),
+            st.booleans(),
+            st.integers(0, 3),
+        ),
+        texts.stop_strings,
+        2.0,
+    ),
+    Property(
+        "drawn-drafts-are-of-their-place",
+        "With drafts drawn at random, a token depends on prefix, parameters, seed and draft model, on nothing else.",
+        1,
+        ("own",),
+        (),
+        lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
+        texts.drawn_drafts,
         0.2,
     ),
     Property(
@@ -323,7 +253,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         lambda: st.tuples(
             st.one_of(st.binary(max_size=8), st.text("é→𝄞a ", max_size=4).map(lambda t: t.encode())), st.just(True)
         ),
-        split_characters,
+        texts.split_characters,
         2.0,
     ),
     Property(
@@ -333,7 +263,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         ("own",),
         ("vLLM 16081", "vLLM 55288", "SGLang 888"),
         lambda: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
-        one_bos,
+        texts.one_bos,
         0.1,
     ),
 )

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lfm2np.conformance.demands import Property
 from lfm2np.conformance.driver import Violation, generate, make, require_equal, require_truth, run
@@ -17,8 +19,9 @@ from lfm2np.conformance.models import TinyModel, loaded
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.strategies import Scenario, greedy_params, scenarios
 from lfm2np.engine import Engine
-from lfm2np.errors import RequestError
+from lfm2np.errors import NumericsError, RequestError
 from lfm2np.model import forward
+from lfm2np.sampling import distribution, integer_weights, request_seed
 from lfm2np.sampling_params import SamplingParams
 from scheduler import (
     BlockPool,
@@ -167,6 +170,21 @@ WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
 )
 
 
+def sampled(row: NDArray[Any], **params: Any) -> None:
+    distribution(row, SamplingParams(**params), (1,), (), (2,))
+
+
+ROW = np.zeros(5, np.float32)
+WRONG_SAMPLING: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
+    ("logits of two rows", NumericsError, lambda: sampled(ROW.reshape(1, 5))),
+    ("logits that are no numbers", NumericsError, lambda: sampled(np.full(5, np.nan, np.float32))),
+    ("a banned id outside the vocabulary", RequestError, lambda: sampled(ROW, banned_token_ids=[5])),
+    ("no token left", RequestError, lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4])),
+    ("weights of nothing", RequestError, lambda: integer_weights(np.full(5, -np.inf))),
+    ("a request without a name for its seed", RequestError, lambda: request_seed(SamplingParams(), 0, 1)),  # type: ignore[arg-type]
+)
+
+
 def waiting() -> Scheduler:
     subject = settled()
     subject.add(Request("b", (1,), 1))
@@ -179,13 +197,39 @@ def lonely() -> Engine:
     return engine
 
 
+ALL_WRONG = (*WRONG_CALLS, *WRONG_SAMPLING)
+
+
 def wrong_calls(factory: Factory, number: int) -> None:
-    name, kind, call = WRONG_CALLS[number]
+    name, kind, call = ALL_WRONG[number]
     try:
         call()
     except kind:
         return
     raise Violation(f"{name}: not refused, expected {kind.__name__}")
+
+
+def many_leave(factory: Factory, example: tuple[int, int, list[int]]) -> None:
+    """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
+    count, every, more = example
+    subject = Scheduler(SchedulerConfig(num_blocks=30, max_num_seqs=2))
+    for index in range(count):
+        subject.add(Request(str(index), (1, 2), 1))
+    stay = [index for index in range(count) if index % every == 0 and index not in more]
+    for index in range(count):
+        if index not in stay:
+            subject.abort(str(index))
+    if len(subject.waiting) != len(stay):
+        raise Violation(f"{len(subject.waiting)} wait, expected {len(stay)}")
+    served = []
+    while subject.has_unfinished:
+        plan = subject.schedule()
+        served += [int(entry.request_id) for entry in plan.scheduled]
+        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+        if not plan.scheduled:
+            raise Violation(f"nothing is scheduled, but {len(subject.requests)} are unfinished")
+    if served != stay:
+        raise Violation(f"served {served}, expected {stay}")
 
 
 def damaged_traces(factory: Factory, example: tuple[Scenario, int, str]) -> None:
@@ -249,9 +293,19 @@ MISUSE: tuple[Property, ...] = (
         7,
         ("own",),
         (),
-        lambda: st.sampled_from(range(len(WRONG_CALLS))),
+        lambda: st.sampled_from(range(len(ALL_WRONG))),
         wrong_calls,
         2.0,
+    ),
+    Property(
+        "many-leave-the-queue",
+        "A queue from which most are aborted serves the rest, in order.",
+        7,
+        ("own",),
+        ("vLLM 46283",),
+        lambda: st.tuples(st.integers(1, 200), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
+        many_leave,
+        0.3,
     ),
     Property(
         "damaged-traces-are-named",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for one in ALL
         )
         metafunc.parametrize("property_", list(cases))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if "lfm2np.conformance.runner" in sys.modules:
+        terminalreporter.write_line(sys.modules["lfm2np.conformance.runner"].totals())

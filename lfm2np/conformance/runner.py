@@ -19,7 +19,7 @@ from lfm2np.conformance.models import TinyModel, checkpoint
 from lfm2np.conformance.protocol import Factory, lacking, missing
 from lfm2np.conformance.strategies import fit, size_of
 
-EXAMPLES = {"quick": 8, "ci": 100, "deep": 2000}  # of a property whose weight is 1
+EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,18 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings) -> tuple[
         calls = sum(line.strip().startswith(("state.", "v")) for line in program.splitlines())
         return first_failure or tried, f"{described(error)}\n{program}", calls or None
     return tried, None, None
+
+
+def totals() -> str:
+    """What this process compared so far."""
+    from lfm2np.conformance.driver import TOTALS
+    from lfm2np.conformance.machines import SchedulerMachine
+
+    return (
+        f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens); "
+        f"{SchedulerMachine.schedules:,} schedules without a model ({SchedulerMachine.steps:,} steps, "
+        f"{SchedulerMachine.tokens:,} rows)"
+    )
 
 
 def described(error: BaseException) -> str:

@@ -89,6 +89,7 @@ def sampling_params(most_samples: int = MOST_SAMPLES) -> st.SearchStrategy[Sampl
         presence_penalty=st.sampled_from([0.0, 0.5]),
         logit_bias=st.sampled_from([None, {6: 2.0}]),
         banned_token_ids=st.sampled_from([(), (7,)]),
+        allowed_token_ids=st.sampled_from([None, None, (0, 2, 3, 4, 5, 7, 9)]),
         stop_token_ids=st.sampled_from([(), (8, 9, 10)]),
         min_tokens=st.sampled_from([0, 1]),
         ignore_eos=st.booleans(),

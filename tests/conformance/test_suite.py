@@ -166,6 +166,7 @@ def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Pat
     assert "1 failed, 1 passed, 1 skipped" in first.stdout
     assert "check('every-schedule', 'lfm2np.conformance.adapters:broken'" in first.stdout
     assert "the engine has no score()" in first.stdout
+    assert "runs of an engine" in first.stdout
     xfails = tmp_path / "known.txt"
     xfails.write_text("# ours\nevery-schedule  # issue 17\n\n")
     second = run_pytest(tmp_path, *broken, *wanted, "--xfails", str(xfails))

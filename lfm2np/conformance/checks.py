@@ -1,0 +1,286 @@
+"""The checks behind properties.py: each holds one example against an engine, and raises for what breaks the demand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lfm2np.conformance.driver import (
+    Outcome,
+    Violation,
+    first_difference,
+    generate,
+    make,
+    require_equal,
+    require_truth,
+    run,
+)
+from lfm2np.conformance.ledger import require_ledger
+from lfm2np.conformance.models import TinyModel, checkpoint
+from lfm2np.conformance.plain import log_softmax, logits, read_checkpoint
+from lfm2np.conformance.protocol import Factory, Request
+from lfm2np.conformance.strategies import (
+    Scenario,
+)
+from lfm2np.errors import RequestError
+from lfm2np.sampling_params import SamplingParams
+from scheduler import TraceError, replay
+
+# --- one engine against the reference
+
+
+def equals_reference(factory: Factory, scenario: Scenario) -> None:
+    require_truth(scenario, generate(factory, scenario))
+
+
+def every_schedule(factory: Factory, scenario: Scenario) -> None:
+    engine = make(factory, scenario.model, scenario.sizes)
+    require_truth(scenario, run(engine, scenario))
+
+
+# --- one engine against itself
+
+
+def batched_is_sequential(factory: Factory, scenario: Scenario) -> None:
+    together = generate(factory, scenario)
+    for one in scenario.requests:
+        require_equal(generate(factory, scenario, [one]), together, "in the batch", [one.request_id])
+
+
+def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
+    small = generate(factory, scenario)
+    large = generate(factory, scenario, max_num_batched_tokens=1000)
+    require_equal(large, small, f"with {scenario.sizes['max_num_batched_tokens']} tokens a step")
+
+
+def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any, ...]]) -> None:
+    scenario, order, ops = example
+    one = run(make(factory, scenario.model, scenario.sizes), scenario)
+    shuffled = replace(scenario, requests=tuple(scenario.requests[i] for i in order), ops=ops)
+    other = run(make(factory, scenario.model, scenario.sizes), shuffled)
+    require_equal(one, other, "in another order of arrival")
+
+
+def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) -> None:
+    scenario, others = example
+    subject = scenario.requests[0]
+    renamed = [replace(one, request_id=f"{one.request_id}2") for one in others]
+    one = generate(factory, scenario)
+    other = generate(factory, scenario, [*renamed[:1], subject, *renamed[1:]])
+    require_equal(one, other, "beside other requests", [subject.request_id])
+
+
+def other_sizes(factory: Factory, example: tuple[Scenario, dict[str, Any]]) -> None:
+    scenario, wishes = example
+    one, other = generate(factory, scenario), generate(factory, scenario, **wishes)
+    require_equal(one, other, f"with sizes {wishes}")
+
+
+def preempted(factory: Factory, scenario: Scenario) -> None:
+    calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "preempt"))
+    one = run(make(factory, scenario.model, scenario.sizes), calm)
+    other = run(make(factory, scenario.model, scenario.sizes), scenario)
+    require_equal(one, other, "when it is preempted")
+
+
+def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
+    """The cache switched off; then one engine that serves the same requests three times."""
+    seeded = [replace(one, params=with_seed(one)) for one in scenario.requests]
+    off = generate(factory, scenario, seeded, prefix_caching=False)
+    engine = make(factory, scenario.model, {**scenario.sizes, "prefix_caching": True})
+    for temperature in ("cold", "warm", "hot"):
+        lists = engine.generate([replace(one, request_id=f"{one.request_id}-{temperature}") for one in seeded])
+        found = Outcome({one.request_id: answer for one, answer in zip(seeded, lists, strict=True)})
+        for name, answers in found.completions.items():
+            for index, answer in enumerate(answers):
+                if answer != off.completions[name][index]:
+                    difference = first_difference(off.completions[name][index], answer)
+                    raise Violation(f"request {name}: {difference} with a {temperature} prefix cache")
+
+
+def with_seed(request: Request) -> SamplingParams:
+    """Its own seed, so that its name does not matter."""
+    return replace(request.params, seed=request.params.seed or 0)
+
+
+def forks(factory: Factory, scenario: Scenario) -> None:
+    require_truth(scenario, run(make(factory, scenario.model, scenario.sizes), scenario))
+
+
+def aborts(factory: Factory, scenario: Scenario) -> None:
+    calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "abort"))
+    one = run(make(factory, scenario.model, scenario.sizes), calm)
+    other = run(make(factory, scenario.model, scenario.sizes), scenario)
+    rest = [request.request_id for request in scenario.requests if request.request_id not in other.aborted]
+    require_equal(one, other, "when others are aborted", rest)
+    for name in other.aborted:
+        for before, after in zip(one.completions[name], other.completions.get(name, []), strict=False):
+            if before.token_ids[: len(after.token_ids)] != after.token_ids:
+                raise Violation(f"request {name}: what came before it was aborted differs from an undisturbed run")
+
+
+def speculative(factory: Factory, example: tuple[Scenario, list[bool], int]) -> None:
+    """Prompt lookup, and drafts that are right or wrong at will, against none."""
+    scenario, wrong, most = example
+    plain = generate(factory, scenario)
+    script = {}
+    for name, answers in plain.completions.items():
+        for index, answer in enumerate(answers):
+            ids = [(t + w) % scenario.model.vocab_size for t, w in zip(answer.token_ids, wrong * 9, strict=False)]
+            script[name if index == 0 else f"{name}#{index}"] = ids
+    for drafter in (script, "ngram"):
+        other = generate(factory, scenario, drafter=drafter, num_speculative_tokens=most)
+        require_equal(plain, other, "with drafts" if drafter is script else "with prompt lookup")
+
+
+def own_seed(factory: Factory, scenario: Scenario) -> None:
+    """Other names, another seed of the engine, the request twice in one batch: with a seed of its own, nothing."""
+    seeded = [replace(one, params=with_seed(one)) for one in scenario.requests]
+    one = generate(factory, scenario, seeded, seed=1)
+    twice = [*(replace(r, request_id=f"{r.request_id}2") for r in seeded), *seeded]
+    other = generate(factory, scenario, twice, seed=2)
+    require_equal(one, other, "with another seed of the engine")
+    copies = Outcome({r.request_id: other.completions[f"{r.request_id}2"] for r in seeded})
+    require_equal(one, copies, "under another name")
+
+
+def seeds_differ(factory: Factory, model: TinyModel) -> None:
+    """The control of the property before: samples, seeds, names and positions draw noise of their own."""
+    params = SamplingParams(temperature=1e6, n=2, max_tokens=12, ignore_eos=True)
+    made = [
+        Request("a", (3, 4), replace(params, seed=1)),
+        Request("b", (3, 4), replace(params, seed=2)),
+        Request("c", (3, 4), params),
+        Request("d", (3, 4), params),
+    ]
+    found = generate(factory, Scenario(model, tuple(made)))
+    texts = [one.token_ids for answers in found.completions.values() for one in answers]
+    if len(set(texts)) < len(texts):
+        raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
+    if any(len(set(ids)) < 3 for ids in texts):
+        raise Violation(f"one token, again and again, at temperature 1e6: {texts}")
+
+
+# --- memory, work and progress
+
+
+def conservation(factory: Factory, scenario: Scenario) -> None:
+    def check(engine: Any, outcome: Outcome) -> None:
+        state = engine.state()
+        for kind in ("blocks", "slots"):
+            if not 0 <= state.get(f"free_{kind}", 0) <= state.get(f"num_{kind}", 0):
+                raise Violation(f"{state[f'free_{kind}']} of {state[f'num_{kind}']} {kind} are free")
+
+    engine = make(factory, scenario.model, scenario.sizes)
+    run(engine, scenario, check)
+    state = engine.state()
+    for kind in ("blocks", "slots"):
+        if state.get(f"free_{kind}") != state.get(f"num_{kind}"):
+            free, total = state[f"free_{kind}"], state[f"num_{kind}"]
+            raise Violation(f"nothing is left to do, but only {free} of {total} {kind} are free")
+
+
+def memory_is_right(factory: Factory, scenario: Scenario) -> None:
+    engine = make(factory, scenario.model, {**scenario.sizes, "check": True, "drafter": "ngram"})
+    run(engine, scenario, lambda engine, outcome: engine.verify())
+
+
+def progress(factory: Factory, scenario: Scenario) -> None:
+    run(make(factory, scenario.model, scenario.sizes), scenario)
+
+
+def work_adds_up(factory: Factory, scenario: Scenario) -> None:
+    engine = make(factory, scenario.model, scenario.sizes)
+    outcome = run(engine, scenario)
+    require_ledger(scenario, engine.trace(), engine.metrics(), outcome)
+
+
+def replays(factory: Factory, scenario: Scenario) -> None:
+    engine = make(factory, scenario.model, scenario.sizes)
+    outcome = run(engine, scenario)
+    try:
+        replayed = replay(engine.trace())
+    except TraceError as error:
+        raise Violation(f"the trace does not replay: {error}") from None
+    for name, answers in outcome.completions.items():
+        if name not in outcome.forks and name not in outcome.aborted:
+            for index, answer in enumerate(answers):
+                own = name if index == 0 else f"{name}#{index}"
+                if tuple(replayed.outputs.get(own, ())) != answer.token_ids:
+                    raise Violation(f"request {own}: {answer.token_ids}, the replay has {replayed.outputs.get(own)}")
+
+
+# --- what can't be met
+
+
+def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
+    """An oversized request, an id outside the vocabulary, an empty prompt: refused, and the others do not notice."""
+    scenario, kind = example
+    alone = generate(factory, scenario)
+    engine = make(factory, scenario.model, scenario.sizes)
+    for one in scenario.requests:
+        engine.add(one)
+    room = scenario.sizes["num_blocks"] * scenario.sizes["block_size"]
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    bad = [
+        Request("bad", (3,) * min(80, room - 1), replace(params, max_tokens=max(3, room - min(80, room - 1) + 2))),
+        Request("bad", (3, scenario.model.vocab_size), params),
+        Request("bad", (3, -1), params),
+        Request("bad", (), params),
+        replace(scenario.requests[0], params=params),
+    ][kind]
+    try:
+        engine.add(bad)
+    except (RequestError, ValueError):
+        pass
+    else:
+        raise Violation(f"{bad!r} was taken, expected a refusal")
+    found: dict[str, Any] = {}
+    steps = 0
+    while engine.has_unfinished:
+        found |= engine.step()
+        steps += 1
+        if steps > 2000:
+            raise Violation("no progress after a refusal")
+    require_equal(alone, Outcome(found), "after another was refused")
+
+
+def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -> None:
+    """A request whose numbers overflow ends in an error; the others are as without it."""
+    scenario, place, late = example
+    poison = scenario.model.vocab_size - 1
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    if late:  # it overflows on the token that it generates
+        params = replace(params, logit_bias={poison: 1e6})
+    bad = Request("bad", (3, 4) if late else (3, 4, poison), params)
+    engine = make(factory, scenario.model, scenario.sizes)
+    alone = generate(factory, scenario)
+    mixed = [*scenario.requests[:place], bad, *scenario.requests[place:]]
+    for one in mixed:
+        engine.add(one)
+    found: dict[str, Any] = {}
+    while engine.has_unfinished:
+        found |= engine.step()
+    if [one.finish_reason for one in found["bad"]] != ["error"]:
+        raise Violation(f"an overflowing request ended for {found['bad'][0].finish_reason}, expected error")
+    del found["bad"]
+    require_equal(alone, Outcome(found), "beside a request that overflows", found)
+
+
+# --- the model itself
+
+TOLERANCE = 1e-4  # of the largest logit: float32 activations against float64, where a wrong formula is off by tenths
+
+
+def is_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> None:
+    model, ids = example
+    mine = make(factory, model, {}).score(ids)
+    config, tensors = read_checkpoint(checkpoint(model))
+    rows = logits(config, tensors, ids)
+    scale = max(1.0, max(abs(value) for row in rows for value in row))
+    for position, (row, score) in enumerate(zip(rows, mine, strict=False)):
+        expected = log_softmax(row)[ids[position + 1]]
+        if not abs(score - expected) <= TOLERANCE * scale:
+            raise Violation(f"token {position + 1}: log-probability {score:.6f}, LFM2 has {expected:.6f}")
+    if len(mine) != len(ids) - 1:
+        raise Violation(f"{len(mine)} log-probabilities for {len(ids)} tokens, expected one each but the first")
