@@ -101,7 +101,7 @@ def test_any_acceptance_pattern_gives_the_reference_and_a_clean_cache(
         assert run.engine.metrics.accepted_tokens == run.engine.metrics.steps_saved == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_speculation_equals_the_reference_on_every_fixture(model: Model, seed: int):
     choice = random.Random(seed)
     wrong = [choice.random() < 0.3 for _ in range(7)]
@@ -198,7 +198,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize("params", STOPS)
-@pytest.mark.parametrize("most", [1, 3, 40])
+@pytest.mark.parametrize("most", [1, 4])
 def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(trained: Model, params: SamplingParams, most: int):
     """Token ids, text, reason, logprobs and what is cached: all as without drafts."""
     ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
@@ -207,7 +207,7 @@ def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(trained: Model
     truth = [step.token_id for step in alone(trained, ids, params, 0, 0)]
     for script in (None, truth + plain, plain + plain):
         drafter = None if script is None else ScriptedDrafter({"a": script})
-        engine = Engine(trained, block_size=1, drafter=drafter, num_speculative_tokens=most, check=True)
+        engine = Engine(trained, block_size=3, drafter=drafter, num_speculative_tokens=most, check=True)
         engine.add_request("a", ids, params)
         (output,) = [output for output in engine.stream() if output.finished]
         shown.append((output.outputs, set(engine.scheduler.pool.block_of)))

@@ -23,11 +23,11 @@ def profile(examples: int, rules: int, *phases: Phase) -> settings:
 
 
 def test_the_pool_is_what_a_list_and_two_dicts_are():
-    run_state_machine_as_test(PoolMachine, settings=profile(300, 30))
+    run_state_machine_as_test(PoolMachine, settings=profile(100, 30))
 
 
 def test_any_schedule_computes_what_each_request_alone_demands():
-    run_state_machine_as_test(SchedulerMachine, settings=profile(500, 15))
+    run_state_machine_as_test(SchedulerMachine, settings=profile(150, 15))
 
 
 # Each bug: its edits (where in scheduler, what stands there, what instead), and what the machine says, if one thing.

@@ -1,0 +1,187 @@
+"""Mutation testing: python tests/mutants.py [--only FILE ...] [--jobs N] [--json FILE]. Needs the extra `mutation`.
+
+cosmic-ray's operators change one place of scheduler/ or lfm2np/cache.py at a time; the property suite, and nothing
+else, then runs in a process of its own, first with few examples of every property, then with more. A mutant is killed
+when a property fails, or nothing comes of it within the time limit. Mutants that differ in annotations or docstrings
+only are the same program, and those that do not compile are none: neither is run. Hours on two cores; not part of CI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded; children are forked
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
+import hypothesis.stateful
+import numpy
+import safetensors.numpy
+import tokenizers
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from tqdm import tqdm
+
+LOADED = (hypothesis, numpy, safetensors, tokenizers)  # before the fork, so that no child loads them again
+TOP = Path(__file__).resolve().parent.parent
+FILES = [
+    *sorted(
+        str(path.relative_to(TOP))
+        for path in (TOP / "scheduler").glob("*.py")
+        if path.name not in ("__init__.py", "benchmark.py")  # no behaviour; a measurement, which nothing calls
+    ),
+    "lfm2np/cache.py",
+]
+SECONDS = 180
+FIRST = ("wrong-calls-are-refused", "pool-machine", "scheduler-machine", "engine-machine", "every-schedule")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    operator: str
+    occurrence: int
+    line: int
+    before: str
+    after: str
+
+
+def mutants(file: str) -> Iterator[tuple[Mutant, str]]:
+    """Every mutant of a file that is another program, with its source."""
+    source = (TOP / file).read_text()
+    same = bare(source)
+    for name in sorted(operator_names()):
+        if get_operator(name).arguments():
+            continue  # those that insert or replace named variables, off in cosmic-ray too unless asked for
+        operator = get_operator(name)()
+        occurrence = 0
+        while (changed := mutate_code(source, operator, occurrence)) is not None:
+            if bare(changed) not in (same, None):
+                yield described(file, name, occurrence, source, changed), changed
+            occurrence += 1
+
+
+def bare(source: str) -> str | None:
+    """The program without what does not run: annotations (postponed) and docstrings. None for no program at all."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            if getattr(node, field, None) is not None:
+                setattr(node, field, ast.Constant(0))
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0].value = ast.Constant(0)
+    return ast.dump(tree)
+
+
+def described(file: str, operator: str, occurrence: int, source: str, changed: str) -> Mutant:
+    pairs = zip(source.splitlines(), changed.splitlines(), strict=False)
+    for line, (before, after) in enumerate(pairs, start=1):
+        if before != after:
+            return Mutant(file, operator.removeprefix("core/"), occurrence, line, before.strip(), after.strip())
+    return Mutant(file, operator, occurrence, 0, "", "")
+
+
+class Replacing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module from another source than its file's."""
+
+    def __init__(self, file: str, source: str) -> None:
+        self.name, self.path, self.source = file.removesuffix(".py").replace("/", "."), TOP / file, source
+
+    def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+    def create_module(self, spec):  # type: ignore[no-untyped-def]
+        return None
+
+    def exec_module(self, module) -> None:  # type: ignore[no-untyped-def]
+        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
+
+
+def survives(file: str, source: str) -> bool:
+    """In a forked process: whether every property passes."""
+    sys.path.insert(0, str(TOP))
+    sys.meta_path.insert(0, Replacing(file, source))
+    from lfm2np.conformance.adapters import own
+    from lfm2np.conformance.catalogue import ALL
+    from lfm2np.conformance.runner import run_property
+
+    ordered = sorted(ALL, key=lambda one: FIRST.index(one.id) if one.id in FIRST else len(FIRST))
+    for profile in ("quick", "ci"):
+        for one in ordered:
+            if run_property(one, own, profile, shrink=False).status == "failed":
+                return False
+    return True
+
+
+def tried(mutant: Mutant, source: str) -> str:
+    """killed, timeout or survived."""
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        code = 1
+        try:
+            code = 0 if survives(mutant.file, source) else 1
+        finally:
+            os._exit(code)
+    while time.monotonic() - began < SECONDS:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=FILES, metavar="FILE", help="files, as scheduler/memory.py")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", metavar="FILE", help="write every mutant and what came of it, as it goes")
+    arguments = parser.parse_args()
+    everything = [one for file in arguments.only for one in mutants(file)]
+    results: list[tuple[Mutant, str]] = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        work = pool.map(lambda pair: (pair[0], tried(*pair)), everything)
+        for mutant, status in tqdm(work, total=len(everything), disable=not sys.stderr.isatty()):
+            results.append((mutant, status))
+            if arguments.json:
+                rows = [{**asdict(one), "status": what} for one, what in results]
+                Path(arguments.json).write_text(json.dumps(rows, indent=1))
+    for file in arguments.only:
+        counts = [status for mutant, status in results if mutant.file == file]
+        killed = sum(status != "survived" for status in counts)
+        print(f"{file:<30}{killed:>5} of {len(counts):>5} killed {killed / max(1, len(counts)):>7.1%}")
+    for mutant, status in results:
+        if status == "survived":
+            print(f"survived: {mutant.file}:{mutant.line} {mutant.operator}\n    {mutant.before}\n    {mutant.after}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
