@@ -1,8 +1,10 @@
 """The catalogue of faults: each fits the code, is undone, and `lfm2np faults` says which property catches it."""
 
 import json
+import re
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import lfm2np
 from lfm2np import RequestError, cli_conformance, faults
 from lfm2np.cli import main
+from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
 from lfm2np.faults.inject import find
 
@@ -141,14 +144,22 @@ def test_bad_arguments_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_readme_has_a_row_for_every_fault_and_variant():
+    """Its tables are what `lfm2np faults` printed: none is left out, none survives, none is flagged."""
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    faults_in_it = re.findall(r"^\| [A-E] \| (\S+) \|.*\| ([a-z0-9-]+) \| \d+ \| \d* \|$", text, re.MULTILINE)
+    assert [name for name, _ in faults_in_it] == [one.name for one in FAULTS]
+    assert {by for _, by in faults_in_it} <= {one.id for one in ALL}
+    variants_in_it = re.findall(r"^\| (\S+) \| .* \| no \|$", text, re.MULTILINE)
+    assert variants_in_it == [one.name for one in VARIANTS]
+
+
 def test_no_hook_stands_in_the_engine():
     """An unused fault costs nothing: nothing outside lfm2np/faults and its users knows of it."""
     package = faults.__file__.removesuffix("faults/__init__.py")
-    import pathlib
-
     users = {
         path.relative_to(package).parts[0]
-        for path in pathlib.Path(package).rglob("*.py")
+        for path in Path(package).rglob("*.py")
         if "lfm2np.faults" in path.read_text()
     }
     assert users == {"faults", "conformance", "cli_conformance.py"}

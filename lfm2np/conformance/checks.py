@@ -16,7 +16,7 @@ from lfm2np.conformance.driver import (
     run,
 )
 from lfm2np.conformance.ledger import require_ledger
-from lfm2np.conformance.models import TinyModel, checkpoint
+from lfm2np.conformance.models import MAX_POSITIONS, TinyModel, checkpoint
 from lfm2np.conformance.plain import log_softmax, logits, read_checkpoint
 from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.strategies import (
@@ -214,16 +214,15 @@ def replays(factory: Factory, scenario: Scenario) -> None:
 
 
 def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
-    """An oversized request, an id outside the vocabulary, an empty prompt: refused, and the others do not notice."""
+    """A prompt beyond the context, an id outside the vocabulary, no prompt, a name in use: refused; no one notices."""
     scenario, kind = example
     alone = generate(factory, scenario)
     engine = make(factory, scenario.model, scenario.sizes)
     for one in scenario.requests:
         engine.add(one)
-    room = scenario.sizes["num_blocks"] * scenario.sizes["block_size"]
     params = SamplingParams(temperature=0.0, max_tokens=3)
     bad = [
-        Request("bad", (3,) * min(80, room - 1), replace(params, max_tokens=max(3, room - min(80, room - 1) + 2))),
+        Request("bad", (3,) * (MAX_POSITIONS + 1), params),
         Request("bad", (3, scenario.model.vocab_size), params),
         Request("bad", (3, -1), params),
         Request("bad", (), params),

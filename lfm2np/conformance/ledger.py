@@ -36,6 +36,7 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
         "recomputed_tokens": 0,
     }
     lines: dict[str, Line] = {}
+    config = json.loads(trace[0])["config"]
     for text in trace[1:]:
         entry = json.loads(text)
         if entry["kind"] == "add":
@@ -43,7 +44,7 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
             lines[entry["request"]["request_id"]] = Line(forks=tuple(names))
             lines |= {name: Line() for name in names}
         if entry["kind"] == "step":
-            _require_step(scenario, entry, lines, counted)
+            _require_step(config, entry, lines, counted)
     for name, mine in counted.items():
         if metrics[name] != mine:
             raise Violation(f"metric {name}: {metrics[name]}, the trace says {mine}")
@@ -56,13 +57,13 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
                 raise Violation(f"request {request.request_id}: {furthest} positions computed, {needed} are needed")
 
 
-def _require_step(scenario: Scenario, step: Mapping[str, Any], lines: dict[str, Line], counted: dict[str, int]) -> None:
-    plan, size = step["plan"], scenario.sizes["block_size"]
+def _require_step(
+    config: Mapping[str, Any], step: Mapping[str, Any], lines: dict[str, Line], counted: dict[str, int]
+) -> None:
+    plan, size = step["plan"], config["block_size"]
     tokens = sum(len(entry["token_ids"]) for entry in plan["scheduled"])
-    if tokens > scenario.sizes["max_num_batched_tokens"]:
-        raise Violation(
-            f"step {plan['step']}: {tokens} tokens, the budget is {scenario.sizes['max_num_batched_tokens']}"
-        )
+    if tokens > config["max_num_batched_tokens"]:
+        raise Violation(f"step {plan['step']}: {tokens} tokens, the budget is {config['max_num_batched_tokens']}")
     loads = {move["destination"] for move in plan["moves"] if move["kind"] == "load_state"}
     counted["scheduled_tokens"] += tokens
     for name in plan["preempted"]:

@@ -26,7 +26,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks)
         self.owners = [0] * num_blocks
         self.key_of: dict[int, bytes] = {}
-        self.order = list(range(num_blocks))  # of those that no one owns, the next to be handed out first
+        self.order = self.pool.free_order()  # of those that no one owns, the next to be handed out first
+        demand(sorted(self.order), list(range(num_blocks)), "free at first", "pool")
         self.evictions = 0
 
     def _refused(self, call: Callable[..., object], *arguments: object) -> None:

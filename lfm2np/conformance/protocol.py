@@ -105,7 +105,8 @@ def missing(engine: Any, needs: Sequence[str]) -> str | None:
             return f"the engine lacks {need}"
         for method in LEVELS.get(need, ()):
             if not hasattr(engine, method):
-                return f"the engine has no {method}()"
+                own = "this is asked of lfm2np's own parts only"
+                return own if need == "own" else f"the engine has no {method}()"
     return None
 
 

@@ -112,6 +112,7 @@ def test_examples_are_drawn_without_what_an_engine_lacks():
         assert results[name].status == "passed", results[name].message
     assert results["every-schedule"].message == "the engine has no add()"
     assert results["noise-differs"].message == "the engine lacks sampling"
+    assert results["one-bos"].message == "this is asked of lfm2np's own parts only"
     assert fit(TinyModel(layers="cc"), Greedy.lacks).layers == "ccA"
 
 
