@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from lfm2np.conformance.driver import Violation, generate, make, require_equal, 
 from lfm2np.conformance.models import TinyModel, loaded
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.strategies import Scenario, greedy_params, scenarios
+from lfm2np.drafters import Draft, DraftContext
 from lfm2np.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.model import forward
@@ -145,6 +146,7 @@ WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
     ("a fork of another prompt", RequestRefused, lambda: forked((1, 2), 9)),
     ("a fork with another salt", RequestRefused, lambda: forked((1, 2, 3), 9, "x")),
     ("a fork that is over", RequestRefused, lambda: forked((1, 2, 3), 2)),
+    ("a fork that was over before", RequestRefused, lambda: forked((1, 2, 3), 1)),
     ("an unknown request", RequestRefused, lambda: settled().finish("b", FinishReason.ABORT)),
     ("a preemption of one that waits", RequestRefused, lambda: waiting().preempt("b")),
     ("a request without a name", RequestRefused, lambda: Request("", (1,), 1)),
@@ -163,6 +165,10 @@ WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
     ("an engine's preemption of one that waits", RequestError, lambda: lonely().preempt("a")),
     ("an engine's fork of one that ends", RequestError, lambda: lonely().fork("a", "a")),
     ("a fork of several samples", RequestError, several_samples),
+    ("an id in use by the engine", RequestError, lambda: lonely().add_request("a", [3])),
+    ("a request that the engine's pool can't hold", RequestError, lambda: too_large()),
+    ("a call from inside a step", RequestError, lambda: called_from_inside()),
+    ("a step after interrupted bookkeeping", RequestError, lambda: half_kept_books()),
     ("an audit that was not asked for", RequestError, lambda: own_engine().verify()),
     ("an empty trace", TraceError, lambda: replay([])),
     ("a trace without a header", TraceError, lambda: replay(['{"kind": "add"}'])),
@@ -198,6 +204,39 @@ def lonely() -> Engine:
 
 
 ALL_WRONG = (*WRONG_CALLS, *WRONG_SAMPLING)
+
+
+def too_large() -> None:
+    own_engine(num_blocks=1, block_size=2).add_request("a", [3, 4, 5], SamplingParams(max_tokens=9))
+
+
+def called_from_inside() -> None:
+    """By a drafter, whose exceptions only cost its request's speed."""
+    refused: list[RequestError] = []
+
+    class Calling:
+        is_random = False
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            try:
+                engine.abort("a")
+            except RequestError as error:
+                refused.append(error)
+            return [Draft()] * len(contexts)
+
+    engine = own_engine(drafter=Calling())
+    engine.add_request("a", [3, 4], SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    raise refused[0]
+
+
+def half_kept_books() -> None:
+    engine = lonely()
+    with patch.object(engine.scheduler, "update", side_effect=KeyboardInterrupt):
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            engine.step()
 
 
 def wrong_calls(factory: Factory, number: int) -> None:
