@@ -87,9 +87,9 @@ def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
 # --- wrong calls
 
 
-def in_flight() -> tuple[Scheduler, Any]:
+def in_flight(salt: str = "m") -> tuple[Scheduler, Any]:
     subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=8))
-    subject.add(Request("a", (1, 2, 3), 9, stop_token_ids=frozenset([6])))
+    subject.add(Request("a", (1, 2, 3), 9, stop_token_ids=frozenset([6]), cache_salt=salt))
     return subject, subject.add_drafts(subject.schedule(), {"a": [5, 6, 7]})
 
 
@@ -97,8 +97,9 @@ def answered(tokens: Mapping[str, list[int]]) -> None:
     subject, plan = in_flight()
     try:
         subject.update(plan, tokens)
-    finally:
+    except PlanError:
         subject.update(plan, {"a": [5, 9]})  # nothing has changed
+        raise
 
 
 def settled() -> Scheduler:
@@ -116,7 +117,7 @@ def own_engine(**options: Any) -> Engine:
     return Engine(loaded(TinyModel()), **options)
 
 
-def forked(prompt: tuple[int, ...], most: int, salt: str = "") -> None:
+def forked(prompt: tuple[int, ...], most: int, salt: str = "m") -> None:
     settled().fork("a", Request("b", prompt, most, cache_salt=salt))
 
 
@@ -134,7 +135,11 @@ WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
     ("tokens behind the last one", PlanError, lambda: answered({"a": [5, 6, 9]})),
     ("tokens nobody asked for", PlanError, lambda: answered({"a": [5, 9], "b": [1]})),
     ("a plan while one is in flight", PlanError, lambda: with_plan(lambda s, p: s.schedule())),
-    ("a fork in flight", PlanError, lambda: with_plan(lambda s, p: s.fork("a", Request("b", (1, 2, 3), 9)))),
+    (
+        "a fork in flight",
+        PlanError,
+        lambda: with_plan(lambda s, p: s.fork("a", Request("b", (1, 2, 3), 9, cache_salt="m"))),
+    ),
     ("a preemption in flight", PlanError, lambda: with_plan(lambda s, p: s.preempt("a"))),
     ("drafts for another plan", PlanError, lambda: with_plan(lambda s, p: s.add_drafts(replace(p), {}))),
     ("drafts for no one", PlanError, lambda: with_plan(lambda s, p: s.add_drafts(p, {"b": [1]}))),
@@ -145,6 +150,7 @@ WRONG_CALLS: tuple[tuple[str, type[Exception], Callable[[], object]], ...] = (
     ("an oversized request", RequestRefused, lambda: settled().add(Request("b", (1,) * 30, 30))),
     ("a fork of another prompt", RequestRefused, lambda: forked((1, 2), 9)),
     ("a fork with another salt", RequestRefused, lambda: forked((1, 2, 3), 9, "x")),
+    ("a fork with a salt before its parent's", RequestRefused, lambda: forked((1, 2, 3), 9, "a")),
     ("a fork that is over", RequestRefused, lambda: forked((1, 2, 3), 2)),
     ("a fork that was over before", RequestRefused, lambda: forked((1, 2, 3), 1)),
     ("an unknown request", RequestRefused, lambda: settled().finish("b", FinishReason.ABORT)),
