@@ -96,7 +96,9 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
     caught = [one for one in faults if one["caught"]]
     if caught:
         median = statistics.median(one["examples"] for one in caught)
-        print(f"\n{len(caught)} of {len(faults)} faults caught; examples to the first failure: median {median:g}")
+        quick = sum(one["profile"] == "quick" for one in caught)
+        counts = f"{len(caught)} of {len(faults)} faults caught, {quick} of them under quick"
+        print(f"\n{counts}; examples to the first failure: median {median:g}")
     if benign:
         print("\n| benign variant | what it changes | flagged |")
         print("|---|---|---|")

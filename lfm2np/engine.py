@@ -231,8 +231,8 @@ class Engine:
         plan = self.scheduler.schedule()
         self.metrics.most_running = max(self.metrics.most_running, len(self.scheduler.running))
         drafts: dict[str, tuple[int, ...]] = {}
-        self._doing = COMPUTING
         try:
+            self._doing = COMPUTING
             requests = [self._group_of[entry.request_id][1].request for entry in plan.scheduled]
             drafts, proposals = self._propose(plan)
             plan = self.scheduler.add_drafts(plan, drafts)

@@ -6,6 +6,8 @@ blocks; any other owns nothing. No rule of scheduling stands here: who runs, and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.block_pool import BlockPool
 from scheduler.config import SchedulerConfig
 from scheduler.plan import Move
@@ -23,6 +25,16 @@ class Memory:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def fit_together(self, requests: Iterable[Request], most_tokens: int, free: int) -> bool:
+        """Whether all would get their whole length in `free` blocks, and all but the first a place among the tokens."""
+        tokens, blocks = 0, 0
+        for found, request in enumerate(requests, start=1):
+            tokens += request.num_tokens
+            blocks += self.blocks_for(request.most_computed_tokens)
+            if (found > 1 and tokens > most_tokens) or blocks > free:
+                return False
+        return True
 
     def enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
         """A slot, the blocks of a prefix hit and `needed` more; the moves bring its state to where it starts."""

@@ -230,15 +230,10 @@ class Scheduler:
 
     def _enough_fit(self, count: int) -> bool:
         """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
-        if count > len(self.memory.free_slots):
+        if count > len(self.memory.free_slots) or count > len(self.waiting):
             return False
-        tokens, blocks, free = 0, 0, self.pool.num_free - (self._watermark if self.running else 0)
-        for found, request in enumerate(islice(self.waiting, count), start=1):
-            tokens += request.num_tokens
-            blocks += self.memory.blocks_for(request.most_computed_tokens)
-            if (found > 1 and tokens > self.config.max_num_batched_tokens) or blocks > free:
-                return False
-        return len(self.waiting) >= count
+        free = self.pool.num_free - (self._watermark if self.running else 0)
+        return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
 
     def _enter(self, step: UnfinishedPlan, request: Request, phase: Phase) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
@@ -359,8 +354,6 @@ class Scheduler:
         self._swapped_in_flight = []
         for request in list(self.running):
             self._withdraw(request)
-
-    # --- bookkeeping
 
     def _require_no_plan(self, call: str) -> None:
         if self._plan is not None:

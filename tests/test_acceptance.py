@@ -17,20 +17,12 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np import Engine, SamplingParams
 from lfm2np.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
+from lfm2np.conformance.internals import least_noise
 from lfm2np.draft_model import ModelDrafter
 from lfm2np.sampling import NOISE_BITS, distribution, draw, philox, uniform
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 Sequence = tuple[int, ...]
-
-
-def least_noise(holds: Callable[[int], bool], bits: int) -> int:
-    """The least noise of [0, 2**bits) from which on `holds`, a monotone predicate, is true; 2**bits if it never is."""
-    low, high = 0, 1 << bits
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
 
 
 def measured_acceptance(target: np.ndarray, guess: Guess) -> Fraction:

@@ -100,7 +100,7 @@ def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureF
 
 
 def answered(caught: bool, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    row: dict[str, Any] = {"name": name, "caught": caught, "by": "sizes", "examples": 3, "size": 2, "message": "m"}
+    row: dict[str, Any] = {"name": name, "caught": caught, "by": "sizes", "examples": 3, "size": 2, "profile": "quick"}
     monkeypatch.setattr(cli_conformance, "tried", lambda *_: iter([row]))
     return main(["faults", name])
 

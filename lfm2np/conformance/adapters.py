@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lfm2np.conformance.driver import drain
 from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.drafters import Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine import Engine
@@ -43,12 +44,7 @@ class Own:
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         for one in requests:
             self.add(one)
-        found: dict[str, list[Completion]] = {}
-        most = 100 * sum((len(r.prompt_token_ids) + (r.params.max_tokens or 0)) * r.params.n for r in requests)
-        for _ in range(most + 1000):
-            if not self.has_unfinished:
-                break
-            found |= self.step()
+        found = drain(self)
         return [found[one.request_id] for one in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import Any
 from lfm2np.conformance.driver import (
     Outcome,
     Violation,
+    drain,
     first_difference,
     generate,
     make,
@@ -19,9 +20,7 @@ from lfm2np.conformance.ledger import require_ledger
 from lfm2np.conformance.models import MAX_POSITIONS, TinyModel, checkpoint
 from lfm2np.conformance.plain import log_softmax, logits, read_checkpoint
 from lfm2np.conformance.protocol import Factory, Request
-from lfm2np.conformance.strategies import (
-    Scenario,
-)
+from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.sampling_params import SamplingParams
 from scheduler import TraceError, replay
@@ -234,14 +233,7 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
         pass
     else:
         raise Violation(f"{bad!r} was taken, expected a refusal")
-    found: dict[str, Any] = {}
-    steps = 0
-    while engine.has_unfinished:
-        found |= engine.step()
-        steps += 1
-        if steps > 2000:
-            raise Violation("no progress after a refusal")
-    require_equal(alone, Outcome(found), "after another was refused")
+    require_equal(alone, Outcome(drain(engine)), "after another was refused")
 
 
 def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -> None:
@@ -257,9 +249,7 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     mixed = [*scenario.requests[:place], bad, *scenario.requests[place:]]
     for one in mixed:
         engine.add(one)
-    found: dict[str, Any] = {}
-    while engine.has_unfinished:
-        found |= engine.step()
+    found = drain(engine)
     if [one.finish_reason for one in found["bad"]] != ["error"]:
         raise Violation(f"an overflowing request ended for {found['bad'][0].finish_reason}, expected error")
     del found["bad"]

@@ -96,6 +96,16 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
     return outcome
 
 
+def drain(engine: Any, most: int = 5000) -> dict[str, list[Completion]]:
+    """Steps to the end, what came last of each request; Violation after that many: far more than any scenario takes."""
+    found: dict[str, list[Completion]] = {}
+    for _ in range(most):
+        if not engine.has_unfinished:
+            return found
+        found.update(engine.step())
+    raise Violation(f"no progress: not finished after {most} steps")
+
+
 def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outcome: Outcome, alive: set[str]) -> None:
     name = request.request_id
     if kind == "abort":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.errors import Flaky, UnsatisfiedAssumption
+from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
 
 from lfm2np.conformance.demands import Machine, Property
@@ -65,13 +64,6 @@ def run_property(prop: Property | Machine, factory: Factory, name: str, shrink: 
     return Result(prop.id, "failed" if failure else "passed", count, seconds, failure or "", size)
 
 
-def run_properties(
-    properties: Iterable[Property | Machine], factory: Factory, name: str, shrink: bool = True
-) -> Iterable[Result]:
-    for prop in properties:
-        yield run_property(prop, factory, name, shrink)
-
-
 def _run_examples(
     prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]
 ) -> tuple[int, str | None, int | None]:
@@ -93,7 +85,7 @@ def _run_examples(
 
     try:
         test()
-    except (Exception, Flaky) as error:
+    except Exception as error:
         script = script_of(prop.id, factory, smallest)
         return first_failure or tried, f"{described(error)}\n{script}", size_of(smallest)
     return tried, None, None
@@ -126,7 +118,7 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings) -> tuple[
         run_state_machine_as_test(Counted, settings=settings(chosen, stateful_step_count=machine.steps))
     except Exception as error:
         program = "\n".join(getattr(error, "__notes__", ()))
-        calls = sum(line.strip().startswith(("state.", "v")) for line in program.splitlines())
+        calls = sum(line.startswith("state.") for line in program.splitlines())
         return first_failure or tried, f"{described(error)}\n{program}", calls or None
     return tried, None, None
 
