@@ -1,0 +1,456 @@
+"""Calls that can't be right, and the error that each must meet: its class, and what it says.
+
+The message is part of the demand: it names the thing, its value and what was expected (law 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from lfm2np.conformance.demands import Property
+from lfm2np.conformance.driver import Violation
+from lfm2np.conformance.models import TinyModel, loaded
+from lfm2np.conformance.protocol import Factory
+from lfm2np.drafters import Draft, DraftContext
+from lfm2np.engine import Engine
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.sampling import distribution, integer_weights, request_seed
+from lfm2np.sampling_params import SamplingParams
+from scheduler import (
+    BlockPool,
+    FinishReason,
+    PlanError,
+    PoolError,
+    Request,
+    RequestRefused,
+    Scheduler,
+    SchedulerConfig,
+    TraceError,
+    replay,
+)
+
+Case = tuple[type[Exception], str, Callable[[], object]]
+
+
+# --- the scheduler
+
+
+def in_flight(drafts: Sequence[int] = (5, 6, 7), **options: Any) -> tuple[Scheduler, Any]:
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=8))
+    subject.add(Request("a", (1, 2, 3), 9, **{"stop_token_ids": frozenset([6]), "cache_salt": "m", **options}))
+    return subject, subject.add_drafts(subject.schedule(), {"a": drafts})
+
+
+def answered(tokens: Mapping[str, list[int]], drafts: Sequence[int] = (5, 6, 7)) -> None:
+    subject, plan = in_flight(drafts)
+    try:
+        subject.update(plan, tokens)
+    except PlanError:
+        subject.update(plan, {"a": [5, 9] if drafts else [5]})  # nothing has changed
+        raise
+
+
+def settled() -> Scheduler:
+    subject, plan = in_flight()
+    subject.update(plan, {"a": [5, 9]})
+    return subject
+
+
+def waiting() -> Scheduler:
+    subject = settled()
+    subject.add(Request("b", (1,), 1))
+    return subject
+
+
+def with_plan(call: Callable[[Scheduler, Any], object]) -> None:
+    subject, plan = in_flight()
+    call(subject, plan)
+
+
+def forked(prompt: tuple[int, ...], most: int, salt: str = "m") -> None:
+    settled().fork("a", Request("b", prompt, most, cache_salt=salt))
+
+
+def ended(call: Callable[[Scheduler], object]) -> None:
+    subject = settled()
+    subject.abort("a")
+    call(subject)
+
+
+def aborted_in_flight(call: Callable[[Scheduler], object]) -> None:
+    subject, _ = in_flight()
+    subject.abort("a")
+    call(subject)
+
+
+NO_CHANGE = "is in flight: call update() or abandon() first"
+OTHER = "which is not in flight"
+FORK = "request 'b': a fork needs the prompt of 'a'"
+
+SCHEDULER: tuple[Case, ...] = (
+    (PlanError, "step 0: request 'a' got (), expected 1 to 4 tokens", lambda: answered({})),
+    (PlanError, "step 0: request 'a' got (5, 6), expected 1 token", lambda: answered({"a": [5, 6]}, ())),
+    (
+        PlanError,
+        "step 0: request 'a' got (5, 6, 7, 8, 9), expected 1 to 4 tokens",
+        lambda: answered({"a": [5, 6, 7, 8, 9]}),
+    ),
+    (
+        PlanError,
+        "step 0: request 'a' got (4, 9), expected all but the last to be its first drafts (5, 6, 7)",
+        lambda: answered({"a": [4, 9]}),
+    ),
+    (
+        PlanError,
+        "step 0: request 'a' got (5, 6, 9), but token 6 ends it: expected none after that",
+        lambda: answered({"a": [5, 6, 9]}),
+    ),
+    (PlanError, "step 0: tokens for 'b', which was not asked for any", lambda: answered({"a": [5, 9], "b": [1]})),
+    (PlanError, f"schedule() while step 0 {NO_CHANGE}", lambda: with_plan(lambda s, p: s.schedule())),
+    (
+        PlanError,
+        f"fork() while step 0 {NO_CHANGE}",
+        lambda: with_plan(lambda s, p: s.fork("a", Request("b", (1, 2, 3), 9, cache_salt="m"))),
+    ),
+    (PlanError, f"preempt() while step 0 {NO_CHANGE}", lambda: with_plan(lambda s, p: s.preempt("a"))),
+    (PlanError, f"add_drafts() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.add_drafts(replace(p), {}))),
+    (
+        PlanError,
+        "step 0: drafts for 'b', which can't take any",
+        lambda: with_plan(lambda s, p: s.add_drafts(p, {"b": [1]})),
+    ),
+    (
+        PlanError,
+        f"update() for step 0, {OTHER}",
+        lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]})),
+    ),
+    (PlanError, f"abandon() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.abandon(replace(p)))),
+    (RequestRefused, "request id 'a' is already in use", lambda: settled().add(Request("a", (1,), 1))),
+    (
+        RequestRefused,
+        "request id 'b' is already in use",
+        lambda: settled().add(Request("b", (1,), 1), [Request("b", (1,), 1)]),
+    ),
+    (
+        RequestRefused,
+        "request 'b': 30 prompt tokens and max_tokens=30 need 30 blocks of 2; the pool has 20",
+        lambda: settled().add(Request("b", (1,) * 30, 30)),
+    ),
+    (RequestRefused, FORK, lambda: forked((1, 2), 9)),
+    (RequestRefused, FORK, lambda: forked((1, 2, 4), 9)),
+    (RequestRefused, FORK, lambda: forked((1, 2, 3), 9, "x")),
+    (RequestRefused, FORK, lambda: forked((1, 2, 3), 9, "a")),
+    (RequestRefused, "max_tokens 2, but 'a' already has 2 output tokens", lambda: forked((1, 2, 3), 2)),
+    (RequestRefused, "max_tokens 1, but 'a' already has 2 output tokens", lambda: forked((1, 2, 3), 1)),
+    (RequestRefused, "request 'b': not known, or finished", lambda: settled().finish("b", FinishReason.ABORT)),
+    (RequestRefused, "request 'a': not known, or finished", lambda: ended(lambda s: s.abort("a"))),
+    (RequestRefused, "request 'a': not known, or finished", lambda: aborted_in_flight(lambda s: s.abort("a"))),
+    (RequestRefused, "request 'b': waiting, can't be preempted", lambda: waiting().preempt("b")),
+    (RequestRefused, "request id '': expected a string that is not empty", lambda: Request("", (1,), 1)),
+    (RequestRefused, "request id 1: expected a string that is not empty", lambda: Request(1, (1,), 1)),  # type: ignore[arg-type]
+    (RequestRefused, "request 'a': prompt of 0 tokens, expected at least 1", lambda: Request("a", (), 1)),
+    (RequestRefused, "request 'a': max_tokens 0, expected at least 1", lambda: Request("a", (1,), 0)),
+    (RequestRefused, "request 'a': max_tokens -1, expected at least 1", lambda: Request("a", (1,), -1)),
+)
+
+
+# --- sizes
+
+
+def sizes(**options: Any) -> SchedulerConfig:
+    return SchedulerConfig(**{"num_blocks": 1, **options})
+
+
+def too_small(name: str, least: int) -> list[Case]:
+    wrong = (least - 1, least - 2, float(least + 1), str(least), True, None)
+    text = f"expected a whole number, at least {least}"
+    return [
+        (RequestRefused, f"{name} {value!r}: {text}", lambda value=value: sizes(**{name: value}))  # type: ignore[misc]
+        for value in wrong
+    ]
+
+
+LEAST = {
+    "num_blocks": 1,
+    "block_size": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_waiting_tokens": 0,
+    "num_host_blocks": 0,
+}
+POLICY_NAMES = "expected one of fcfs, priority, prefill-first, waiting-served, static"
+RATIO = "expected a number, at least 0"
+SIZES: tuple[Case, ...] = (
+    *(case for name, least in LEAST.items() for case in too_small(name, least)),
+    (RequestRefused, f"policy 'none': {POLICY_NAMES}", lambda: sizes(policy="none")),
+    (RequestRefused, f"policy ['fcfs']: {POLICY_NAMES}", lambda: sizes(policy=["fcfs"])),
+    (RequestRefused, "watermark 1.0: expected 0 <= watermark < 1", lambda: sizes(watermark=1.0)),
+    (RequestRefused, "watermark 1.5: expected 0 <= watermark < 1", lambda: sizes(watermark=1.5)),
+    (RequestRefused, "watermark -0.1: expected 0 <= watermark < 1", lambda: sizes(watermark=-0.1)),
+    (RequestRefused, "watermark nan: expected 0 <= watermark < 1", lambda: sizes(watermark=float("nan"))),
+    (RequestRefused, "watermark 'x': expected a number", lambda: sizes(watermark="x")),
+    (RequestRefused, "watermark True: expected a number", lambda: sizes(watermark=True)),
+    (RequestRefused, f"waiting_served_ratio -1.0: {RATIO}", lambda: sizes(waiting_served_ratio=-1.0)),
+    (RequestRefused, f"waiting_served_ratio 1000000000.0: {RATIO}", lambda: sizes(waiting_served_ratio=1e9)),
+    (RequestRefused, f"waiting_served_ratio inf: {RATIO}", lambda: sizes(waiting_served_ratio=float("inf"))),
+    (RequestRefused, "waiting_served_ratio None: expected a number", lambda: sizes(waiting_served_ratio=None)),
+)
+
+
+# --- the block pool
+
+
+def pool(owned: int, published: int, call: Callable[[BlockPool], object]) -> None:
+    """Of three blocks, 0 to owned - 1 have owners, block 0 two if there are two; the first of them have keys."""
+    subject = BlockPool(3)
+    for _ in range(owned):
+        subject.allocate()
+    if owned > 1:
+        subject.share(0)
+    for block in range(published):
+        subject.publish(block, bytes([block]))
+    call(subject)
+
+
+ONE_OWNER = "expected one owner and no key"
+POOL: tuple[Case, ...] = (
+    (PoolError, "a pool of 0 blocks: expected at least 1", lambda: BlockPool(0)),
+    (PoolError, "a pool of -1 blocks: expected at least 1", lambda: BlockPool(-1)),
+    (PoolError, "no block is free: all 3 are owned", lambda: pool(3, 0, lambda p: p.allocate())),
+    (PoolError, "block 0 is free: it can't be shared", lambda: pool(0, 0, lambda p: p.share(0))),
+    (PoolError, "block 3: expected 0 to 2", lambda: pool(0, 0, lambda p: p.share(3))),
+    (PoolError, "block -1: expected 0 to 2", lambda: pool(0, 0, lambda p: p.release(-1))),
+    (
+        PoolError,
+        "block 1 is released, but no one owns it: a double free",
+        lambda: pool(1, 0, lambda p: p.release(1)),
+    ),
+    (
+        PoolError,
+        "block 1 is released, but no one owns it: a double free",
+        lambda: pool(2, 0, lambda p: p.release_table((1, 1))),
+    ),
+    (
+        PoolError,
+        "block 2 is published, but no one owns it: use after free",
+        lambda: pool(2, 0, lambda p: p.publish(2, b"")),
+    ),
+    (PoolError, "block 0 is published twice", lambda: pool(1, 1, lambda p: p.publish(0, b"x"))),
+    (
+        PoolError,
+        f"block 0 is to be written, but it is published: {ONE_OWNER}",
+        lambda: pool(1, 1, lambda p: p.require_writable(0)),
+    ),
+    (
+        PoolError,
+        f"block 0 is to be written, but it is owned by 2 tables: {ONE_OWNER}",
+        lambda: pool(2, 0, lambda p: p.require_writable(0)),
+    ),
+    (
+        PoolError,
+        f"block 2 is to be written, but it is owned by 0 tables: {ONE_OWNER}",
+        lambda: pool(2, 0, lambda p: p.require_writable(2)),
+    ),
+)
+
+
+# --- traces
+
+HEADER = "expected header, 2"
+TRACES: tuple[Case, ...] = (
+    (TraceError, "an empty trace: expected a header line", lambda: replay([])),
+    (TraceError, f"line 1: kind 'add', version None: {HEADER}", lambda: replay(['{"kind": "add"}'])),
+    (TraceError, f"line 1: kind 'add', version 2: {HEADER}", lambda: replay(['{"kind": "add", "version": 2}'])),
+    (TraceError, f"line 1: kind 'header', version 1: {HEADER}", lambda: replay(['{"kind": "header", "version": 1}'])),
+    (TraceError, f"line 1: kind 'header', version 3: {HEADER}", lambda: replay(['{"kind": "header", "version": 3}'])),
+    (TraceError, "line 1: not a line of a trace: ", lambda: replay(["{"])),
+    (TraceError, "line 1: not a line of a trace: ", lambda: replay(["[]"])),
+    (TraceError, "line 1: not a line of a trace: ", lambda: replay(['{"kind": "header", "version": 2}'])),
+)
+
+
+# --- the engine
+
+
+def own_engine(**options: Any) -> Engine:
+    return Engine(loaded(TinyModel()), **options)
+
+
+def lonely() -> Engine:
+    engine = own_engine()
+    engine.add_request("a", [3, 4])
+    return engine
+
+
+def several_samples() -> None:
+    engine = own_engine()
+    engine.add_request("a", [3, 4], SamplingParams(n=2))
+    engine.fork("a", "b")
+
+
+def too_large() -> None:
+    own_engine(num_blocks=1, block_size=2).add_request("a", [3, 4, 5], SamplingParams(max_tokens=9))
+
+
+def called_from_inside() -> None:
+    """By a drafter, whose exceptions only cost its request's speed."""
+    refused: list[RequestError] = []
+
+    class Calling:
+        is_random = False
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            try:
+                engine.abort("a")
+            except RequestError as error:
+                refused.append(error)
+            return [Draft()] * len(contexts)
+
+    engine = own_engine(drafter=Calling())
+    engine.add_request("a", [3, 4], SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    raise refused[0]
+
+
+def half_kept_books() -> None:
+    engine = lonely()
+    with patch.object(engine.scheduler, "update", side_effect=KeyboardInterrupt):
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            engine.step()
+
+
+ENGINE: tuple[Case, ...] = (
+    (RequestError, "num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
+    (
+        RequestError,
+        "priority 'x': expected a whole number",
+        lambda: own_engine().add_request("a", [3], priority="x"),  # type: ignore[arg-type]
+    ),
+    (RequestError, "request id 'a': not known, or finished", lambda: own_engine().abort("a")),
+    (RequestError, "request id '': expected a string that is not empty", lambda: own_engine().add_request("", [3])),
+    (RequestError, "request id 'a': not running, can't be preempted", lambda: lonely().preempt("a")),
+    (RequestError, "request id 'a' is already in use", lambda: lonely().fork("a", "a")),
+    (RequestError, "request id 'a': 2 samples, expected 1 to fork", several_samples),
+    (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
+    (
+        RequestError,
+        "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1",
+        too_large,
+    ),
+    (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
+    (RequestError, "step(): an earlier step was interrupted in its bookkeeping; make a new engine", half_kept_books),
+    (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
+)
+
+
+# --- sampling
+
+
+def sampled(row: NDArray[Any], **params: Any) -> None:
+    distribution(row, SamplingParams(**params), (1,), (), (2,))
+
+
+ROW = np.zeros(5, np.float32)
+SAMPLING: tuple[Case, ...] = (
+    (NumericsError, "logits: float32 of shape (1, 5), expected float32 or", lambda: sampled(ROW.reshape(1, 5))),
+    (
+        NumericsError,
+        "logits: NaN or infinite, expected finite numbers",
+        lambda: sampled(np.full(5, np.nan, np.float32)),
+    ),
+    (RequestError, "banned_token_ids 5: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[5])),
+    (
+        RequestError,
+        "leave no token to choose from, expected at least one",
+        lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4]),
+    ),
+    (RequestError, "processed logits: all -inf, expected at least", lambda: integer_weights(np.full(5, -np.inf))),
+    (RequestError, "request_id 1: expected a string", lambda: request_seed(SamplingParams(), 0, 1)),  # type: ignore[arg-type]
+)
+
+ALL = (*SCHEDULER, *SIZES, *POOL, *TRACES, *ENGINE, *SAMPLING)
+
+
+def wrong_calls(factory: Factory, example: str) -> None:
+    """All of them, always: there is nothing to draw."""
+    for kind, message, call in ALL:
+        try:
+            call()
+        except kind as error:
+            if message not in str(error):
+                raise Violation(f"a wrong call is refused with {str(error)!r}, expected {message!r}") from None
+            continue
+        raise Violation(f"a wrong call was not refused, expected {kind.__name__}: {message}")
+
+
+# --- what may be told to update()
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
+    """max_tokens, min_tokens, tokens so far, drafts, answer; token 2 is the stop token."""
+    most = draw(st.integers(1, 6))
+    tokens = st.lists(st.integers(0, 2), max_size=4)
+    drafts = tuple(draw(tokens))
+    answer = (*drafts[: draw(st.integers(0, 4))], draw(st.integers(0, 2))) if draw(st.booleans()) else draw(tokens)
+    return most, draw(st.integers(0, 6)), draw(st.integers(0, most - 1)), drafts, tuple(answer)
+
+
+def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...], tuple[int, ...]]) -> None:
+    """Taken if and only if: as many as asked for, the drafts first, and nothing behind the token that ends it."""
+    most, least, so_far, drafts, answer = example
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
+    subject.add(Request("a", (1,), most, stop_token_ids=frozenset([2]), min_tokens=least))
+    for _ in range(so_far):
+        subject.update(subject.schedule(), {"a": [0]})
+    plan = subject.add_drafts(subject.schedule(), {"a": drafts})
+    fitting = drafts[: most - so_far - 1]
+
+    def ends(place: int) -> bool:
+        count = so_far + place + 1
+        return count >= most or (answer[place] == 2 and count >= least)
+
+    allowed = 1 <= len(answer) <= 1 + len(fitting) and answer[:-1] == fitting[: len(answer) - 1]
+    allowed = allowed and not any(ends(place) for place in range(len(answer) - 1))
+    try:
+        finished = subject.update(plan, {"a": answer})
+    except PlanError:
+        if allowed:
+            raise
+        return
+    if not allowed:
+        raise Violation(f"update() took {answer} for drafts {fitting}")
+    if bool(finished) != ends(len(answer) - 1):
+        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
+
+
+WRONG_CALLS: tuple[Property, ...] = (
+    Property(
+        "wrong-calls-are-refused",
+        "A call that can't be right is refused at once, by the error that says so.",
+        7,
+        ("own",),
+        (),
+        lambda: st.just("all"),
+        wrong_calls,
+    ),
+    Property(
+        "answers-are-judged",
+        "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
+        7,
+        ("own",),
+        (),
+        answers,
+        answers_are_judged,
+        3.0,
+    ),
+)
