@@ -48,7 +48,7 @@ FILES = [
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 30, "ci": 200}  # for one property; the longest takes 1 and 15
 MEMORY = 4 << 30
-FIRST = (
+FIRST = (  # the cheapest, and those that kill most
     "wrong-calls-are-refused",
     "answers-are-judged",
     "corruption-is-seen",

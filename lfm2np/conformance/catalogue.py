@@ -7,12 +7,20 @@ from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.internals import INTERNALS
 from lfm2np.conformance.large import LARGE
 from lfm2np.conformance.misuse import MISUSE
-from lfm2np.conformance.policies import POLICIES
 from lfm2np.conformance.properties import PROPERTIES
+from lfm2np.conformance.scheduler_demands import SCHEDULER_DEMANDS
 from lfm2np.conformance.wrong_calls import WRONG_CALLS
 from lfm2np.errors import RequestError
 
-ALL: tuple[Property | Machine, ...] = (*INTERNALS, *POLICIES, *PROPERTIES, *MISUSE, *WRONG_CALLS, *CORRUPTION, *LARGE)
+ALL: tuple[Property | Machine, ...] = (
+    *INTERNALS,
+    *SCHEDULER_DEMANDS,
+    *PROPERTIES,
+    *MISUSE,
+    *WRONG_CALLS,
+    *CORRUPTION,
+    *LARGE,
+)
 
 
 def by_id(name: str) -> Property | Machine:

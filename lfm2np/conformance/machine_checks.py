@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lfm2np.conformance.compare import demand, demand_at_most, demand_cells
 from lfm2np.conformance.fake_model import Cell, FakeModel, State, make_cache, sample, state_after, truth
 from scheduler import BatchPlan, Move, Request, ScheduledTokens, Scheduler, SchedulerConfig, check
 from scheduler.prefix_cache import block_key
@@ -68,24 +69,6 @@ class Prefix:
     tokens: tuple[int, ...]
     cells: list[Cell]
     checkpoint: State
-
-
-def demand(found: object, expected: object, what: str, who: object) -> None:
-    if found != expected:
-        raise AssertionError(f"{who}: {what} {found}, expected {expected}")
-
-
-def demand_at_most(found: int, most: int, what: str, who: object) -> None:
-    if found > most:
-        raise AssertionError(f"{who}: {what} {found}, expected at most {most}")
-
-
-def demand_cells(found: Sequence[Cell], expected: Sequence[Cell], what: str, who: object) -> None:
-    """Names the first position that differs."""
-    if found != expected:
-        for place, (one, other) in enumerate(zip(found, expected, strict=False)):
-            demand(one, other, f"{what}, cell {place}:", who)
-        demand(len(found), len(expected), f"{what}: number of cells", who)
 
 
 class Books:
@@ -225,6 +208,9 @@ class Books:
         demand(entry.samples[:1] == (name,), known == len(account.tokens), "a token comes of it:", name)
         demand(entry.block_table, account.request.block_table[: self.blocks_for(entry.stop)], "block table", name)
         demand(len(entry.block_table), self.blocks_for(entry.stop), "blocks of the table", name)
+        demand(entry.first_logits, min(known, max(entry.start, account.first_logits)), "first logits", name)
+        ends = range(entry.start // size + 1, entry.stop // size + 1) if self.config.prefix_caching else ()
+        demand(entry.checkpoints, tuple((end * size, entry.block_table[end - 1]) for end in ends), "checkpoints", name)
         for index in range(entry.start // size, len(entry.block_table)):
             block = entry.block_table[index]
             facts = (owners[block], seen[block], self.key_of.get(block))

@@ -8,21 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from lfm2np.conformance.demands import Property
 from lfm2np.conformance.driver import Violation
-from lfm2np.conformance.models import TinyModel, loaded
 from lfm2np.conformance.protocol import Factory
-from lfm2np.drafters import Draft, DraftContext
-from lfm2np.engine import Engine
-from lfm2np.errors import NumericsError, RequestError
-from lfm2np.sampling import distribution, integer_weights, request_seed
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.conformance.wrong_engine_calls import ENGINE, SAMPLING, Case
 from scheduler import (
     BlockPool,
     FinishReason,
@@ -35,9 +27,6 @@ from scheduler import (
     TraceError,
     replay,
 )
-
-Case = tuple[type[Exception], str, Callable[[], object]]
-
 
 # --- the scheduler
 
@@ -276,107 +265,6 @@ TRACES: tuple[Case, ...] = (
 )
 
 
-# --- the engine
-
-
-def own_engine(**options: Any) -> Engine:
-    return Engine(loaded(TinyModel()), **options)
-
-
-def lonely() -> Engine:
-    engine = own_engine()
-    engine.add_request("a", [3, 4])
-    return engine
-
-
-def several_samples() -> None:
-    engine = own_engine()
-    engine.add_request("a", [3, 4], SamplingParams(n=2))
-    engine.fork("a", "b")
-
-
-def too_large() -> None:
-    own_engine(num_blocks=1, block_size=2).add_request("a", [3, 4, 5], SamplingParams(max_tokens=9))
-
-
-def called_from_inside() -> None:
-    """By a drafter, whose exceptions only cost its request's speed."""
-    refused: list[RequestError] = []
-
-    class Calling:
-        is_random = False
-
-        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-            try:
-                engine.abort("a")
-            except RequestError as error:
-                refused.append(error)
-            return [Draft()] * len(contexts)
-
-    engine = own_engine(drafter=Calling())
-    engine.add_request("a", [3, 4], SamplingParams(temperature=0.0, max_tokens=4))
-    engine.step()
-    raise refused[0]
-
-
-def half_kept_books() -> None:
-    engine = lonely()
-    with patch.object(engine.scheduler, "update", side_effect=KeyboardInterrupt):
-        try:
-            engine.step()
-        except KeyboardInterrupt:
-            engine.step()
-
-
-ENGINE: tuple[Case, ...] = (
-    (RequestError, "num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
-    (
-        RequestError,
-        "priority 'x': expected a whole number",
-        lambda: own_engine().add_request("a", [3], priority="x"),  # type: ignore[arg-type]
-    ),
-    (RequestError, "request id 'a': not known, or finished", lambda: own_engine().abort("a")),
-    (RequestError, "request id '': expected a string that is not empty", lambda: own_engine().add_request("", [3])),
-    (RequestError, "request id 'a': not running, can't be preempted", lambda: lonely().preempt("a")),
-    (RequestError, "request id 'a' is already in use", lambda: lonely().fork("a", "a")),
-    (RequestError, "request id 'a': 2 samples, expected 1 to fork", several_samples),
-    (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
-    (
-        RequestError,
-        "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1",
-        too_large,
-    ),
-    (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
-    (RequestError, "step(): an earlier step was interrupted in its bookkeeping; make a new engine", half_kept_books),
-    (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
-)
-
-
-# --- sampling
-
-
-def sampled(row: NDArray[Any], **params: Any) -> None:
-    distribution(row, SamplingParams(**params), (1,), (), (2,))
-
-
-ROW = np.zeros(5, np.float32)
-SAMPLING: tuple[Case, ...] = (
-    (NumericsError, "logits: float32 of shape (1, 5), expected float32 or", lambda: sampled(ROW.reshape(1, 5))),
-    (
-        NumericsError,
-        "logits: NaN or infinite, expected finite numbers",
-        lambda: sampled(np.full(5, np.nan, np.float32)),
-    ),
-    (RequestError, "banned_token_ids 5: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[5])),
-    (
-        RequestError,
-        "leave no token to choose from, expected at least one",
-        lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4]),
-    ),
-    (RequestError, "processed logits: all -inf, expected at least", lambda: integer_weights(np.full(5, -np.inf))),
-    (RequestError, "request_id 1: expected a string", lambda: request_seed(SamplingParams(), 0, 1)),  # type: ignore[arg-type]
-)
-
 ALL = (*SCHEDULER, *SIZES, *POOL, *TRACES, *ENGINE, *SAMPLING)
 
 
@@ -392,47 +280,6 @@ def wrong_calls(factory: Factory, example: str) -> None:
         raise Violation(f"a wrong call was not refused, expected {kind.__name__}: {message}")
 
 
-# --- what may be told to update()
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """max_tokens, min_tokens, tokens so far, drafts, answer; token 2 is the stop token."""
-    most = draw(st.integers(1, 6))
-    tokens = st.lists(st.integers(0, 2), max_size=4)
-    drafts = tuple(draw(tokens))
-    answer = (*drafts[: draw(st.integers(0, 4))], draw(st.integers(0, 2))) if draw(st.booleans()) else draw(tokens)
-    return most, draw(st.integers(0, 6)), draw(st.integers(0, most - 1)), drafts, tuple(answer)
-
-
-def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...], tuple[int, ...]]) -> None:
-    """Taken if and only if: as many as asked for, the drafts first, and nothing behind the token that ends it."""
-    most, least, so_far, drafts, answer = example
-    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
-    subject.add(Request("a", (1,), most, stop_token_ids=frozenset([2]), min_tokens=least))
-    for _ in range(so_far):
-        subject.update(subject.schedule(), {"a": [0]})
-    plan = subject.add_drafts(subject.schedule(), {"a": drafts})
-    fitting = drafts[: most - so_far - 1]
-
-    def ends(place: int) -> bool:
-        count = so_far + place + 1
-        return count >= most or (answer[place] == 2 and count >= least)
-
-    allowed = 1 <= len(answer) <= 1 + len(fitting) and answer[:-1] == fitting[: len(answer) - 1]
-    allowed = allowed and not any(ends(place) for place in range(len(answer) - 1))
-    try:
-        finished = subject.update(plan, {"a": answer})
-    except PlanError:
-        if allowed:
-            raise
-        return
-    if not allowed:
-        raise Violation(f"update() took {answer} for drafts {fitting}")
-    if bool(finished) != ends(len(answer) - 1):
-        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
-
-
 WRONG_CALLS: tuple[Property, ...] = (
     Property(
         "wrong-calls-are-refused",
@@ -442,15 +289,5 @@ WRONG_CALLS: tuple[Property, ...] = (
         (),
         lambda: st.just("all"),
         wrong_calls,
-    ),
-    Property(
-        "answers-are-judged",
-        "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
-        7,
-        ("own",),
-        (),
-        answers,
-        answers_are_judged,
-        3.0,
     ),
 )

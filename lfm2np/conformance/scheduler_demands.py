@@ -1,13 +1,15 @@
-"""Demands on the scheduler's policies: the bounds that policy.py states, where no token shows them."""
+"""Demands on the scheduler that no token shows: the bounds of policy.py, what update() takes, defaults."""
 
 from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
 
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands import Property
 from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.protocol import Factory
-from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig
+from scheduler import BatchPlan, PlanError, Request, Scheduler, SchedulerConfig
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with
 
@@ -71,7 +73,75 @@ def decodes_wait_at_most(factory: Factory, example: tuple[int, int]) -> None:
     raise Violation(f"a decode of 4 tokens did not end within 60 steps of at most {LONGEST_WAIT} each")
 
 
-POLICIES: tuple[Property, ...] = (
+# --- what may be told to update()
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
+    """max_tokens, min_tokens, tokens so far, drafts, answer; token 2 is the stop token."""
+    most = draw(st.integers(1, 6))
+    tokens = st.lists(st.integers(0, 2), max_size=4)
+    drafts = tuple(draw(tokens))
+    answer = (*drafts[: draw(st.integers(0, 4))], draw(st.integers(0, 2))) if draw(st.booleans()) else draw(tokens)
+    return most, draw(st.integers(0, 6)), draw(st.integers(0, most - 1)), drafts, tuple(answer)
+
+
+def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...], tuple[int, ...]]) -> None:
+    """Taken if and only if: as many as asked for, the drafts first, and nothing behind the token that ends it."""
+    most, least, so_far, drafts, answer = example
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
+    subject.add(Request("a", (1,), most, stop_token_ids=frozenset([2]), min_tokens=least))
+    for _ in range(so_far):
+        subject.update(subject.schedule(), {"a": [0]})
+    plan = subject.add_drafts(subject.schedule(), {"a": drafts})
+    fitting = drafts[: most - so_far - 1]
+
+    def ends(place: int) -> bool:
+        count = so_far + place + 1
+        return count >= most or (answer[place] == 2 and count >= least)
+
+    allowed = 1 <= len(answer) <= 1 + len(fitting) and answer[:-1] == fitting[: len(answer) - 1]
+    allowed = allowed and not any(ends(place) for place in range(len(answer) - 1))
+    try:
+        finished = subject.update(plan, {"a": answer})
+    except PlanError:
+        if allowed:
+            raise
+        return
+    if not allowed:
+        raise Violation(f"update() took {answer} for drafts {fitting}")
+    if bool(finished) != ends(len(answer) - 1):
+        raise Violation(f"after {answer}: finished {bool(finished)}, expected {ends(len(answer) - 1)}")
+
+
+# --- what holds without being asked for
+
+DEFAULTS = SchedulerConfig(
+    num_blocks=1,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=2048,
+    policy="fcfs",
+    waiting_served_ratio=0.3,
+    max_waiting_tokens=20,
+    prefix_caching=True,
+    watermark=0.01,
+    num_host_blocks=0,
+)
+
+
+def defaults(factory: Factory, example: str) -> None:
+    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; a configuration never changes."""
+    if SchedulerConfig(1) != DEFAULTS:
+        raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
+    try:
+        DEFAULTS.num_blocks = 2  # type: ignore[misc]
+    except FrozenInstanceError:
+        return
+    raise Violation("a configuration can be changed")
+
+
+SCHEDULER_DEMANDS: tuple[Property, ...] = (
     Property(
         "waiting-served-counts",
         "Under waiting-served the queue is let in as soon as the ratio, or the count of decode steps, says so.",
@@ -90,5 +160,24 @@ POLICIES: tuple[Property, ...] = (
         lambda: st.tuples(st.integers(2, 10), st.integers(2, 4)),
         decodes_wait_at_most,
         0.3,
+    ),
+    Property(
+        "answers-are-judged",
+        "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
+        7,
+        ("own",),
+        (),
+        answers,
+        answers_are_judged,
+        3.0,
+    ),
+    Property(
+        "defaults-are-documented",
+        "Sizes that nobody asked for are those that the documentation names.",
+        7,
+        ("own",),
+        (),
+        lambda: st.just("all"),
+        defaults,
     ),
 )

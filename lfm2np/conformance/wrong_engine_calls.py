@@ -1,0 +1,115 @@
+"""Calls of the engine and of the sampler that can't be right: see wrong_calls.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.conformance.models import TinyModel, loaded
+from lfm2np.drafters import Draft, DraftContext
+from lfm2np.engine import Engine
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.sampling import distribution, integer_weights, request_seed
+from lfm2np.sampling_params import SamplingParams
+
+Case = tuple[type[Exception], str, Callable[[], object]]
+
+
+def own_engine(**options: Any) -> Engine:
+    return Engine(loaded(TinyModel()), **options)
+
+
+def lonely() -> Engine:
+    engine = own_engine()
+    engine.add_request("a", [3, 4])
+    return engine
+
+
+def several_samples() -> None:
+    engine = own_engine()
+    engine.add_request("a", [3, 4], SamplingParams(n=2))
+    engine.fork("a", "b")
+
+
+def too_large() -> None:
+    own_engine(num_blocks=1, block_size=2).add_request("a", [3, 4, 5], SamplingParams(max_tokens=9))
+
+
+def called_from_inside() -> None:
+    """By a drafter, whose exceptions only cost its request's speed."""
+    refused: list[RequestError] = []
+
+    class Calling:
+        is_random = False
+
+        def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+            try:
+                engine.abort("a")
+            except RequestError as error:
+                refused.append(error)
+            return [Draft()] * len(contexts)
+
+    engine = own_engine(drafter=Calling())
+    engine.add_request("a", [3, 4], SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    raise refused[0]
+
+
+def half_kept_books() -> None:
+    engine = lonely()
+    with patch.object(engine.scheduler, "update", side_effect=KeyboardInterrupt):
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            engine.step()
+
+
+ENGINE: tuple[Case, ...] = (
+    (RequestError, "num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
+    (
+        RequestError,
+        "priority 'x': expected a whole number",
+        lambda: own_engine().add_request("a", [3], priority="x"),  # type: ignore[arg-type]
+    ),
+    (RequestError, "request id 'a': not known, or finished", lambda: own_engine().abort("a")),
+    (RequestError, "request id '': expected a string that is not empty", lambda: own_engine().add_request("", [3])),
+    (RequestError, "request id 'a': not running, can't be preempted", lambda: lonely().preempt("a")),
+    (RequestError, "request id 'a' is already in use", lambda: lonely().fork("a", "a")),
+    (RequestError, "request id 'a': 2 samples, expected 1 to fork", several_samples),
+    (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
+    (
+        RequestError,
+        "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1",
+        too_large,
+    ),
+    (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
+    (RequestError, "step(): an earlier step was interrupted in its bookkeeping; make a new engine", half_kept_books),
+    (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
+)
+
+
+def sampled(row: NDArray[Any], **params: Any) -> None:
+    distribution(row, SamplingParams(**params), (1,), (), (2,))
+
+
+ROW = np.zeros(5, np.float32)
+SAMPLING: tuple[Case, ...] = (
+    (NumericsError, "logits: float32 of shape (1, 5), expected float32 or", lambda: sampled(ROW.reshape(1, 5))),
+    (
+        NumericsError,
+        "logits: NaN or infinite, expected finite numbers",
+        lambda: sampled(np.full(5, np.nan, np.float32)),
+    ),
+    (RequestError, "banned_token_ids 5: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[5])),
+    (
+        RequestError,
+        "leave no token to choose from, expected at least one",
+        lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4]),
+    ),
+    (RequestError, "processed logits: all -inf, expected at least", lambda: integer_weights(np.full(5, -np.inf))),
+    (RequestError, "request_id 1: expected a string", lambda: request_seed(SamplingParams(), 0, 1)),  # type: ignore[arg-type]
+)
