@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lfm2np.conformance.demands import Property
 from lfm2np.conformance.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from scheduler import POLICIES, Request
+from scheduler import POLICIES, FinishReason, Request
 
 LONG = 700  # tokens
 MANY = 290  # requests
@@ -27,21 +27,31 @@ def large_schedule(factory: Factory, policy: str) -> None:
         num_host_blocks=400,
         taps=3,
     )
-    add(machine, Request("long", PROMPT * (LONG // len(PROMPT)), 3))
+    add(machine, Request("long", PROMPT * (LONG // len(PROMPT)), 6), samples=2)
     for index in range(MANY):
-        add(machine, Request(f"r{index}", (index, *PROMPT[: 1 + index % 4]), 1 + index % 5))
-    for _ in range(4):
-        machine._step(drafts=1, right=1)
+        prompt = (index, *PROMPT[: 1 + index % 4])
+        add(machine, Request(f"m{index}", prompt, 1 + index % 5), samples=1 + (index % 7 == 0))
+    for turn in range(5):
+        machine._step(drafts=1, right=turn % 2)
         machine.books.require_memory()
+        for which in range(0, 12, 3):
+            machine.fork(which=which, most=turn + 1)
+        machine.preempt(which=turn)
+        machine.finish(which=2 * turn, reason=FinishReason.STOP)
+    machine.abandon(drafts=1, executed=True, patience=0, aborted=False)
     machine.holds_what_it_must()
     machine.teardown()
 
 
-def add(machine: SchedulerMachine, request: Request) -> None:
-    machine.scheduler.add(request)
-    machine.books.open(request, request.prompt_token_ids)
+def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
+    """A request, and its further samples as forks that wait for its prompt."""
+    prompt, most = request.prompt_token_ids, request.max_tokens
+    forks = [Request(f"{request.request_id}#{index}", prompt, most) for index in range(1, samples)]
+    machine.scheduler.add(request, forks)
+    for one in (request, *forks):
+        machine.books.open(one, prompt)
     if machine.trace:
-        machine.trace.add(request, ())
+        machine.trace.add(request, forks)
 
 
 LARGE: tuple[Property, ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -47,6 +48,67 @@ def waiting_served_counts(factory: Factory, example: tuple[int, int, int, int]) 
         )
     if [entry.request_id for entry in plan.scheduled] != list(plan.admitted):
         raise Violation("the queue is let in, but decoding does not pause")
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]:
+    """Sizes, those that come first and those that come later: (prompt tokens, max_tokens) each."""
+    config = {
+        "num_blocks": draw(st.integers(3, 24)),
+        "block_size": draw(st.integers(1, 3)),
+        "max_num_seqs": draw(st.integers(1, 8)),
+        "max_num_batched_tokens": draw(st.integers(1, 16)),
+        "watermark": draw(st.sampled_from((0.0, 0.15, 0.4))),
+        "waiting_served_ratio": draw(st.integers(0, 8)) / 4,
+    }
+    crowd = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=6)
+    return config, draw(crowd), draw(crowd)
+
+
+def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]) -> None:
+    """Under waiting-served whole requests enter, in order, as long as they fit; a batch that is too small does not."""
+    wishes, early, late = example
+    config = SchedulerConfig(policy="waiting-served", max_waiting_tokens=1000, prefix_caching=False, **wishes)
+    subject = Scheduler(config)
+    for index, (prompt, most) in enumerate(early + late):
+        if index == len(early):
+            answer(subject, subject.schedule())
+        if -(-(prompt + most - 1) // config.block_size) <= config.num_blocks:
+            subject.add(Request(str(index), (7,) * prompt, most))
+    must_decode = False  # after decodes paused for a batch
+    while subject.has_unfinished:
+        decoding = [one.request_id for one in subject.running if one.is_decoding]
+        expected = [] if must_decode else expected_batch(subject)
+        plan = subject.schedule()
+        if expected:
+            must_decode = bool(decoding)
+        elif any(entry.request_id in decoding for entry in plan.scheduled):
+            must_decode = False
+        if list(plan.admitted) != expected:
+            raise Violation(f"step {plan.step}: admitted {plan.admitted}, expected {expected}")
+        answer(subject, plan)
+
+
+def expected_batch(subject: Scheduler) -> list[str]:
+    """Who enters: nobody beside a prompt that is being computed; at least the ratio's number beside decodes."""
+    config, running, waiting = subject.config, subject.running, list(subject.waiting)
+    if any(not one.is_decoding for one in running):
+        return []
+    least = max(1, int(len(running) * config.waiting_served_ratio)) if running else 0
+    entered: list[Request] = []
+    tokens = blocks = 0
+    for one in waiting:
+        beside = bool(running or entered)
+        spare = int(config.watermark * config.num_blocks) if beside else 0
+        tokens += one.num_prompt_tokens
+        blocks += -(-(one.num_prompt_tokens + one.max_tokens - 1) // config.block_size)
+        full = len(running) + len(entered) == config.max_num_seqs or tokens - one.num_prompt_tokens >= (
+            config.max_num_batched_tokens
+        )
+        if full or (entered and tokens > config.max_num_batched_tokens) or blocks > subject.pool.num_free - spare:
+            break
+        entered.append(one)
+    return [one.request_id for one in entered] if len(entered) >= least else []
 
 
 def decodes_wait_at_most(factory: Factory, example: tuple[int, int]) -> None:
@@ -150,6 +212,16 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(1, 6)),
         waiting_served_counts,
+    ),
+    Property(
+        "batches-fit",
+        "Under waiting-served exactly those enter that fit together, with their whole length.",
+        7,
+        ("own",),
+        (),
+        crowds,
+        batches_fit,
+        3.0,
     ),
     Property(
         "decodes-wait-at-most",
