@@ -1,74 +1,23 @@
 """What SchedulerMachine demands: the machine's own books of a run, and the comparisons with them.
 
 The books hold what each request was given and got, what of it was computed, and which prefixes were published where.
-They are kept from the calls, the plans and the answers. Four calls inside the scheduler are listened to, since a plan
-does not tell when they happen: a block is handed out, or published; a request enters, or is split off.
+They are kept from the calls, the plans and the answers. Five calls inside the scheduler are listened to, since a plan
+does not tell when they happen: a block is handed out, or published; a request enters, is split off, or swapped out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from lfm2np.conformance.accounts import Account, Prefix
 from lfm2np.conformance.compare import demand, demand_at_most, demand_cells
-from lfm2np.conformance.fake_model import Cell, FakeModel, State, make_cache, sample, state_after, truth
+from lfm2np.conformance.fake_model import FakeModel, make_cache, sample, state_after, truth
 from scheduler import BatchPlan, Move, Request, ScheduledTokens, Scheduler, SchedulerConfig, check
-from scheduler.prefix_cache import block_key
+from scheduler.prefix_cache import PrefixStatistics, block_key
 
 VOCAB_SIZE = 4
 PATIENCE = 1000  # steps of waiting that one level of priority is worth: see scheduler.policy
-
-
-@dataclass(eq=False)
-class Account:
-    """One request, counted by the machine."""
-
-    request: Request
-    seed: int
-    key: tuple[int, int]  # its place in the policy's order
-    tokens: list[int]  # prompt and outputs
-    answered: list[int] = field(default_factory=list)  # outputs of its own: a fork begins with its parent's
-    block_keys: list[bytes] = field(default_factory=list)
-    computed: int = 0  # positions in the cache, while it runs or is swapped out
-    furthest: int = 0  # most that were ever computed, or taken over with a fork
-    inherited: int = 0  # those taken over with a fork
-    kept: int = 0  # scheduled tokens that stayed computed, over all steps
-    recomputed: int = 0  # those of them before `furthest`
-    skipped: int = 0  # positions from `furthest` on that it did not compute, since a prefix hit covered them
-    cached: int = 0  # positions covered by hits, over all admissions
-    steps: int = 0
-    preemptions: int = 0
-    withdrawn: int = 0  # how often an abandoned step took it off
-    prompt_rows: int = 0  # prompt positions whose logits were computed without a gap
-
-    @property
-    def name(self) -> str:
-        return self.request.request_id
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_token_ids)
-
-    def ends_with(self, token: int, num_outputs: int) -> bool:
-        stops = token in self.request.stop_token_ids and num_outputs >= self.request.min_tokens
-        return stops or num_outputs >= self.request.max_tokens
-
-    @property
-    def first_logits(self) -> int:
-        if self.request.prompt_logits and self.furthest < len(self.request.prompt_token_ids):
-            return self.furthest
-        return len(self.tokens) - 1
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What a published key stands for, and what its block must hold."""
-
-    salt: str
-    tokens: tuple[int, ...]
-    cells: list[Cell]
-    checkpoint: State
 
 
 class Books:
@@ -86,18 +35,17 @@ class Books:
         self.key_of: dict[int, bytes] = {}  # and back
         self.steps = 0
         self.tokens = 0
+        self.statistics = PrefixStatistics()
+        self._evicted: dict[bytes, None] = {}  # the latest, at most one a block
         self._may_publish = False
         memory, pool = self.scheduler.memory, self.scheduler.pool
-        self._allocate, self._publish, self._enter, self._split = (
-            pool.allocate,
-            pool.publish,
-            memory.enter,
-            memory.split,
-        )
+        self._allocate, self._publish = pool.allocate, pool.publish
+        self._enter, self._split, self._swap_out = memory.enter, memory.split, memory.swap_out
         pool.allocate = self._on_allocate  # type: ignore[method-assign]
         pool.publish = self._on_publish  # type: ignore[method-assign]
         memory.enter = self._on_enter  # type: ignore[method-assign]
         memory.split = self._on_split  # type: ignore[method-assign]
+        memory.swap_out = self._on_swap_out  # type: ignore[method-assign]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
@@ -111,13 +59,16 @@ class Books:
         self.accounts[request.request_id] = self.live[request.request_id] = account
         return account
 
-    # --- the four moments
+    # --- the five moments
 
     def _on_allocate(self) -> tuple[int, bytes | None]:
         block, evicted = self._allocate()
         expected = self.key_of.pop(block, None)
         if expected is not None:
             del self.published[expected]
+            self._evicted[expected] = None
+            if len(self._evicted) > self.config.num_blocks:
+                del self._evicted[next(iter(self._evicted))]
         demand(evicted, expected, "evicted key", f"block {block}")
         return block, evicted
 
@@ -130,6 +81,7 @@ class Books:
         demand(done, key not in self.published, "publish()", f"block {block}")
         if done:
             self.published[key], self.key_of[block] = block, key
+            self._evicted.pop(key, None)
         return done
 
     def _on_enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
@@ -138,13 +90,44 @@ class Books:
             demand(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
             account.computed = len(hit) * self.config.block_size
             account.cached += account.computed
+            self._count(account)
         self._enter(request, hit, needed, moves)
 
+    def _count(self, account: Account) -> None:
+        """One more admission in the statistics of the prefix cache."""
+        found, most = account.computed // self.config.block_size, account.first_logits // self.config.block_size
+        reason = "complete" if most else "too short"
+        if not self.config.prefix_caching:
+            reason = "disabled"
+        elif found < most:
+            reason = "evicted" if self.keys(account, most)[found] in self._evicted else "unknown"
+        self.statistics.queries += 1
+        self.statistics.query_tokens += len(account.tokens)
+        self.statistics.hit_tokens += account.computed
+        self.statistics.ended[reason] += 1
+
     def _on_split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
+        """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
+        computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
+        own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
+        room = bool(memory.free_slots) and own <= memory.pool.num_free
         done = self._split(parent, child, reserves, moves)
+        demand(done, room and computed > 0 and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
             account = self.accounts[child.request_id]
-            account.computed = account.furthest = account.inherited = self.accounts[parent.request_id].computed
+            account.computed = account.furthest = account.inherited = computed
+            held = self.blocks_for(child.most_computed_tokens if reserves else computed)
+            demand(len(child.block_table), held, "blocks", child.request_id)
+        return done
+
+    def _on_swap_out(self, request: Request, moves: list[Move]) -> bool:
+        """It goes to the host whenever something is computed and there is room for all of it."""
+        host = self.scheduler.memory.host_pool
+        room = host.num_free if host else 0
+        done = self._swap_out(request, moves)
+        used = self.blocks_for(request.num_computed_tokens)
+        demand(done, 0 < used <= room, "is swapped out:", request.request_id)
+        demand(len(request.host_blocks), used if done else 0, "host blocks", request.request_id)
         return done
 
     def longest_prefix(self, account: Account) -> tuple[int, ...]:
@@ -355,9 +338,7 @@ class Books:
         if not self.scheduler.awaits_moves(request):
             demand(self.cache.states[request.slot], state_after(expected, self.taps), "live state", account.name)
         elif self.scheduler.policy.reserves:
-            expected = expected[
-                : stop // self.config.block_size * self.config.block_size
-            ]  # the rest is yet to be copied
+            expected = expected[: stop - stop % self.config.block_size]  # the rest is yet to be copied
         demand_cells(self.cache.read(request.block_table, len(expected)), expected, "its blocks", account.name)
 
     def _require_swapped(self, account: Account) -> None:
@@ -378,6 +359,7 @@ class Books:
 
     def require_all_free(self) -> None:
         scheduler = self.scheduler
+        demand(scheduler.prefix_cache.statistics, self.statistics, "statistics of the prefix cache", "at the end")
         demand(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
         demand(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
         demand((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")

@@ -157,6 +157,8 @@ def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int
         subject.update(subject.schedule(), {"a": [0]})
     plan = subject.add_drafts(subject.schedule(), {"a": drafts})
     fitting = drafts[: most - so_far - 1]
+    if plan.scheduled[0].drafts != fitting:
+        raise Violation(f"of the drafts {drafts} the plan has {plan.scheduled[0].drafts}, expected {fitting}")
 
     def ends(place: int) -> bool:
         count = so_far + place + 1

@@ -46,6 +46,13 @@ def answered(tokens: Mapping[str, list[int]], drafts: Sequence[int] = (5, 6, 7))
         raise
 
 
+def drafts_too_early(fork: str | None, budget: int) -> None:
+    """While further samples are yet to be split off, or the prompt is not yet computed."""
+    subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=budget))
+    subject.add(Request("a", (1, 2, 3), 9), [Request(fork, (1, 2, 3), 9)] if fork else [])
+    subject.add_drafts(subject.schedule(), {"a": [5]})
+
+
 def settled() -> Scheduler:
     subject, plan = in_flight()
     subject.update(plan, {"a": [5, 9]})
@@ -115,6 +122,9 @@ SCHEDULER: tuple[Case, ...] = (
         "step 0: drafts for 'b', which can't take any",
         lambda: with_plan(lambda s, p: s.add_drafts(p, {"b": [1]})),
     ),
+    (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("z", budget=8)),
+    (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("A", budget=8)),
+    (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early(None, budget=2)),
     (
         PlanError,
         f"update() for step 0, {OTHER}",
