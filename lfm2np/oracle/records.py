@@ -1,0 +1,152 @@
+"""What a check asks of an engine, and what comes back: plain data, one JSON object a line.
+
+Log-probabilities are natural logarithms from the raw logits, before temperature, penalties and filters. What an engine
+does not tell stays None; it is never guessed, and never passes for right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lfm2np.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: continue a prompt greedily by exactly `max_tokens` tokens (an end-of-sequence token is no end)."""
+
+    id: str
+    case: str  # the workload that it belongs to: see workloads.py
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    prompt_text: str | None = None  # a text that the tokenizer turns into exactly these ids, if there is one
+    prompt_logprobs: bool = False  # wanted, beside those of the new tokens
+    factors: Mapping[str, Any] = field(default_factory=dict)  # what is special about it, by which patterns are sought
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine said to one Ask."""
+
+    id: str
+    token_ids: tuple[int, ...] | None = None  # new tokens only
+    logprobs: tuple[float, ...] | None = None  # of token_ids
+    top_logprobs: tuple[Mapping[int, float], ...] | None = None  # by token id, at each new position
+    prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
+    text: str | None = None
+    finish_reason: str | None = None
+    error: str | None = None  # why there is no answer; nothing else is then set
+
+
+def ask_as_json(ask: Ask) -> dict[str, Any]:
+    return dataclasses.asdict(ask)
+
+
+def answer_as_json(answer: Answer) -> dict[str, Any]:
+    """Without what the engine did not tell."""
+    return {name: value for name, value in dataclasses.asdict(answer).items() if value is not None}
+
+
+def ask_from_json(raw: Any) -> Ask:
+    """RequestError that names the field for anything else than `ask_as_json` wrote."""
+    fields = _object(raw, "an ask")
+    return Ask(
+        id=_text(fields, "id"),
+        case=_text(fields, "case"),
+        prompt_token_ids=_ids(fields, "prompt_token_ids"),
+        max_tokens=_whole(fields.get("max_tokens"), "max_tokens", 1),
+        prompt_text=None if fields.get("prompt_text") is None else _text(fields, "prompt_text"),
+        prompt_logprobs=bool(fields.get("prompt_logprobs", False)),
+        factors=_object(fields.get("factors", {}), "factors"),
+    )
+
+
+def answer_from_json(raw: Any) -> Answer:
+    """RequestError that names the field: of a wrong type, not finite where a number must be, or of another length."""
+    fields = _object(raw, "an answer")
+    known = {one.name for one in dataclasses.fields(Answer)}
+    for name in fields:
+        if name not in known:
+            raise RequestError(f"answer field {name!r}: expected one of {', '.join(sorted(known))}")
+    ids = None if fields.get("token_ids") is None else _ids(fields, "token_ids")
+    logprobs = None if fields.get("logprobs") is None else _numbers(fields, "logprobs")
+    top = None if fields.get("top_logprobs") is None else _tops(fields["top_logprobs"])
+    for name, values in (("logprobs", logprobs), ("top_logprobs", top)):
+        if values is not None and len(values) != len(ids or ()):
+            raise RequestError(f"{name}: {len(values)} entries for {len(ids or ())} token_ids, expected one each")
+    prompt = None if fields.get("prompt_logprobs") is None else _numbers(fields, "prompt_logprobs")
+    texts = {
+        name: None if fields.get(name) is None else _text(fields, name) for name in ("text", "finish_reason", "error")
+    }
+    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, **texts)
+
+
+def parse_line(line: str, what: str) -> Any:
+    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are no JSON."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is no JSON number")
+
+    try:
+        return json.loads(line, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:
+        raise RequestError(f"{what}: not JSON: {problem}") from None
+
+
+def _object(raw: Any, what: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise RequestError(f"{what}: {type(raw).__name__}, expected a JSON object")
+    return raw
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise RequestError(f"{name} {value!r}: expected text")
+    return value
+
+
+def _whole(value: Any, name: str, least: int = 0) -> int:
+    if type(value) is not int or value < least:
+        raise RequestError(f"{name} {value!r}: expected a whole number, at least {least}")
+    return value
+
+
+def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = fields.get(name)
+    if not isinstance(value, list | tuple):
+        raise RequestError(f"{name}: {type(value).__name__}, expected a list of token ids")
+    return tuple(_whole(one, f"{name}[{index}]") for index, one in enumerate(value))
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise RequestError(f"{name} {value!r}: expected a finite number")
+    return float(value)
+
+
+def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    value = fields.get(name)
+    if not isinstance(value, list | tuple):
+        raise RequestError(f"{name}: {type(value).__name__}, expected a list of numbers")
+    return tuple(_number(one, f"{name}[{index}]") for index, one in enumerate(value))
+
+
+def _tops(value: Any) -> tuple[dict[int, float], ...]:
+    if not isinstance(value, list | tuple):
+        raise RequestError(f"top_logprobs: {type(value).__name__}, expected a list of objects")
+    tops = []
+    for index, entry in enumerate(value):
+        where = f"top_logprobs[{index}]"
+        found = {}
+        for key, number in _object(entry, where).items():
+            if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
+                raise RequestError(f"{where}: key {key!r}, expected a token id")
+            found[int(key)] = _number(number, f"{where}[{key}]")
+        tops.append(found)
+    return tuple(tops)
