@@ -263,7 +263,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if entry.samples == (entry.request_id,):
                 offered[entry.request_id] = self._drafts(books.accounts[entry.request_id], drafts, right)
         if offered:
-            plan = scheduler.add_drafts(plan, offered)
+            bare, plan = plan, scheduler.add_drafts(plan, offered)
+            without = tuple(entry.without_drafts(books.config.block_size) for entry in plan.scheduled)
+            demand(without, bare.scheduled, "the plan without its drafts", f"step {plan.step}")
             demand(books.published, before, "after drafts, published blocks", f"step {plan.step}")
             for entry in plan.scheduled:
                 demand(list(entry.drafts), offered.get(entry.request_id, [])[: entry.num_drafts], "drafts", entry)
