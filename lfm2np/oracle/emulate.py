@@ -1,0 +1,193 @@
+"""What an engine's number format may do to LFM2: the network under that format, rounded where engines round.
+
+No two engines round at the same places, nor add in the same order. One `Emulated` is one engine that could be: where it
+has a choice, the choice is drawn, once for all its operations. The spread of many says how far a right engine may be
+off, at each position by itself: see noise.py.
+
+drawn                     what engines do
+order of each sum         blocks of a BLAS, lanes, threads: inputs permuted, cut into pieces, added one after another
+fused norm, gate, rotary  rounded after each operation (PyTorch's eager kernels), or once at the end (fused kernels)
+attention                 scores and weights rounded (eager), or not (flash kernels)
+residual stream           in the format, or in float32 (llama.cpp)
+logits                    in the format, or in float32
+frequencies of rotary     powers, or repeated products: a few units in the last place of float32
+quantised weights         which of the two nearest steps a weight goes to: at random, as its scheme is not known
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import RequestError
+from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
+from lfm2np.numerics.matrix import AttentionScale, Matrix
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+ROTARY_UNITS = 4  # of float32: repeated products for up to head_dim / 2 frequencies, half of them up, half down
+
+
+@dataclass(frozen=True)
+class Format:
+    """How an engine stores and computes."""
+
+    name: str
+    keep: Callable[[Array], Array]  # rounds activations
+    bits: int  # of the significand, the hidden one included
+    levels: int = 0  # weights are whole steps of their group's largest / levels; 0: not quantised
+    group: int = 32  # inputs that share a step
+
+
+def round_to_float16(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        Format("float32", unchanged, 24),
+        Format("float16", round_to_float16, 11),
+        Format("bfloat16", round_to_bfloat16, 8),
+        Format("int8", round_to_float16, 11, levels=127),
+        Format("int4", round_to_float16, 11, levels=7),
+    )
+}
+
+
+def format_named(name: str) -> Format:
+    """RequestError for another name than those of FORMATS."""
+    if name not in FORMATS:
+        raise RequestError(f"format {name!r}: expected one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled(Matrix):
+    """A matrix whose inputs are added in another order: permuted, then in pieces."""
+
+    order: NDArray[np.int64] | None = None
+    cuts: tuple[int, ...] = ()
+    wide: bool = False  # its products are not rounded
+
+
+@dataclass(frozen=True, eq=False)
+class Emulated(Ieee):
+    """One engine that could be; made by `emulated`."""
+
+    format: Format
+    random: np.random.Generator
+    fused: bool
+    flash: bool
+    wide_residual: bool
+    wide_logits: bool
+    frequency_error: float  # relative, of the rotary angles
+
+    def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
+        order = self.random.permutation(weight.shape[1])
+        cuts = np.sort(self.random.integers(0, weight.shape[1], int(self.random.integers(0, 8))))
+        values = quantised(weight, self.format, self.random) if self.format.levels else self.format.keep(weight)
+        wide = self.wide_logits and what.split(".")[-2] in ("embed_tokens", "lm_head")
+        return Shuffled(np.ascontiguousarray(values[:, order]), None, order, tuple(map(int, cuts)), wide)
+
+    def embed(self, rows: Float32) -> Array:
+        return rows if self.wide_residual else self.keep(rows)
+
+    def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
+        assert isinstance(matrix, Shuffled) and matrix.order is not None
+        x = self.keep(x)[:, matrix.order]
+        total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(matrix.values)))
+        edges = (0, *matrix.cuts, x.shape[1])
+        for start, stop in pairwise(edges):
+            product = x[:, start:stop] @ matrix.values[:, start:stop].T
+            total = product if total is None else total + product
+        assert total is not None
+        return total if matrix.wide else self.keep(total)
+
+    def add(self, x: Array, y: Array) -> Array:
+        return x + y if self.wide_residual else self.keep(x + y)
+
+    def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
+        order = self.random.permutation(x.shape[-1])
+        squares = (x * x)[..., order]
+        mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
+        normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
+        return self.keep(self.parameter(weight) * (normalised if self.fused else self.keep(normalised)))
+
+    def swiglu(self, gate: Array, up: Array) -> Array:
+        with np.errstate(over="ignore"):
+            silu = gate / (1 + np.exp(-gate))
+        return self.keep((silu if self.fused else self.keep(silu)) * up)
+
+    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
+        """By angles that are a little off, as the engine's frequencies are."""
+        angles = np.unwrap(np.arctan2(sin, cos), axis=0) * self.frequency_error
+        cos, sin = cos - sin * angles, sin + cos * angles
+        if not self.fused:
+            return super().rotate(x, cos, sin)
+        half = x.shape[-1] // 2
+        first, second = x[..., :half], x[..., half:]
+        c, s = cos[:, None, :].astype(np.float32), sin[:, None, :].astype(np.float32)
+        return self.keep(np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
+
+    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+        """Scores and shares in the format or not; positions added in a drawn order."""
+        keys, values = cached
+        keep = unchanged if self.flash else self.keep
+        tokens, heads, head_dim = queries.shape
+        context, groups = keys.shape[:2]
+        order = self.random.permutation(context)
+        axes = self.random.permutation(head_dim)
+        grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)
+        scores = keep(grouped[..., axes] @ keys[order][..., axes].transpose(1, 2, 0)[:, None])
+        scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
+        hidden = order[None, :] > np.arange(context - tokens, context)[:, None]
+        scores = np.where(hidden, np.float32(-np.inf), scores)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        total = weights.sum(-1, keepdims=True)
+        if self.flash:  # weights in the format, divided by their sum at the end
+            mixed = (self.keep(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
+        else:
+            mixed = self.keep(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
+        return self.keep(mixed.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim))
+
+
+def quantised(weight: Float32, form: Format, random: np.random.Generator) -> Float32:
+    """Weights in whole steps of their group's largest, to one of the two nearest, by their distance, at random."""
+    rows, inputs = weight.shape
+    padded = np.zeros((rows, -(-inputs // form.group) * form.group), np.float32)
+    padded[:, :inputs] = weight
+    groups = padded.reshape(rows, -1, form.group)
+    step = np.abs(groups).max(-1, keepdims=True) / form.levels
+    step[step == 0.0] = 1.0
+    whole = np.floor(groups / step + random.random(groups.shape, np.float32))
+    return np.ascontiguousarray((whole * step).reshape(rows, -1)[:, :inputs], np.float32)
+
+
+def emulated(name: str, seed: int, draw: int) -> Emulated:
+    """Draw number `draw` of the engines of a format; the same for the same arguments."""
+    form = format_named(name)
+    random = np.random.Generator(np.random.Philox(key=[seed, draw]))
+    # Not at random: among any eight in a row each choice is made both ways, in all combinations of three.
+    fused, flash, wide_residual = (bool(draw >> bit & 1) for bit in range(3))
+    error = float(random.uniform(-ROTARY_UNITS, ROTARY_UNITS)) * 2.0**-24
+    return Emulated(
+        name=form.name,
+        dtype=np.float32,
+        weight_bytes=4,
+        keep=form.keep,
+        format=form,
+        random=random,
+        fused=fused,
+        flash=flash,
+        wide_residual=wide_residual,
+        wide_logits=fused ^ flash ^ wide_residual,
+        frequency_error=error,
+    )
