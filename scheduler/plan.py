@@ -17,7 +17,7 @@ MoveKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Move:
     """One thing to copy before the step computes. Moves are done in their order: a later one may reuse a source."""
 
@@ -26,7 +26,7 @@ class Move:
     destination: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScheduledTokens:
     """The tokens of one request in one step: positions start to start + len(token_ids) - 1, drafts at the end."""
 
@@ -66,7 +66,7 @@ class ScheduledTokens:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchPlan:
     """One step: first the moves, then one forward pass over all tokens, each request's one after another."""
 
@@ -81,7 +81,7 @@ class BatchPlan:
         return sum(len(entry.token_ids) for entry in self.scheduled)
 
 
-@dataclass(slots=True)
+@dataclass
 class UnfinishedPlan:
     """One plan in the making."""
 

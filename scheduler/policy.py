@@ -19,21 +19,19 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from scheduler.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Load:
     """What a policy may look at."""
 
-    num_waiting: int
     num_running: int
     num_prefilling: int  # running requests whose known tokens are not all computed but one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Phase:
     """What one step takes."""
 
@@ -48,26 +46,10 @@ class Phase:
     form_batch: bool = False  # admit beyond the token budget: the batch is formed now
 
 
-class Policy(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def reserves(self) -> bool:
-        """Whether a request is admitted only with the blocks for its whole length, and so is never preempted."""
-
-    def key(self, request: Request) -> tuple[int, int]: ...
-
-    def phase(self, load: Load) -> Phase: ...
-
-    def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
-        """After each plan: whether it had decodes, and whether it admitted requests."""
-
-
 @dataclass
 class FirstComeFirstServed:
     name: str = "fcfs"
-    reserves: bool = False
+    reserves: bool = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival, 0)
@@ -76,7 +58,7 @@ class FirstComeFirstServed:
         return Phase()
 
     def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
-        pass
+        """After each plan: whether it had decodes, and whether it admitted requests."""
 
 
 @dataclass
@@ -94,7 +76,7 @@ class Priority(FirstComeFirstServed):
 class PrefillFirst(FirstComeFirstServed):
     name: str = "prefill-first"
     max_prefill_steps: int = 8
-    _without_decodes: int = field(default=0, repr=False)
+    _without_decodes: int = 0
 
     def phase(self, load: Load) -> Phase:
         owed = self._without_decodes >= self.max_prefill_steps
@@ -115,24 +97,22 @@ class WaitingServed(FirstComeFirstServed):
 
     name: str = "waiting-served"
     reserves: bool = True
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
-    _waiting_tokens: int = field(default=1, repr=False)
-    _must_decode: bool = field(default=False, repr=False)
+    waiting_served_ratio: float = field(kw_only=True)
+    max_waiting_tokens: int = field(kw_only=True)
+    _waiting_tokens: int = 1
+    _must_decode: bool = False
 
     def phase(self, load: Load) -> Phase:
         if load.num_prefilling:
             return Phase(decode=False, admit=False)
         if load.num_running == 0:
-            return Phase(decode=False, whole_prompts=True)
-        if self._must_decode or load.num_waiting == 0:
-            return Phase(prefill=False, admit=False)
-        if self._waiting_tokens >= self.max_waiting_tokens:
-            return Phase(prefill=False, least_admitted=1, admission_pauses=True, whole_prompts=True)
+            return Phase(whole_prompts=True)
+        if self._must_decode:
+            return Phase(admit=False)
         least = int(float32(float32(load.num_running) * float32(self.waiting_served_ratio)))
-        if load.num_waiting < least:
-            return Phase(prefill=False, admit=False)
-        return Phase(prefill=False, least_admitted=max(1, least), admission_pauses=True, whole_prompts=True)
+        if self._waiting_tokens >= self.max_waiting_tokens:
+            least = 1
+        return Phase(least_admitted=least, admission_pauses=True, whole_prompts=True)
 
     def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
         if admitted:
@@ -150,16 +130,14 @@ class Static(FirstComeFirstServed):
 
     def phase(self, load: Load) -> Phase:
         if load.num_running == 0:
-            return Phase(decode=False, form_batch=True)
-        if load.num_prefilling:
-            return Phase(decode=False, admit=False)
-        return Phase(prefill=False, admit=False)
+            return Phase(form_batch=True)
+        return Phase(decode=load.num_prefilling == 0, admit=False)
 
 
 def float32(value: float) -> float:
     """The nearest float32."""
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    return rounded
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)
 
 
 POLICIES: dict[str, type[FirstComeFirstServed]] = {

@@ -109,7 +109,7 @@ class Scheduler:
         self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending = []
-        phase = self.policy.phase(Load(len(self.waiting), len(self.running), self._num_prefilling))
+        phase = self.policy.phase(Load(len(self.running), self._num_prefilling))
         self._fill(step, phase)
         plan = BatchPlan(
             self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.driver import drain
+from lfm2np.conformance.draining import drain
 from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.drafters import Drafter, NgramDrafter, ScriptedDrafter
 from lfm2np.engine import Engine

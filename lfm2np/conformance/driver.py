@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.conformance.draining import Violation as Violation
+from lfm2np.conformance.draining import drain as drain
 from lfm2np.conformance.models import TinyModel, checkpoint, loaded
 from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.generation import token_logprobs
 from lfm2np.sampling import choose, request_seed
-
-
-class Violation(AssertionError):
-    """An engine broke a property: what, where, first."""
 
 
 @dataclass
@@ -94,16 +92,6 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
     count(outcome)
     return outcome
-
-
-def drain(engine: Any, most: int = 5000) -> dict[str, list[Completion]]:
-    """Steps to the end, what came last of each request; Violation after that many: far more than any scenario takes."""
-    found: dict[str, list[Completion]] = {}
-    for _ in range(most):
-        if not engine.has_unfinished:
-            return found
-        found.update(engine.step())
-    raise Violation(f"no progress: not finished after {most} steps")
 
 
 def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outcome: Outcome, alive: set[str]) -> None:

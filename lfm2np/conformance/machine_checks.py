@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from lfm2np.conformance.accounts import Account, Prefix
 from lfm2np.conformance.compare import demand, demand_at_most, demand_cells
 from lfm2np.conformance.fake_model import FakeModel, make_cache, sample, state_after, truth
 from scheduler import BatchPlan, Move, Request, ScheduledTokens, Scheduler, SchedulerConfig, check
-from scheduler.prefix_cache import PrefixStatistics, block_key
+from scheduler.prefix_cache import block_key
 
 VOCAB_SIZE = 4
+ENDINGS = ("complete", "too short", "unknown", "evicted", "disabled")  # why a prefix hit ended
 PATIENCE = 1000  # steps of waiting that one level of priority is worth: see scheduler.policy
 
 
@@ -35,7 +38,12 @@ class Books:
         self.key_of: dict[int, bytes] = {}  # and back
         self.steps = 0
         self.tokens = 0
-        self.statistics = PrefixStatistics()
+        self.statistics: dict[str, Any] = {
+            "queries": 0,
+            "query_tokens": 0,
+            "hit_tokens": 0,
+            "ended": dict.fromkeys(ENDINGS, 0),
+        }
         self._evicted: dict[bytes, None] = {}  # the latest, at most one a block
         self._may_publish = False
         memory, pool = self.scheduler.memory, self.scheduler.pool
@@ -101,10 +109,10 @@ class Books:
             reason = "disabled"
         elif found < most:
             reason = "evicted" if self.keys(account, most)[found] in self._evicted else "unknown"
-        self.statistics.queries += 1
-        self.statistics.query_tokens += len(account.tokens)
-        self.statistics.hit_tokens += account.computed
-        self.statistics.ended[reason] += 1
+        self.statistics["queries"] += 1
+        self.statistics["query_tokens"] += len(account.tokens)
+        self.statistics["hit_tokens"] += account.computed
+        self.statistics["ended"][reason] += 1
 
     def _on_split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
         """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
@@ -207,6 +215,9 @@ class Books:
         waiting = [self.accounts[one.request_id].key for one in self.scheduler.waiting]
         if order and waiting and min(waiting) < order[-1]:
             raise AssertionError(f"{step}: admitted {order[-1]} while {min(waiting)} waits")
+        if not reserves:
+            demand(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
+            self._require_no_rest(plan)
         if plan.preempted:
             demand(reserves, False, "preemption though blocks are reserved:", step)
             least = min(self.accounts[name].key for name in plan.preempted)
@@ -215,6 +226,21 @@ class Books:
                     raise AssertionError(f"{step}: {plan.preempted} preempted, but {name} behind them runs on")
             if self.config.policy != "prefill-first":
                 demand(plan.admitted, (), "admitted though blocks ran out:", step)
+
+    def _require_no_rest(self, plan: BatchPlan) -> None:
+        """While there are tokens, slots and blocks, the first that waits is admitted; who runs has work to do."""
+        scheduler, left = self.scheduler, self.config.max_num_batched_tokens - plan.num_tokens
+        left += sum(entry.num_drafts for entry in plan.scheduled)
+        first = next(iter(scheduler.waiting), None)
+        if plan.preempted or not left or first is None or not scheduler.memory.free_slots:
+            return
+        account = self.accounts[first.request_id]
+        hit = () if first.host_blocks else self.longest_prefix(account)
+        start = account.computed if first.host_blocks else len(hit) * self.config.block_size
+        needed = self.blocks_for(min(len(account.tokens), start + left)) - len(hit)
+        free = set(scheduler.pool.free_order()) - set(hit)
+        spare = int(self.config.watermark * self.config.num_blocks) if scheduler.running else 0
+        demand_at_most(len(free) - spare, needed - 1, f"blocks left while {first.request_id} waits", plan.step)
 
     # --- what comes of it
 
@@ -359,7 +385,9 @@ class Books:
 
     def require_all_free(self) -> None:
         scheduler = self.scheduler
-        demand(scheduler.prefix_cache.statistics, self.statistics, "statistics of the prefix cache", "at the end")
+        demand(
+            asdict(scheduler.prefix_cache.statistics), self.statistics, "statistics of the prefix cache", "at the end"
+        )
         demand(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
         demand(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
         demand((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")

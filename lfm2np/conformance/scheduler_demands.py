@@ -11,6 +11,7 @@ from lfm2np.conformance.demands import Property
 from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.protocol import Factory
 from scheduler import BatchPlan, PlanError, Request, Scheduler, SchedulerConfig
+from scheduler.policy import Load
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with
 
@@ -54,6 +55,7 @@ def waiting_served_counts(factory: Factory, example: tuple[int, int, int, int]) 
 def crowds(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]:
     """Sizes, those that come first and those that come later: (prompt tokens, max_tokens) each."""
     config = {
+        "policy": draw(st.sampled_from(("waiting-served", "static"))),
         "num_blocks": draw(st.integers(3, 24)),
         "block_size": draw(st.integers(1, 3)),
         "max_num_seqs": draw(st.integers(1, 8)),
@@ -66,9 +68,9 @@ def crowds(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, int]], list
 
 
 def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]) -> None:
-    """Under waiting-served whole requests enter, in order, as long as they fit; a batch that is too small does not."""
+    """Whole requests enter, in order, as long as they fit; under waiting-served a batch that is too small does not."""
     wishes, early, late = example
-    config = SchedulerConfig(policy="waiting-served", max_waiting_tokens=1000, prefix_caching=False, **wishes)
+    config = SchedulerConfig(max_waiting_tokens=1000, prefix_caching=False, **wishes)
     subject = Scheduler(config)
     for index, (prompt, most) in enumerate(early + late):
         if index == len(early):
@@ -90,9 +92,13 @@ def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int,
 
 
 def expected_batch(subject: Scheduler) -> list[str]:
-    """Who enters: nobody beside a prompt that is being computed; at least the ratio's number beside decodes."""
+    """Who enters: nobody beside a prompt that is being computed; at least the ratio's number beside decodes.
+
+    A static batch has no one beside it, and does not look at the token budget.
+    """
     config, running, waiting = subject.config, subject.running, list(subject.waiting)
-    if any(not one.is_decoding for one in running):
+    is_static = config.policy == "static"
+    if any(is_static or not one.is_decoding for one in running):
         return []
     least = max(1, int(len(running) * config.waiting_served_ratio)) if running else 0
     entered: list[Request] = []
@@ -102,10 +108,10 @@ def expected_batch(subject: Scheduler) -> list[str]:
         spare = int(config.watermark * config.num_blocks) if beside else 0
         tokens += one.num_prompt_tokens
         blocks += -(-(one.num_prompt_tokens + one.max_tokens - 1) // config.block_size)
-        full = len(running) + len(entered) == config.max_num_seqs or tokens - one.num_prompt_tokens >= (
-            config.max_num_batched_tokens
-        )
-        if full or (entered and tokens > config.max_num_batched_tokens) or blocks > subject.pool.num_free - spare:
+        before, most = tokens - one.num_prompt_tokens, config.max_num_batched_tokens
+        no_tokens = not is_static and (before >= most or (entered and tokens > most))
+        no_slot = len(running) + len(entered) == config.max_num_seqs
+        if no_slot or no_tokens or blocks > subject.pool.num_free - spare:
             break
         entered.append(one)
     return [one.request_id for one in entered] if len(entered) >= least else []
@@ -203,14 +209,25 @@ DEFAULTS = SchedulerConfig(
 
 
 def defaults(factory: Factory, example: str) -> None:
-    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; a configuration never changes."""
+    """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
         raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
-    try:
-        DEFAULTS.num_blocks = 2  # type: ignore[misc]
-    except FrozenInstanceError:
-        return
-    raise Violation("a configuration can be changed")
+    subject = Scheduler(DEFAULTS)
+    subject.add(Request("a", (1,), 1))
+    plan = subject.schedule()
+    for one, name in (
+        (DEFAULTS, "num_blocks"),
+        (plan, "step"),
+        (plan.moves[0], "source"),
+        (plan.scheduled[0], "start"),
+        (subject.policy.phase(Load(1, 0)), "decode"),
+        (Load(1, 0), "num_running"),
+    ):
+        try:
+            setattr(one, name, 2)
+        except FrozenInstanceError:
+            continue
+        raise Violation(f"{type(one).__name__}.{name} can be changed")
 
 
 SCHEDULER_DEMANDS: tuple[Property, ...] = (
@@ -220,12 +237,12 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         4,
         ("own",),
         (),
-        lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(1, 6)),
+        lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(0, 6)),
         waiting_served_counts,
     ),
     Property(
         "batches-fit",
-        "Under waiting-served exactly those enter that fit together, with their whole length.",
+        "Under waiting-served and static exactly those enter that fit together, with their whole length.",
         7,
         ("own",),
         (),
@@ -264,7 +281,7 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
     ),
     Property(
         "defaults-are-documented",
-        "Sizes that nobody asked for are those that the documentation names.",
+        "Sizes that nobody asked for are those that the documentation names; sizes and plans never change.",
         7,
         ("own",),
         (),
