@@ -1,0 +1,139 @@
+"""From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lfm2np.loading import Model
+from lfm2np.oracle.emulate import format_named
+from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of, truth_of
+from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.verdict import Position, position_verdict
+
+Pair = tuple[Ask, Answer]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """One sequence under the oracle: the truth, and the noise of one format."""
+
+    truth: Truth
+    noise: Noise
+
+
+def judge(model: Model, format_name: str, pairs: Sequence[Pair], progress: Progress | None = None) -> list[Position]:
+    """All positions that the answers allow to judge, in the order of the asks."""
+    usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
+    truths = truths_of(model, usable)
+    longest = list(dict.fromkeys(truths.values()))
+    noises = dict(zip(longest, noise_of(model, longest, format_name, DRAWS, progress=progress), strict=True))
+    bits = format_named(format_name).bits
+    positions = []
+    for ask, answer in usable:
+        truth = truths[sequence(ask, answer)]
+        positions += judged(ask, answer, Scored(truth, noises[truth]), bits)
+    return positions
+
+
+def sequence(ask: Ask, answer: Answer) -> Ids:
+    return (*ask.prompt_token_ids, *(answer.token_ids or ()))
+
+
+def truths_of(model: Model, pairs: Sequence[Pair]) -> dict[Ids, Truth]:
+    """By sequence; those that are the beginning of another share its truth, since the arithmetic is causal."""
+    wanted: dict[Ids, dict[int, set[int]]] = {}
+    for ask, answer in pairs:
+        rows = wanted.setdefault(sequence(ask, answer), {})
+        for row, token_id in enumerate(sequence(ask, answer)[1:]):
+            rows.setdefault(row, set()).add(token_id)
+        for index, top in enumerate(answer.top_logprobs or ()):
+            rows[len(ask.prompt_token_ids) - 1 + index].update(top)
+    found: dict[Ids, Truth] = {}
+    for ids, of in whole_sequences(wanted).items():
+        rows = {}
+        for one in of:
+            for row, tokens in wanted[one].items():
+                rows.setdefault(row, set()).update(tokens)
+        truth = truth_of(model, ids, {row: sorted(tokens) for row, tokens in rows.items()})
+        found |= dict.fromkeys(of, truth)
+    return found
+
+
+def whole_sequences(sequences: Iterable[Ids]) -> dict[Ids, list[Ids]]:
+    """Those that are no other's beginning, each with all that are its beginning, itself included."""
+    whole: dict[Ids, list[Ids]] = {}
+    for ids in sorted(sequences, reverse=True):  # a sequence comes right after those that begin with it
+        last = next(reversed(whole), None)
+        if last is not None and last[: len(ids)] == ids:
+            whole[last].append(ids)
+        else:
+            whole[ids] = [ids]
+    return whole
+
+
+def judged(ask: Ask, answer: Answer, scored: Scored, bits: int) -> list[Position]:
+    """The tokens of one answer, and those of its prompt if their log-probabilities are told."""
+    start = len(ask.prompt_token_ids)
+    positions = []
+    for row, told in enumerate(answer.prompt_logprobs or ()):
+        positions.append(judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, told, scored, bits))
+    for index, token_id in enumerate(answer.token_ids or ()):
+        logprob = None if answer.logprobs is None else answer.logprobs[index]
+        tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
+        positions.append(judged_token(ask, start - 1 + index, token_id, True, tops, logprob, scored, bits))
+    return positions
+
+
+def judged_token(
+    ask: Ask,
+    row: int,
+    token_id: int,
+    is_new: bool,
+    tops: Mapping[int, float],
+    logprob: float | None,
+    scored: Scored,
+    bits: int,
+) -> Position:
+    truth, noise = scored.truth, scored.noise
+    unit = math.ldexp(1.0, math.frexp(float(truth.largest[row]))[1] - bits)
+    own, best = truth.at(row, token_id), truth.at(row, int(truth.best[row]))
+    told = {**tops, **({} if logprob is None else {token_id: logprob})}
+    ratios = [error_ratio(scored, row, one, value, unit) for one, value in told.items()]
+    gap = float(truth.logprobs[row, best] - truth.logprobs[row, own])
+    gap_ratio = max(0.0, gap - unit) / noise.gap_scale(row, own, best) if own != best else 0.0
+    ratio = max(ratios, key=abs, default=None)
+    return Position(
+        ask=ask,
+        row=row,
+        is_new=is_new,
+        token_id=token_id,
+        best=int(truth.best[row]),
+        gap=gap,
+        gap_ratio=gap_ratio,
+        margin_ratio=margin_ratio(scored, row, best, unit),
+        error=None if logprob is None else logprob - float(truth.logprobs[row, own]),
+        error_ratio=ratio,
+        verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
+    )
+
+
+def error_ratio(scored: Scored, row: int, token_id: int, logprob: float, unit: float) -> float:
+    """In units of the noise, with its sign; 0 within one unit in the last place of the logits."""
+    column = scored.truth.at(row, token_id)
+    error = logprob - float(scored.truth.logprobs[row, column])
+    beyond = max(0.0, abs(error) - unit)
+    return math.copysign(beyond / scored.noise.scale(scored.truth, row, column), error)
+
+
+def margin_ratio(scored: Scored, row: int, best: int, unit: float) -> float:
+    """How far the runner-up of the greedy token is behind, in units of the noise."""
+    logprobs = scored.truth.logprobs[row].copy()
+    logprobs[best] = -np.inf
+    runner_up = int(np.argmax(logprobs))
+    gap = float(scored.truth.logprobs[row, best] - logprobs[runner_up])
+    return max(0.0, gap - unit) / scored.noise.gap_scale(row, best, runner_up)

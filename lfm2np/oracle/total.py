@@ -1,0 +1,106 @@
+"""The verdict on a whole check: what the positions say together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lfm2np.errors import NumericsError
+from lfm2np.loading import Model
+from lfm2np.oracle import factors
+from lfm2np.oracle.emulate import FORMATS
+from lfm2np.oracle.judge import Pair, judge
+from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
+
+
+@dataclass(frozen=True)
+class Total:
+    """`verdict` is EXACT, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the most important first."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    counts: dict[str, int]  # of positions, by verdict
+    rms: float  # of the errors of log-probabilities, in units of the format's noise
+    worst: float
+    flips: int
+    flip_chance: float  # that a right engine of this format flips so often
+    first_wrong: Position | None
+    unanswered: tuple[str, ...]  # ids of asks that got no usable answer
+
+
+def total(
+    model: Model,
+    format_name: str,
+    pairs: Sequence[Pair],
+    positions: Sequence[Position],
+    progress: Callable[[int, int], None] | None = None,
+) -> Total:
+    """All positions together; where they drift, the other formats are tried as an explanation."""
+    flips, chance = flip_probability(positions)
+    ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
+    wrong = [one for one in positions if one.verdict in (Verdict.BUG, Verdict.DRIFT)]
+    unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
+    verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress)
+    return Total(
+        verdict=verdict,
+        reasons=tuple(reasons),
+        counts=dict(Counter(str(one.verdict) for one in positions)),
+        rms=root_mean_square(ratios),
+        worst=max(map(abs, ratios), default=0.0),
+        flips=flips,
+        flip_chance=chance,
+        first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
+        unanswered=unanswered,
+    )
+
+
+def decided(
+    model: Model,
+    format_name: str,
+    pairs: Sequence[Pair],
+    positions: Sequence[Position],
+    chance: float,
+    unanswered: Sequence[str],
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Verdict, list[str]]:
+    bugs = [one for one in positions if one.verdict is Verdict.BUG]
+    drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
+    size = root_mean_square([one.error_ratio for one in positions if one.error_ratio is not None])
+    if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
+        like = explaining_format(model, format_name, pairs, progress)
+        if like is not None:
+            return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
+        reasons = []
+        if bugs:
+            reasons.append(f"{len(bugs)} tokens are further behind the oracle's than {format_name} explains")
+        if drifts:
+            reasons.append(f"{len(drifts)} log-probabilities are further off than {format_name} explains")
+        if chance < FLIPS_LIMIT:
+            reasons.append(f"so many flips have a probability of {chance:.1e} together, though each may be a tie")
+        return Verdict.BUG, [*reasons, *factors.findings(positions)]
+    if not positions:
+        return Verdict.INCONCLUSIVE, ["no answer told the ids of its tokens: nothing could be judged"]
+    if unanswered:
+        return Verdict.INCONCLUSIVE, [f"{len(unanswered)} requests got no usable answer, first {unanswered[0]}"]
+    if all(one.error is None for one in positions):
+        return Verdict.INCONCLUSIVE, ["no log-probabilities were told: errors that flip no token can't be seen"]
+    if any(one.verdict is Verdict.TIE for one in positions):
+        return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
+    return Verdict.EXACT, ["every token is the oracle's"]
+
+
+def explaining_format(
+    model: Model, declared: str, pairs: Sequence[Pair], progress: Callable[[int, int], None] | None
+) -> str | None:
+    """Another format under which all errors are as they should be, everywhere, no less; the finest of them."""
+    for name in FORMATS:
+        if name == declared:
+            continue
+        try:
+            positions = judge(model, name, pairs, progress)
+        except NumericsError:
+            continue  # it can't hold this model's numbers
+        if positions and factors.is_uniform(positions) and flip_probability(positions)[1] >= FLIPS_LIMIT:
+            return name
+    return None

@@ -1,0 +1,87 @@
+"""The verdict on one position, and on all of them.
+
+An engine is judged by teacher forcing: its own tokens are scored by the oracle, so one flip does not poison what
+follows. With s the scale of what the declared format may do there (noise.py), and u one unit in the last place of the
+largest logit in that format, a difference x is beyond it if x > u + LIMIT * s.
+
+EXACT         the oracle's greedy token; its log-probability, where it is told, is off by no more than the format may
+TIE           another token, whose logit is behind by no more than the format may
+DRIFT         log-probabilities further off than the format explains
+BUG           a token that is further behind than the format explains
+INCONCLUSIVE  the engine did not tell
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lfm2np.oracle.records import Ask
+
+LIMIT = 10.0  # of right engines the largest seen is about 6: see the table of the README
+FLIPS_LIMIT = 1e-9  # probability below which as many flips as there are have another cause than rounding
+SPREAD = 2.0  # how much a right engine's errors may exceed the scale, on the average of many positions
+
+
+class Verdict(StrEnum):
+    EXACT = "EXACT"
+    TIE = "TIE"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    DRIFT = "DRIFT"
+    BUG = "BUG"
+
+
+@dataclass(frozen=True)
+class Position:
+    """One token of an engine against the oracle. Log-probabilities in nats; ratios in units of the format's noise."""
+
+    ask: Ask
+    row: int  # the position of the token before it: the logits' row
+    is_new: bool  # generated, so it should be the greedy one; else a token of the prompt
+    token_id: int
+    best: int  # the oracle's greedy token
+    gap: float  # log-probability of `best` minus that of the token; 0 where they are the same
+    gap_ratio: float
+    margin_ratio: float  # gap to the runner-up of `best`: how far from a tie the oracle is
+    error: float | None  # engine's log-probability minus the oracle's, of this token; None where it is not told
+    error_ratio: float | None  # the largest in absolute value of this token and the others told
+    verdict: Verdict
+
+    @property
+    def is_flip(self) -> bool:
+        return self.is_new and self.token_id != self.best
+
+
+def position_verdict(is_new: bool, token_id: int, best: int, gap_ratio: float, error_ratio: float | None) -> Verdict:
+    """See the module's docstring; a token of the prompt was not chosen by the engine, so it is no flip."""
+    flip = is_new and token_id != best
+    if flip and gap_ratio > LIMIT:
+        return Verdict.BUG
+    if error_ratio is not None and abs(error_ratio) > LIMIT:
+        return Verdict.DRIFT
+    if not is_new and error_ratio is None:
+        return Verdict.INCONCLUSIVE
+    return Verdict.TIE if flip else Verdict.EXACT
+
+
+def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
+    """How many flips there are, and how likely a right engine of this format has so many or more.
+
+    Each position flips by itself with the probability that noise of its scale, times SPREAD, exceeds the oracle's
+    margin; the sum of such coins is added up exactly (Poisson's binomial distribution).
+    """
+    new = [one for one in positions if one.is_new]
+    flips = sum(one.is_flip for one in new)
+    chances = [0.5 * math.erfc(one.margin_ratio / (SPREAD * math.sqrt(2.0))) for one in new]
+    below = [1.0] + [0.0] * flips  # below[k]: exactly k flips so far, k < flips; the last collects nothing
+    for chance in chances:
+        for k in range(flips - 1, 0, -1):
+            below[k] = below[k] * (1.0 - chance) + below[k - 1] * chance
+        below[0] *= 1.0 - chance
+    return flips, max(0.0, 1.0 - math.fsum(below[:flips])) if flips else 1.0
+
+
+def root_mean_square(ratios: Sequence[float]) -> float:
+    return math.sqrt(math.fsum(ratio * ratio for ratio in ratios) / len(ratios)) if ratios else 0.0

@@ -1,0 +1,208 @@
+"""What to ask an engine, so that each class of bug shows: lengths around the borders, alone and beside others, cold and
+warm, long after short, beside requests that are aborted. See CASES for which case is there for what.
+
+Everything is drawn from one seed, so two checks of one model ask the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lfm2np.config import ModelConfig
+from lfm2np.oracle.records import Ask
+from lfm2np.tokenizer import Tokenizer
+
+NEW = 16  # tokens generated a request, unless the case says otherwise
+BORDERS = (8, 16, 32, 64, 128, 256)  # of blocks and chunks in today's engines
+TEXTS = (
+    "The first thing that the captain saw when the fog lifted was a small green island with one tall tree on it.",
+    "To make bread you need flour, water, salt and time; everything else is a matter of taste and of patience.",
+    "sort: 7 2 9 4 1 8",
+    "def add(a, b):\n    return a + b\n\nprint(add(2, 3))\n",
+    "copy: k w b m q z",
+    "Question: which river flows through Vienna? Answer:",
+    "add: 34 + 58",
+    "Once upon a time there was a fox who lived near a lake. One day the fox met a bear and said: good morning!",
+    "1 2 3 5 8 13 21 34 55 89",
+    "It was not the wind, and it was not the rain. It was something else that knocked at the door, three times.",
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Asks that are in flight together; those in `aborted` are cancelled midway, and not judged."""
+
+    asks: tuple[Ask, ...]
+    aborted: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Writer:
+    """Draws prompts for one model, and numbers the asks."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    at_once: int
+    seed: int = 0
+    random: np.random.Generator = field(init=False)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = np.random.Generator(np.random.Philox(key=[self.seed, 6]))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt that leaves room to go on."""
+        return max(1, self.config.max_position_embeddings - 2 * NEW)
+
+    def ids(self, length: int) -> tuple[int, ...]:
+        """A prompt of that many tokens: a text, as far as it reaches, in every other one; else ids at random."""
+        length = min(length, self.longest)
+        low = min(8, self.config.vocab_size - 1)  # special tokens stand at the front
+        drawn = self.random.integers(low, self.config.vocab_size, length)
+        if self.tokenizer is None or self.random.integers(2):
+            return tuple(map(int, drawn))
+        start = int(self.random.integers(len(TEXTS)))
+        text: list[int] = self.tokenizer.encode("")  # the BOS, if there is one
+        for index in range(len(TEXTS)):
+            text += self.tokenizer.encode_more(TEXTS[(start + index) % len(TEXTS)])
+        return tuple((text * (1 + length // len(text)))[:length])
+
+    def ask(self, case: str, ids: Sequence[int], new: int = NEW, **factors: Any) -> Ask:
+        self.count += 1
+        return Ask(
+            id=f"{case}-{self.count}",
+            case=case,
+            prompt_token_ids=tuple(ids),
+            max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
+            prompt_text=self.text(ids),
+            prompt_logprobs=len(ids) > 1,
+            factors={"length": len(ids), **factors},
+        )
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """A text that has exactly these ids, if there is one."""
+        if self.tokenizer is None:
+            return None
+        bos = self.tokenizer.bos_token_id
+        text = self.tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
+        return text if self.tokenizer.encode(text) == list(ids) else None
+
+
+def short_prompts(writer: Writer) -> Iterator[Round]:
+    """1 to L+2 tokens, each alone."""
+    for length in range(1, writer.config.conv_L_cache + 3):
+        for _ in range(2):
+            yield Round((writer.ask("short-prompts", writer.ids(length), beside=False),))
+
+
+def borders(writer: Writer) -> Iterator[Round]:
+    """One token less than a border, the border, one more; each alone."""
+    for border in BORDERS:
+        for length in (border - 1, border, border + 1):
+            if length <= writer.longest:
+                yield Round((writer.ask("borders", writer.ids(length), beside=False),))
+
+
+def neighbours(writer: Writer) -> Iterator[Round]:
+    """The same kinds of prompt together: a ragged batch whose members end at different times."""
+    if writer.at_once < 2:
+        return
+    lengths = [1, 2, 3, writer.config.conv_L_cache + 1, 15, 16, 17, 33, 64, 100]
+    for turn in range(4):
+        asks = []
+        for index in range(writer.at_once + 2):  # more than fit at once: later ones take over slots that are left
+            length = lengths[(index * 3 + turn) % len(lengths)]
+            asks.append(writer.ask("neighbours", writer.ids(length), NEW - (index % 4) * 3, beside=True))
+        yield Round(tuple(asks))
+
+
+def slot_reuse(writer: Writer) -> Iterator[Round]:
+    """Short requests where long ones have been, and the other way round."""
+    for turn in range(3):
+        for length in (90, 2, 40, 1):
+            asks = [
+                writer.ask("slot-reuse", writer.ids(length + index % 2), 8, beside=writer.at_once > 1)
+                for index in range(max(1, writer.at_once))
+            ]
+            yield Round(tuple(asks[: 2 + turn] if turn else asks))
+
+
+def prefixes(writer: Writer) -> Iterator[Round]:
+    """The same prompt three times, then a longer one, and one that leaves it midway: cold, then warm."""
+    for length in (17, 32, 50, 64, 96):
+        ids = writer.ids(length)
+        for temperature in ("cold", "warm", "warm"):
+            yield Round((writer.ask("prefixes", ids, prefix=temperature, beside=False),))
+        longer = (*ids, *writer.ids(9))[: writer.longest]
+        yield Round((writer.ask("prefixes", longer, prefix="warm", beside=False),))
+        branch = (*ids[: len(ids) // 2 + 1], *writer.ids(7))[: writer.longest]
+        yield Round((writer.ask("prefixes", branch, prefix="warm", beside=False),))
+
+
+def families(writer: Writer) -> Iterator[Round]:
+    """Prompts with one beginning and different ends, all at once."""
+    if writer.at_once < 2:
+        return
+    for length in (16, 33):
+        start = writer.ids(length)
+        asks = [
+            writer.ask("families", (*start, *writer.ids(1 + 2 * index))[: writer.longest], prefix="shared", beside=True)
+            for index in range(writer.at_once)
+        ]
+        yield Round(tuple(asks))
+
+
+def aborts(writer: Writer) -> Iterator[Round]:
+    """Half of the requests are cancelled midway; the others, and those that come after, must not notice."""
+    if writer.at_once < 2:
+        return
+    for turn in range(3):
+        asks = [
+            writer.ask("aborts", writer.ids(5 + 11 * index + turn), 4 * NEW if index % 2 else NEW, beside=True)
+            for index in range(writer.at_once)
+        ]
+        yield Round(tuple(asks), tuple(ask.id for ask in asks[1::2]))
+        after = [writer.ask("aborts", writer.ids(3 + 13 * index), beside=True) for index in range(writer.at_once)]
+        yield Round(tuple(after))
+
+
+def long_prompts(writer: Writer) -> Iterator[Round]:
+    """Prompts of several chunks, alone and beside short ones."""
+    for length in (300, 515):
+        if length <= writer.longest:
+            yield Round((writer.ask("long-prompts", writer.ids(length), beside=False),))
+    if writer.at_once > 1:
+        asks = [writer.ask("long-prompts", writer.ids(length), beside=True) for length in (200, 3, 130, 1)]
+        yield Round(tuple(asks))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`suspect` is what a wrong answer in this case, and in no simpler one, points to."""
+
+    make: Callable[[Writer], Iterator[Round]]
+    suspect: str
+
+
+CASES: dict[str, Case] = {
+    "short-prompts": Case(short_prompts, "the start of a sequence: zeros before the first token, prompts below L"),
+    "borders": Case(borders, "lengths around the borders of blocks and chunks"),
+    "long-prompts": Case(long_prompts, "state or positions at the border of a chunk"),
+    "neighbours": Case(neighbours, "rows of a ragged batch that leak into each other, or padding that does"),
+    "slot-reuse": Case(slot_reuse, "state of a slot's previous tenant"),
+    "prefixes": Case(prefixes, "the prefix cache: a hit without the state that belongs to it"),
+    "families": Case(families, "shared blocks that are written"),
+    "aborts": Case(aborts, "memory of an aborted request that is freed too early"),
+}
+
+
+def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round]:
+    """The whole check, the simplest cases first."""
+    for name, case in CASES.items():
+        if cases is None or name in cases:
+            yield from case.make(writer)
