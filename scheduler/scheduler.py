@@ -232,7 +232,7 @@ class Scheduler:
         """Whether that many would be admitted together: TGI puts a batch back that turns out too small."""
         if count > len(self.memory.free_slots) or count > len(self.waiting):
             return False
-        free = self.pool.num_free - (self._watermark if self.running else 0)
+        free = self.pool.num_free - self._watermark
         return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
 
     def _enter(self, step: UnfinishedPlan, request: Request, phase: Phase) -> bool:

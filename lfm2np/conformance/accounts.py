@@ -26,6 +26,7 @@ class Account:
     skipped: int = 0  # positions from `furthest` on that it did not compute, since a prefix hit covered them
     cached: int = 0  # positions covered by hits, over all admissions
     steps: int = 0
+    most_blocks: int = 0
     preemptions: int = 0
     withdrawn: int = 0  # how often an abandoned step took it off
     prompt_rows: int = 0  # prompt positions whose logits were computed without a gap

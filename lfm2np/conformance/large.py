@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands import Property
+from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from scheduler import POLICIES, FinishReason, Request
+from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig
 
 LONG = 700  # tokens
 MANY = 290  # requests
@@ -43,6 +44,26 @@ def large_schedule(factory: Factory, policy: str) -> None:
     machine.teardown()
 
 
+def long_output(factory: Factory, policy: str) -> None:
+    """One request of hundreds of tokens, with drafts, ends with the last one that it may have."""
+    subject = Scheduler(SchedulerConfig(num_blocks=200, block_size=2, policy=policy))
+    request = Request("a", (1,), LONG // 2)
+    subject.add(request)
+    while not request.is_finished:
+        plan = subject.schedule()
+        drafts = {"a": [9]} if subject.step % 3 == 2 else {}
+        plan = subject.add_drafts(plan, drafts)
+        check_decoding(request, subject.step)
+        subject.update(plan, {"a": [9] * (1 + plan.scheduled[0].num_drafts)})
+    if request.num_output_tokens != LONG // 2 or request.finish_reason is not FinishReason.LENGTH:
+        raise Violation(f"it ended after {request.num_output_tokens} tokens for {request.finish_reason}")
+
+
+def check_decoding(request: Request, step: int) -> None:
+    if request.is_decoding != (step > 0):
+        raise Violation(f"step {step}: is decoding {request.is_decoding}")
+
+
 def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
     """A request, and its further samples as forks that wait for its prompt."""
     prompt, most = request.prompt_token_ids, request.max_tokens
@@ -63,5 +84,14 @@ LARGE: tuple[Property, ...] = (
         (),
         lambda: st.sampled_from(tuple(POLICIES)),
         large_schedule,
+    ),
+    Property(
+        "long-outputs-end",
+        "A request of hundreds of tokens ends with the last one that it may have.",
+        7,
+        ("own",),
+        (),
+        lambda: st.sampled_from(tuple(POLICIES)),
+        long_output,
     ),
 )

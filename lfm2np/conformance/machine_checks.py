@@ -1,8 +1,7 @@
 """What SchedulerMachine demands: the machine's own books of a run, and the comparisons with them.
 
 The books hold what each request was given and got, what of it was computed, and which prefixes were published where.
-They are kept from the calls, the plans and the answers. Five calls inside the scheduler are listened to, since a plan
-does not tell when they happen: a block is handed out, or published; a request enters, is split off, or swapped out.
+They are kept from the calls, the plans and the answers, and by moments.py from what a plan does not tell.
 """
 
 from __future__ import annotations
@@ -10,162 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from lfm2np.conformance.accounts import Account, Prefix
+from lfm2np.conformance.accounts import Account
 from lfm2np.conformance.compare import demand, demand_at_most, demand_cells
-from lfm2np.conformance.fake_model import FakeModel, make_cache, sample, state_after, truth
-from scheduler import BatchPlan, Move, Request, ScheduledTokens, Scheduler, SchedulerConfig, check
-from scheduler.prefix_cache import block_key
+from lfm2np.conformance.fake_model import sample, state_after, truth
+from lfm2np.conformance.moments import Moments
+from scheduler import BatchPlan, Request, ScheduledTokens, check
 
 VOCAB_SIZE = 4
-ENDINGS = ("complete", "too short", "unknown", "evicted", "disabled")  # why a prefix hit ended
-PATIENCE = 1000  # steps of waiting that one level of priority is worth: see scheduler.policy
 
 
-class Books:
+class Books(Moments):
     """One scheduler, one fake model, and what the machine knows of both."""
-
-    def __init__(self, config: SchedulerConfig, taps: int) -> None:
-        self.config, self.taps = config, taps
-        self.scheduler = Scheduler(config)
-        self.cache = make_cache(config, taps)
-        self.model = FakeModel(self.cache)
-        self.accounts: dict[str, Account] = {}  # all that ever came
-        self.live: dict[str, Account] = {}  # those not finished
-        self.prefixes: dict[bytes, Prefix] = {}  # whatever has been computed, by key
-        self.published: dict[bytes, int] = {}  # key -> block
-        self.key_of: dict[int, bytes] = {}  # and back
-        self.steps = 0
-        self.tokens = 0
-        self.statistics: dict[str, Any] = {
-            "queries": 0,
-            "query_tokens": 0,
-            "hit_tokens": 0,
-            "ended": dict.fromkeys(ENDINGS, 0),
-        }
-        self._evicted: dict[bytes, None] = {}  # the latest, at most one a block
-        self._may_publish = False
-        memory, pool = self.scheduler.memory, self.scheduler.pool
-        self._allocate, self._publish = pool.allocate, pool.publish
-        self._enter, self._split, self._swap_out = memory.enter, memory.split, memory.swap_out
-        pool.allocate = self._on_allocate  # type: ignore[method-assign]
-        pool.publish = self._on_publish  # type: ignore[method-assign]
-        memory.enter = self._on_enter  # type: ignore[method-assign]
-        memory.split = self._on_split  # type: ignore[method-assign]
-        memory.swap_out = self._on_swap_out  # type: ignore[method-assign]
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
-
-    def open(self, request: Request, tokens: Sequence[int]) -> Account:
-        """The books of a request that has just come."""
-        arrival = len(self.accounts)
-        by_priority = self.config.policy == "priority"
-        key = (self.steps + request.priority * PATIENCE, arrival) if by_priority else (arrival, 0)
-        account = Account(request, seed=arrival, key=key, tokens=list(tokens))
-        self.accounts[request.request_id] = self.live[request.request_id] = account
-        return account
-
-    # --- the five moments
-
-    def _on_allocate(self) -> tuple[int, bytes | None]:
-        block, evicted = self._allocate()
-        expected = self.key_of.pop(block, None)
-        if expected is not None:
-            del self.published[expected]
-            self._evicted[expected] = None
-            if len(self._evicted) > self.config.num_blocks:
-                del self._evicted[next(iter(self._evicted))]
-        demand(evicted, expected, "evicted key", f"block {block}")
-        return block, evicted
-
-    def _on_publish(self, block: int, key: bytes) -> bool:
-        """After the write, and only what was written."""
-        if not self._may_publish:
-            raise AssertionError(f"block {block}: published before update()")
-        self._require_block(key, block)
-        done = self._publish(block, key)
-        demand(done, key not in self.published, "publish()", f"block {block}")
-        if done:
-            self.published[key], self.key_of[block] = block, key
-            self._evicted.pop(key, None)
-        return done
-
-    def _on_enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
-        account = self.accounts[request.request_id]
-        if not request.host_blocks:
-            demand(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
-            account.computed = len(hit) * self.config.block_size
-            account.cached += account.computed
-            self._count(account)
-        self._enter(request, hit, needed, moves)
-
-    def _count(self, account: Account) -> None:
-        """One more admission in the statistics of the prefix cache."""
-        found, most = account.computed // self.config.block_size, account.first_logits // self.config.block_size
-        reason = "complete" if most else "too short"
-        if not self.config.prefix_caching:
-            reason = "disabled"
-        elif found < most:
-            reason = "evicted" if self.keys(account, most)[found] in self._evicted else "unknown"
-        self.statistics["queries"] += 1
-        self.statistics["query_tokens"] += len(account.tokens)
-        self.statistics["hit_tokens"] += account.computed
-        self.statistics["ended"][reason] += 1
-
-    def _on_split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
-        """It shares whenever there is a slot, and, where blocks are reserved, room for all that it will need."""
-        computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
-        own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
-        room = bool(memory.free_slots) and own <= memory.pool.num_free
-        done = self._split(parent, child, reserves, moves)
-        demand(done, room and computed > 0 and parent in self.scheduler.running, "shares:", child.request_id)
-        if done:
-            account = self.accounts[child.request_id]
-            account.computed = account.furthest = account.inherited = computed
-            held = self.blocks_for(child.most_computed_tokens if reserves else computed)
-            demand(len(child.block_table), held, "blocks", child.request_id)
-        return done
-
-    def _on_swap_out(self, request: Request, moves: list[Move]) -> bool:
-        """It goes to the host whenever something is computed and there is room for all of it."""
-        host = self.scheduler.memory.host_pool
-        room = host.num_free if host else 0
-        done = self._swap_out(request, moves)
-        used = self.blocks_for(request.num_computed_tokens)
-        demand(done, 0 < used <= room, "is swapped out:", request.request_id)
-        demand(len(request.host_blocks), used if done else 0, "host blocks", request.request_id)
-        return done
-
-    def longest_prefix(self, account: Account) -> tuple[int, ...]:
-        """The published blocks that a request entering now can use: full ones before the first logits it wants."""
-        blocks: list[int] = []
-        most = account.first_logits // self.config.block_size if self.config.prefix_caching else 0
-        for key in self.keys(account, most):
-            if key not in self.published:
-                break
-            blocks.append(self.published[key])
-        return tuple(blocks)
-
-    def keys(self, account: Account, count: int) -> list[bytes]:
-        """The keys of a request's first blocks, recomputed; each now stands for these tokens and no others."""
-        size, known, salt = self.config.block_size, account.block_keys, account.request.cache_salt
-        while len(known) < count:
-            stop = (len(known) + 1) * size
-            known.append(block_key(known[-1] if known else b"", account.tokens[stop - size : stop], salt))
-        return known[:count]
-
-    def _note_computed(self, account: Account) -> None:
-        """Every full block that is computed may be published."""
-        size, salt = self.config.block_size, account.request.cache_salt
-        for index, key in enumerate(self.keys(account, account.computed // size)):
-            tokens = tuple(account.tokens[: (index + 1) * size])
-            if key not in self.prefixes:
-                cells = list(enumerate(tokens))
-                self.prefixes[key] = Prefix(salt, tokens, cells[-size:], state_after(cells, self.taps))
-            known = self.prefixes[key]
-            demand((salt, tokens), (known.salt, known.tokens), "same key for other tokens", account.name)
 
     # --- a plan
 
@@ -339,6 +194,8 @@ class Books:
         demand(request.num_cached_tokens, account.cached, "cached tokens", name)
         demand(request.num_preemptions, account.preemptions, "preemptions", name)
         demand(request.num_steps, account.steps, "steps", name)
+        demand(request.most_blocks, account.most_blocks, "most blocks", name)
+        demand(request.arrival, account.seed, "its number in the order of arrival", name)
 
     # --- between steps
 
@@ -350,6 +207,8 @@ class Books:
             demand(account.request.token_ids, account.tokens, "tokens", account.name)
             if account.request.host_blocks:
                 self._require_swapped(account)
+            elif account.request not in self.scheduler.running:
+                demand(account.request.num_computed_tokens, 0, "computed tokens of one that waits:", account.name)
         for request in self.scheduler.running:
             self._require_running(self.accounts[request.request_id])
         demand(self.scheduler.pool.block_of, self.published, "published blocks", f"step {self.steps}")
@@ -359,6 +218,8 @@ class Books:
     def _require_running(self, account: Account) -> None:
         request, stop = account.request, account.computed
         demand(request.num_computed_tokens, stop, "computed tokens", account.name)
+        decodes = stop == len(account.tokens) - 1 and account.num_outputs > 0
+        demand(request.is_decoding, decodes, "is decoding:", account.name)
         expected = list(enumerate(account.tokens[:stop]))
         assert request.slot is not None
         if not self.scheduler.awaits_moves(request):
@@ -373,15 +234,6 @@ class Books:
         found = [cell for block in host for cell in self.cache.host_blocks[block]][: account.computed]
         demand_cells(found, expected, "its host blocks", account.name)
         demand(self.cache.host_states[host[-1]], state_after(expected, self.taps), "state on the host", account.name)
-
-    def _require_block(self, key: bytes, block: int) -> None:
-        if key not in self.prefixes:
-            raise AssertionError(f"block {block}: published under a key that no computed full block has")
-        prefix = self.prefixes[key]
-        if self.cache.blocks[block] != prefix.cells or self.cache.checkpoints[block] != prefix.checkpoint:
-            where = f"block {block}, published for {prefix.tokens}"
-            demand_cells(self.cache.blocks[block], prefix.cells, "content", where)
-            demand(self.cache.checkpoints[block], prefix.checkpoint, "checkpoint", where)
 
     def require_all_free(self) -> None:
         scheduler = self.scheduler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.protocol import Factory
 from scheduler import BatchPlan, PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.policy import Load
+from scheduler.request import Status
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with
 
@@ -208,12 +209,58 @@ DEFAULTS = SchedulerConfig(
 )
 
 
+ASKED = (
+    "request_id",
+    "prompt_token_ids",
+    "max_tokens",
+    "stop_token_ids",
+    "min_tokens",
+    "priority",
+    "cache_salt",
+    "prompt_logits",
+)
+NEW: dict[str, object] = {
+    "stop_token_ids": frozenset(),
+    "min_tokens": 0,
+    "priority": 0,
+    "cache_salt": "",
+    "prompt_logits": False,
+    "token_ids": [1],
+    "status": Status.WAITING,
+    "finish_reason": None,
+    "arrival": -1,
+    "arrival_step": -1,
+    "num_computed_tokens": 0,
+    "block_table": (),
+    "block_keys": [],
+    "slot": None,
+    "host_blocks": (),
+    "forks": [],
+    "awaits_split": False,
+    "num_cached_tokens": 0,
+    "num_preemptions": 0,
+    "num_recomputed_tokens": 0,
+    "furthest_computed": 0,
+    "num_steps": 0,
+    "most_blocks": 0,
+}
+
+
 def defaults(factory: Factory, example: str) -> None:
     """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
         raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
+    made = [each.name for each in fields(Request) if each.init]
+    if made != list(ASKED):
+        raise Violation(f"a request is made of {made}, expected {ASKED}")
+    new = Request("a", (1,), 1)
+    found = {each.name: getattr(new, each.name) for each in fields(Request) if each.name not in ASKED[:3]}
+    if found != NEW:
+        raise Violation(f"a new request has {found}, expected {NEW}")
+    if new == Request("a", (1,), 1):
+        raise Violation("two requests are equal, but each is one of its own")
     subject = Scheduler(DEFAULTS)
-    subject.add(Request("a", (1,), 1))
+    subject.add(new)
     plan = subject.schedule()
     for one, name in (
         (DEFAULTS, "num_blocks"),
