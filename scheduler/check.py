@@ -48,11 +48,11 @@ def _check_requests(scheduler: Scheduler) -> None:
         where = (request.status is Status.RUNNING) + (not request.awaits_split and request.slot is None)
         _require(where + request.awaits_split == 1, f"request {request.request_id!r}: {request.status}, in no place")
         _require(request.num_computed_tokens < request.num_tokens, f"request {request.request_id!r}: nothing to do")
-        if request.status is Status.RUNNING and not scheduler.policy.reserves:
-            needed = scheduler.memory.blocks_for(request.num_computed_tokens)
-            held = len(request.block_table)
+        if request.status is Status.RUNNING:
+            tokens = request.most_computed_tokens if scheduler.policy.reserves else request.num_computed_tokens
+            needed, held = scheduler.memory.blocks_for(tokens), len(request.block_table)
             _require(held == needed, f"request {request.request_id!r}: {held} blocks, its tokens need {needed}")
-        if request.status is not Status.RUNNING:
+        else:
             _require(not request.block_table, f"request {request.request_id!r}: {request.status}, but owns blocks")
     host = Counter(block for request in scheduler.requests.values() for block in request.host_blocks)
     host_pool = scheduler.memory.host_pool

@@ -217,6 +217,24 @@ def corruption_is_seen(factory: Factory, example: str) -> None:
         raise Violation(f"check sees nothing, expected {message!r}")
 
 
+def unwritable(factory: Factory, example: str) -> None:
+    """A block that is published before it is full: the next plan that would write to it is refused."""
+    subject = busy()
+    subject.abort("c")
+    answer_step(subject)
+    request = subject.requests["b"]
+    subject.pool.publish(request.block_table[-1], KEY)
+    try:
+        subject.schedule()
+    except PoolError as error:
+        if "is to be written, but it is published" not in str(error):
+            raise Violation(
+                f"schedule() says {str(error)!r}, expected that a published block would be written"
+            ) from None
+        return
+    raise Violation("a plan writes to a published block")
+
+
 CORRUPTION: tuple[Property, ...] = (
     Property(
         "corruption-is-seen",
@@ -226,5 +244,14 @@ CORRUPTION: tuple[Property, ...] = (
         ("vLLM 14326", "SGLang 35270"),
         lambda: st.just("all"),
         corruption_is_seen,
+    ),
+    Property(
+        "published-blocks-are-not-written",
+        "A plan that would write to a published block is refused.",
+        5,
+        ("own",),
+        ("SGLang 38319",),
+        lambda: st.just("all"),
+        unwritable,
     ),
 )
