@@ -1,0 +1,132 @@
+"""A whole check: ask the engine, score what it says, and say what comes of it. Data flows one way:
+
+workloads -> target -> transcript -> judge (truth, noise) -> total -> report
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from lfm2np.loading import Model
+from lfm2np.oracle.checked import failed
+from lfm2np.oracle.file_target import Transcript
+from lfm2np.oracle.judge import Pair, judge
+from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.target import Abilities, Target
+from lfm2np.oracle.total import Total, total
+from lfm2np.oracle.verdict import Position
+from lfm2np.oracle.workloads import Round, Writer, rounds
+
+MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
+Progress = Callable[[str, int, int], None]  # what is being done, done, total
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """No progress is shown."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check saw and what it says."""
+
+    abilities: Abilities
+    format: str
+    pairs: tuple[Pair, ...]
+    not_put: tuple[str, ...]  # ids of asks that this engine can't be asked: it takes texts, and they have none
+    positions: tuple[Position, ...]
+    total: Total
+
+
+def check(
+    model: Model,
+    target: Target,
+    format_name: str,
+    at_once: int = 8,
+    seed: int = 0,
+    cases: Sequence[str] | None = None,
+    transcript: Transcript | None = None,
+    progress: Progress = silent,
+) -> Checked:
+    """Asks what the workloads ask, and judges the answers.
+
+    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. TargetError if
+    the engine can't be run.
+    """
+    abilities = target.probe()
+    together = max(1, min(at_once, abilities.at_once))
+    plan = list(rounds(Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed), cases))
+    pairs: list[Pair] = []
+    not_put: list[str] = []
+    for done, one in enumerate(plan):
+        progress("asking", done, len(plan))
+        possible, impossible = possible_asks(one, abilities)
+        not_put += [ask.id for ask in impossible]
+        pairs += answered(target, possible, transcript)
+    progress("asking", len(plan), len(plan))
+    return judged(model, abilities, format_name, pairs, not_put, progress)
+
+
+def judged(
+    model: Model,
+    abilities: Abilities,
+    format_name: str,
+    pairs: Sequence[Pair],
+    not_put: Sequence[str] = (),
+    progress: Progress = silent,
+) -> Checked:
+    """The verdict on answers that are there: of this run, or recorded earlier."""
+
+    def scoring(done: int, count: int) -> None:
+        progress("scoring", done, count)
+
+    pairs = [(ask, fitting(ask, answer, model.config.vocab_size)) for ask, answer in pairs]
+    positions = judge(model, format_name, pairs, scoring)
+    verdict = total(model, format_name, pairs, positions, scoring)
+    return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
+
+
+def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
+    """The round without what the engine can't be asked, and that. Without aborts, what was to be aborted is left out."""
+    impossible = [ask for ask in one.asks if not abilities.takes_token_ids and ask.prompt_text is None]
+    asks = [ask for ask in one.asks if ask not in impossible]
+    if not abilities.can_abort:
+        asks = [ask for ask in asks if ask.id not in one.aborted]
+    if not abilities.tells_prompt_logprobs:
+        asks = [replace(ask, prompt_logprobs=False) for ask in asks]
+    aborted = tuple(name for name in one.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
+    return Round(tuple(asks), aborted), impossible
+
+
+def answered(target: Target, one: Round, transcript: Transcript | None) -> list[Pair]:
+    """Asks and answers of a round, without those that were aborted. A round known in full is not put again."""
+    judged_asks = [ask for ask in one.asks if ask.id not in one.aborted]
+    known: dict[str, Answer] = {}
+    for ask in judged_asks if transcript else ():
+        answer = transcript.known(ask) if transcript else None
+        if answer is not None and answer.error is None:
+            known[ask.id] = answer
+    if len(known) < len(judged_asks):
+        found = {answer.id: answer for answer in target.answer(one.asks, one.aborted)} if one.asks else {}
+        for ask in judged_asks:
+            if transcript and ask.id not in known:
+                transcript.append(ask, found[ask.id])
+        known = found | known
+    return [(ask, known[ask.id]) for ask in judged_asks]
+
+
+def fitting(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
+    """The answer, or what is wrong with it: ids outside the vocabulary, more tokens than were asked for, positive
+    log-probabilities."""
+    if answer.error is not None or answer.token_ids is None:
+        return answer
+    told = [*answer.token_ids, *(one for top in answer.top_logprobs or () for one in top)]
+    for token_id in told:
+        if token_id >= vocab_size:
+            return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}")
+    if len(answer.token_ids) > ask.max_tokens:
+        return failed(ask, f"{len(answer.token_ids)} tokens, {ask.max_tokens} were asked for")
+    for logprob in (*(answer.logprobs or ()), *(answer.prompt_logprobs or ())):
+        if logprob > MOST_LOGPROB:
+            return failed(ask, f"log-probability {logprob}: expected at most 0")
+    return answer

@@ -1,0 +1,39 @@
+"""From what an engine said to an Answer, whatever it said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.records import Answer, Ask, answer_from_json
+
+MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
+NO_ABORT = "the engine can't abort a request"
+
+
+def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
+    """The fields as an Answer under the ask's id; an Answer with `error` where they are none or don't fit the ask."""
+    try:
+        answer = answer_from_json({**fields, "id": ask.id})
+    except RequestError as problem:
+        return failed(ask, str(problem))
+    if answer.error is not None:
+        return failed(ask, answer.error)
+    if answer.token_ids is None:
+        return failed(ask, "token_ids: missing, expected the new tokens")
+    expected = len(ask.prompt_token_ids) - 1
+    if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != expected:
+        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}")
+    return answer
+
+
+def failed(ask: Ask, why: str) -> Answer:
+    """No answer, and why; on one line, cut where it is long."""
+    return Answer(ask.id, error=shortened(why) or "an error without a message")
+
+
+def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
+    """A text from outside as one line that a terminal may show."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -1,0 +1,107 @@
+"""An engine behind the protocol of exec_target.py: the model for authors in other languages.
+
+    python -m lfm2np.oracle.example_engine [--numerics exact|float32|float64|bfloat16]
+
+It reads lines until `run`, computes those requests together, answers each, and reads on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import lfm2np
+from lfm2np.numerics import NAMES
+
+TOP, AT_ONCE = 5, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="lfm2np's engine behind the exec protocol")
+    parser.add_argument("--numerics", default="exact", choices=NAMES)
+    serve(parser.parse_args().numerics)
+
+
+def serve(numerics: str) -> None:
+    hello = read()
+    model = lfm2np.load(hello["model"], numerics)
+    if hello["protocol"] != 1 or hello["vocab_size"] != model.config.vocab_size:
+        sys.exit(f"{hello}: expected protocol 1 and vocab_size {model.config.vocab_size}")
+    name = f"lfm2np {lfm2np.__version__} {numerics}"
+    abilities = {"logprobs": True, "top_logprobs": TOP, "prompt_logprobs": True, "at_once": AT_ONCE, "abort": True}
+    write({"kind": "hello", "protocol": 1, "engine": name, **abilities})
+    engine = lfm2np.Engine(model, max_num_seqs=AT_ONCE)
+    limits: dict[str, int] = {}  # request id -> after how many tokens it ends, or is to be aborted
+    while (line := read())["kind"] != "bye":
+        if line["kind"] == "ask" and add(engine, line):
+            limits[line["id"]] = line["max_tokens"]
+        elif line["kind"] == "abort" and line["id"] in limits:
+            limits[line["id"]] = line["after_tokens"]
+        elif line["kind"] == "run":
+            run(engine, limits)
+            limits = {}
+
+
+def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
+    """Whether it can be met; if not, it is answered at once."""
+    prompt_logprobs = 0 if ask["prompt_logprobs"] else None
+    try:
+        params = lfm2np.SamplingParams(
+            temperature=0.0,
+            max_tokens=ask["max_tokens"],
+            ignore_eos=True,
+            logprobs=TOP,
+            prompt_logprobs=prompt_logprobs,
+        )
+        engine.add_request(ask["id"], ask["prompt_token_ids"], params)
+    except lfm2np.Lfm2npError as problem:
+        write({"kind": "answer", "id": ask["id"], "error": str(problem)})
+        return False
+    return True
+
+
+def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
+    """All requests to their ends, each answered when it has come to its own."""
+    for name in [name for name, limit in limits.items() if limit == 0]:
+        answer(engine.abort(name))
+    while engine.has_unfinished:
+        for output in engine.step():
+            if output.finished:
+                answer(output)
+            elif len(output.outputs[0].token_ids) >= limits[output.request_id]:
+                answer(engine.abort(output.request_id))
+
+
+def answer(output: lfm2np.RequestOutput) -> None:
+    (one,) = output.outputs
+    if one.error is not None:
+        write({"kind": "answer", "id": output.request_id, "error": one.error})
+        return
+    logprobs = one.logprobs or ()
+    line: dict[str, Any] = {
+        "kind": "answer",
+        "id": output.request_id,
+        "token_ids": one.token_ids,
+        "logprobs": [each.logprob for each in logprobs],
+        "top_logprobs": [dict(each.top) for each in logprobs],
+        "finish_reason": one.finish_reason,
+    }
+    if output.prompt_logprobs is not None and one.finish_reason != "abort":
+        line["prompt_logprobs"] = [each.logprob for each in output.prompt_logprobs if each]  # the first has none
+    write(line)
+
+
+def read() -> dict[str, Any]:
+    """The next line; the end of the input is a bye."""
+    line: dict[str, Any] = json.loads(sys.stdin.readline() or '{"kind": "bye"}')
+    return line
+
+
+def write(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

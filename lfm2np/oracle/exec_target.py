@@ -1,0 +1,243 @@
+r"""exec:COMMAND: an engine in any language, as a process that speaks JSON lines on its standard input and output.
+
+The protocol, version 1. One JSON object a line, UTF-8; `>` is what the engine reads, `<` what it writes:
+
+    > {"kind":"hello","protocol":1,"model":"path/to/checkpoint","vocab_size":65536}
+    < {"kind":"hello","protocol":1,"engine":"swift-lfm 0.3","logprobs":true,"top_logprobs":5,
+       "prompt_logprobs":false,"at_once":8,"abort":true}
+    > {"kind":"ask","id":"0:long","prompt_token_ids":[1,17,42],"max_tokens":4,"prompt_logprobs":false}
+    > {"kind":"ask","id":"1:short","prompt_token_ids":[1],"max_tokens":2,"prompt_logprobs":false}
+    > {"kind":"abort","id":"0:long","after_tokens":2}
+    > {"kind":"run"}
+    < {"kind":"answer","id":"1:short","token_ids":[5,7],"logprobs":[-0.1,-2.5],"finish_reason":"length"}
+    < {"kind":"answer","id":"0:long","token_ids":[5,9],"logprobs":[-0.1,-0.3],"finish_reason":"abort"}
+    > {"kind":"bye"}
+
+- Decoding is greedy, by exactly max_tokens tokens: an end-of-sequence token is one like any other.
+- All asks since the last `run`, at most `at_once`, are to be in flight together; one answer line each, in any order.
+- `abort` stands between its ask and the `run`, so that no engine must read while it computes: cancel that request once
+  it has so many new tokens (0: before the first), and answer with those that it has. Sent only if the hello says abort.
+- `logprobs` and what else is not known is left out, never guessed. Log-probabilities are natural logarithms from the
+  raw logits, as numbers; NaN and Infinity are no JSON. `top_logprobs` is a list of objects {"token id": logprob}.
+- A request that can't be met: {"kind":"answer","id":"...","error":"why"}.
+- Standard output is for the protocol only, each line flushed; everything else goes to standard error.
+
+schemas/exec-protocol.schema.json has every field; example_engine.py is an engine to start from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.checked import NO_ABORT, checked_answer, failed, shortened
+from lfm2np.oracle.line_process import GRACE, Line, LineProcess
+from lfm2np.oracle.records import Answer, Ask, parse_line
+from lfm2np.oracle.target import Abilities, TargetError
+
+PROTOCOL = 1
+PATIENCE = 120.0  # seconds for one line that is waited for
+MAX_COMPLAINTS = 100
+HELLO_FIELDS: dict[str, type] = {
+    "protocol": int,
+    "engine": str,
+    "logprobs": bool,
+    "top_logprobs": int,
+    "prompt_logprobs": bool,
+    "at_once": int,
+    "abort": bool,
+}
+ID_OF_A_BAD_LINE = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
+
+
+class ExecTarget:
+    """An engine behind the protocol. It is started when it is first needed.
+
+    command     without "exec:"; split as a shell would, but without a shell
+    model       the checkpoint directory, as the engine gets it
+    patience    seconds for a line that is waited for; an engine that takes longer is ended
+    complaints  what it wrote beyond the protocol, which no answer shows: noise, answers to nothing
+    """
+
+    def __init__(self, command: str, model: str | Path, vocab_size: int, patience: float = PATIENCE) -> None:
+        self.complaints: list[str] = []
+        self._command, self._model, self._vocab_size, self._patience = command, str(model), vocab_size, patience
+        self._process: LineProcess | None = None
+        self._abilities: Abilities | None = None
+        self._gone: str | None = None
+        self._serial = itertools.count()  # makes ids unique: a late answer must not pass for that of another run
+
+    def probe(self) -> Abilities:
+        """Starts the engine if it does not run, and exchanges hellos."""
+        if self._gone is not None:
+            raise TargetError(self._gone)
+        if self._abilities is None:
+            self._process = LineProcess(self._command, self._patience)
+            hello = {"kind": "hello", "protocol": PROTOCOL, "model": self._model, "vocab_size": self._vocab_size}
+            self._send(hello)
+            try:
+                self._abilities = read_hello(self._process.receive(time.monotonic()))
+            except RequestError as problem:
+                raise self._lose(self._process.complaint(str(problem))) from None
+            except TargetError as problem:
+                raise self._lose(str(problem)) from None
+        return self._abilities
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+        """In runs of at most `at_once`. If the engine goes, the asks that it did not answer get an error.
+
+        TargetError if it is gone before any answer.
+        """
+        abilities = self.probe()
+        found: dict[int, Answer] = {}  # by the index of the ask
+        refused = {i for i, ask in enumerate(asks) if ask.id in aborted and not abilities.can_abort}
+        todo = [i for i in range(len(asks)) if i not in refused]
+        try:
+            for start in range(0, len(todo), abilities.at_once):
+                self._run({i: asks[i] for i in todo[start : start + abilities.at_once]}, aborted, found)
+        except TargetError as problem:
+            gone = self._lose(str(problem))
+            if not found:
+                raise gone from None
+        return [
+            failed(ask, NO_ABORT) if i in refused else found[i] if i in found else failed(ask, self._gone or "")
+            for i, ask in enumerate(asks)
+        ]
+
+    def close(self) -> None:
+        """Says bye, waits a little, and ends what is left. Afterwards it is gone."""
+        if self._process is not None and self._gone is None:
+            self._send({"kind": "bye"})
+            self._process.close(GRACE)
+        if self._gone is None:
+            self._gone = "the engine was closed"
+
+    def _run(self, asks: dict[int, Ask], aborted: Collection[str], found: dict[int, Answer]) -> None:
+        """One run; answers go to `found` as they come, so that none is lost when the engine dies. TargetError then."""
+        indices: dict[str, int] = {}  # by the id that the engine gets
+        for index, ask in asks.items():
+            name = f"{next(self._serial)}:{ask.id}"
+            indices[name] = index
+            for record in lines_of(ask, name, ask.id in aborted):
+                self._send(record)
+        self._send({"kind": "run"})
+        waiting, since = set(indices), time.monotonic()
+        while waiting:
+            assert self._process is not None
+            answered, said = read_answer(self._process.receive(since))
+            if answered is None or answered not in indices:
+                self._complain(said if isinstance(said, str) else f"an answer to {answered!r}, not asked in this run")
+                continue
+            index = indices[answered]
+            if answered not in waiting:
+                found[index] = failed(asks[index], "answered twice in one run")
+                continue
+            found[index] = failed(asks[index], said) if isinstance(said, str) else checked_answer(asks[index], said)
+            waiting.discard(answered)
+            since = time.monotonic()
+
+    def _complain(self, what: str) -> None:
+        if len(self.complaints) < MAX_COMPLAINTS:
+            self.complaints.append(shortened(what))
+
+    def _lose(self, how: str) -> TargetError:
+        """It is gone for good, or must go: what it says from now on would be answers to nobody knows what."""
+        self._gone = f"{how}; it also wrote: {self.complaints[-1]}" if self.complaints else how
+        if self._process is not None:
+            self._process.close(0.0)
+        return TargetError(self._gone)
+
+    def _send(self, record: dict[str, Any]) -> None:
+        assert self._process is not None
+        self._process.send(json.dumps(record))
+
+
+def lines_of(ask: Ask, name: str, is_aborted: bool) -> Iterator[dict[str, Any]]:
+    """What one ask is to the engine, under the id `name`."""
+    yield {
+        "kind": "ask",
+        "id": name,
+        "prompt_token_ids": list(ask.prompt_token_ids),
+        "max_tokens": ask.max_tokens,
+        "prompt_logprobs": ask.prompt_logprobs,
+    }
+    if is_aborted:
+        yield {"kind": "abort", "id": name, "after_tokens": ask.max_tokens // 2}
+
+
+def read_hello(line: Line) -> Abilities:
+    """What the engine says of itself. RequestError for anything else than a hello of this protocol."""
+    fields = read_fields(line, "its first line")
+    if fields.pop("kind", None) != "hello":
+        raise RequestError(f"its first line {shown(line)}: expected kind hello")
+    for name, kind in HELLO_FIELDS.items():
+        if type(fields.get(name)) is not kind:
+            found = repr(fields[name])[:80] if name in fields else "missing"
+            raise RequestError(f"hello: {name} {found}, expected {EXPECTED[kind]}")
+    for name in fields:
+        if name not in HELLO_FIELDS:
+            raise RequestError(f"hello: {name[:80]!r}, expected no more than {', '.join(HELLO_FIELDS)}")
+    for name, least in (("top_logprobs", 0), ("at_once", 1)):
+        if fields[name] < least:
+            raise RequestError(f"hello: {name} {fields[name]}, expected at least {least}")
+    if fields["protocol"] != PROTOCOL:
+        raise RequestError(f"hello: protocol {fields['protocol']}, expected {PROTOCOL}")
+    return Abilities(
+        engine=shortened(fields["engine"], 200),
+        tells_logprobs=fields["logprobs"],
+        num_top_logprobs=fields["top_logprobs"],
+        tells_prompt_logprobs=fields["prompt_logprobs"],
+        at_once=fields["at_once"],
+        can_abort=fields["abort"],
+    )
+
+
+EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
+
+
+def read_answer(line: Line) -> tuple[str | None, dict[str, Any] | str]:
+    """The id of an answer line and its fields; of a bad line the id if it can be made out, and why it is bad."""
+    try:
+        fields = read_fields(line, "a line")
+    except RequestError as problem:
+        return id_of_a_bad_line(line.content), f"{problem}: {shown(line)}"
+    kind, name = fields.pop("kind", None), fields.pop("id", None)
+    if kind != "answer" or not isinstance(name, str):
+        return None, f"expected a line of kind answer with an id: {shown(line)}"
+    return name, fields
+
+
+def read_fields(line: Line, what: str) -> dict[str, Any]:
+    """The object on a line. RequestError that says what it is instead."""
+    if line.fault:
+        raise RequestError(f"{what}: {line.fault}")
+    try:
+        text = line.content.decode()
+    except UnicodeDecodeError as problem:
+        raise RequestError(f"{what}: not UTF-8: byte {problem.start}: {problem.reason}") from None
+    fields = parse_line(text, what)
+    if not isinstance(fields, dict):
+        raise RequestError(f"{what}: {type(fields).__name__}, expected a JSON object")
+    return fields
+
+
+def id_of_a_bad_line(content: bytes) -> str | None:
+    """So that NaN in one answer is that answer's error and no riddle."""
+    found = ID_OF_A_BAD_LINE.search(content)
+    if found is None:
+        return None
+    try:
+        name = json.loads(found[1])
+    except ValueError:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def shown(line: Line) -> str:
+    return repr(shortened(line.content[:400].decode(errors="replace"), 100))

@@ -1,0 +1,205 @@
+"""FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
+
+The record of a check as it runs, from which a broken one is resumed, and a way in for engines that run elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.checked import failed
+from lfm2np.oracle.records import (
+    Answer,
+    Ask,
+    answer_as_json,
+    answer_from_json,
+    ask_as_json,
+    ask_from_json,
+    parse_line,
+)
+from lfm2np.oracle.target import Abilities, TargetError
+
+MAX_LINE = 64 * 2**20
+
+
+class Transcript:
+    """The asks and answers of a file; of an ask's id that stands there several times, the last.
+
+    A file that is not there has none. RequestError that names the line for anything wrong but a torn last line, which
+    a crash may leave: that is dropped, with a warning, and overwritten by the next `append`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._pairs: dict[str, tuple[Ask, Answer]] = {}
+        self._file: IO[bytes] | None = None
+        self._whole = self._size = 0  # bytes of the whole lines, and of all that was found
+        self._lacks_newline = False
+        if self.path.exists():
+            for ask, answer in self._read():
+                self._pairs[ask.id] = (ask, answer)
+
+    def pairs(self) -> list[tuple[Ask, Answer]]:
+        """In the order in which their ids first came."""
+        return list(self._pairs.values())
+
+    def known(self, ask: Ask) -> Answer | None:
+        """The answer to exactly this ask; None if there is none, or one to another ask of the same id."""
+        recorded = self._pairs.get(ask.id)
+        return recorded[1] if recorded is not None and as_text(recorded[0]) == as_text(ask) else None
+
+    def append(self, ask: Ask, answer: Answer) -> None:
+        """One more line, on the disk when this returns. RequestError if it can't be written."""
+        if answer.id != ask.id:
+            raise RequestError(f"answer {answer.id!r}: expected that to ask {ask.id!r}")
+        try:
+            line = json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)}, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise RequestError(f"{self.path}: ask {ask.id!r}: can't be written as JSON: {problem}") from None
+        content = line.encode() + b"\n"
+        if len(content) > MAX_LINE:
+            raise RequestError(f"{self.path}: ask {ask.id!r}: {len(content)} bytes, expected at most {MAX_LINE}")
+        try:
+            self._write(content)
+        except OSError as problem:
+            self.close()
+            raise RequestError(f"{self.path}: can't be written: {problem}") from None
+        self._pairs[ask.id] = (ask, answer)
+
+    def close(self) -> None:
+        """Any number of times; the next `append` opens the file again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _write(self, content: bytes) -> None:
+        """One unbuffered write after the whole lines. What a failed one leaves is cut off by the next."""
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+        size = self._file.seek(0, os.SEEK_END)
+        if size != self._size:
+            raise OSError(f"{size} bytes, expected {self._size}: something else writes to it")
+        self._file.truncate(self._whole)
+        line = b"\n" + content if self._lacks_newline else content
+        written = self._file.write(line)
+        self._size = self._whole + (written or 0)
+        os.fsync(self._file.fileno())
+        if self._size < self._whole + len(line):
+            raise OSError(f"{written} of {len(line)} bytes written")
+        self._whole, self._lacks_newline = self._size, False
+
+    def _read(self) -> Iterator[tuple[Ask, Answer]]:
+        for number, line in enumerate(lines_of(self.path), 1):
+            where = f"{self.path} line {number}"
+            self._size += len(line)
+            if len(line) > MAX_LINE:
+                raise RequestError(f"{where}: more than {MAX_LINE} bytes")
+            self._lacks_newline = not line.endswith(b"\n")
+            if self._lacks_newline and not is_json(line):
+                self._lacks_newline = False
+                warnings.warn(f"{where}: torn, {len(line)} bytes without an end: dropped", stacklevel=4)
+                return
+            yield read_pair(line, where)
+            self._whole += len(line)
+
+
+class FileTarget:
+    """An engine that is a file: answers what was recorded, and only that."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._transcript: Transcript | None = None
+
+    def probe(self) -> Abilities:
+        """What all of its answers tell. TargetError without a file, RequestError naming the line that is wrong."""
+        answers = [answer for _, answer in self._read().pairs() if answer.error is None]
+        tops = [len(top) for answer in answers for top in answer.top_logprobs or ()]
+        return Abilities(
+            engine=f"recorded in {self._path.name}",
+            tells_token_ids=any(answer.token_ids is not None for answer in answers),
+            tells_logprobs=any(answer.logprobs is not None for answer in answers),
+            num_top_logprobs=max(tops, default=0),
+            tells_prompt_logprobs=any(answer.prompt_logprobs is not None for answer in answers),
+            at_once=max(1, len(self._read().pairs())),  # nothing runs, so nothing limits it
+            can_abort=any(answer.finish_reason == "abort" for answer in answers),
+        )
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+        transcript = self._read()
+        return [transcript.known(ask) or failed(ask, "not recorded") for ask in asks]
+
+    def close(self) -> None:
+        self._transcript = None
+
+    def _read(self) -> Transcript:
+        if self._transcript is None:
+            self._transcript = recorded(self._path)
+        return self._transcript
+
+
+def recorded_asks(path: str | Path) -> list[Ask]:
+    """The asks of a file themselves, so that a check can judge exactly what was recorded. Errors as `recorded`'s."""
+    return [ask for ask, _ in recorded(path).pairs()]
+
+
+def recorded(path: str | Path) -> Transcript:
+    """A file that must be there. TargetError if it is not, RequestError that names the line for what is wrong in it."""
+    if not Path(path).is_file():
+        raise TargetError(f"{path}: no such file, expected lines of asks and answers")
+    return Transcript(path)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """With their ends. RequestError if the file can't be read."""
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE + 1):
+                yield line
+    except OSError as problem:
+        raise RequestError(f"{path}: can't be read: {problem}") from None
+
+
+def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:
+    """RequestError naming the line."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as problem:
+        raise RequestError(f"{where}: not UTF-8: byte {problem.start}: {problem.reason}") from None
+    raw = parse_line(text, where)
+    if not isinstance(raw, dict) or set(raw) != {"ask", "answer"}:
+        found = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
+        raise RequestError(f"{where}: {found[:80]}, expected an object with ask and answer")
+    try:
+        ask, answer = ask_from_json(raw["ask"]), answer_from_json(raw["answer"])
+    except RequestError as problem:
+        raise RequestError(f"{where}: {problem}") from None
+    if ask.id != answer.id:
+        raise RequestError(f"{where}: an answer to {answer.id!r}, expected one to {ask.id!r}")
+    return ask, answer
+
+
+def is_json(line: bytes) -> bool:
+    """No beginning of an object is one: a last line that parses is whole, only its end is missing."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def as_text(ask: Ask) -> str:
+    """As JSON has it: a list and a tuple among the factors are the same."""
+    return json.dumps(ask_as_json(ask), sort_keys=True)

@@ -1,0 +1,141 @@
+"""transformers:DIR: the model and cache of Hugging Face's transformers. Needs the extra `peers`.
+
+Each ask runs alone, unpadded; `padded` runs left-padded batches, as a server without ragged batching would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.checked import NO_ABORT, checked_answer, failed, shortened
+from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.target import Abilities, TargetError
+
+DTYPES = ("float32", "bfloat16", "float16")
+PADDED_AT_ONCE = 16
+TOP = 5
+ROWS_AT_ONCE = 256  # of logits in float64: bounds the memory
+
+
+class TransformersTarget:
+    """Greedy generation by transformers. `dtype` is that of weights and computation; log-probabilities are float64."""
+
+    def __init__(self, model: str | Path, dtype: str = "float32", padded: bool = False) -> None:
+        if dtype not in DTYPES:
+            raise RequestError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        self._path, self._dtype, self._padded = str(model), dtype, padded
+        self._model: Any = None
+
+    def probe(self) -> Abilities:
+        """Loads the model. TargetError without the libraries, or if they can't load it."""
+        if self._model is None:
+            self._model = load_model(self._path, self._dtype)
+        import torch
+        import transformers
+
+        how = "left-padded batches" if self._padded else "alone"
+        return Abilities(
+            engine=f"transformers {transformers.__version__}, torch {torch.__version__}, {self._dtype}, {how}",
+            tells_logprobs=True,
+            num_top_logprobs=min(TOP, self._model.config.vocab_size),
+            tells_prompt_logprobs=True,
+            at_once=PADDED_AT_ONCE if self._padded else 1,
+        )
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+        at_once = self.probe().at_once
+        kept = [ask for ask in asks if ask.id not in aborted]
+        answers = iter(
+            [one for start in range(0, len(kept), at_once) for one in self._together(kept[start : start + at_once])]
+        )
+        return [failed(ask, NO_ABORT) if ask.id in aborted else next(answers) for ask in asks]
+
+    def close(self) -> None:
+        self._model = None
+
+    def _together(self, asks: Sequence[Ask]) -> list[Answer]:
+        try:
+            found = generate(self._model, asks)
+            for ask, fields in zip(asks, found, strict=True):
+                if ask.prompt_logprobs:
+                    fields["prompt_logprobs"] = prompt_logprobs(self._model, ask.prompt_token_ids)
+        except Exception as problem:
+            return [failed(ask, shortened(f"{type(problem).__name__}: {problem}")) for ask in asks]
+        return [checked_answer(ask, fields) for ask, fields in zip(asks, found, strict=True)]
+
+
+def load_model(path: str, dtype: str) -> Any:
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers.utils import logging
+    except ImportError as problem:
+        raise TargetError(f'transformers:{path}: {problem}: pip install "lfm2np[peers]"') from None
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True).eval()
+    except Exception as problem:
+        raise TargetError(f"transformers:{path}: {shortened(f'{type(problem).__name__}: {problem}')}") from None
+    model.generation_config = GenerationConfig()  # no penalty or end that the checkpoint may bring along
+    return model
+
+
+def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
+    """The fields of an answer to each, of one batch. [S, C] ids, padded on the left to the longest prompt."""
+    import torch
+
+    longest = max(len(ask.prompt_token_ids) for ask in asks)
+    padding = [longest - len(ask.prompt_token_ids) for ask in asks]
+    ids = torch.tensor([[0] * pad + list(ask.prompt_token_ids) for pad, ask in zip(padding, asks, strict=True)])
+    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+    with torch.no_grad():
+        out = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max(ask.max_tokens for ask in asks),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    found = []
+    for row, ask in enumerate(asks):
+        tokens = out.sequences[row, longest : longest + ask.max_tokens].tolist()
+        logits = torch.stack([step[row] for step in out.logits[: len(tokens)]])  # [t, V]
+        logprobs = torch.log_softmax(logits.double(), -1)
+        top = logprobs.topk(min(TOP, logprobs.shape[1]), -1)
+        found.append(
+            {
+                "token_ids": tokens,
+                "logprobs": own_logprobs(logprobs, tokens),
+                "top_logprobs": [
+                    dict(zip(names, values, strict=True))
+                    for names, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                ],
+                "finish_reason": "length",
+            }
+        )
+    return found
+
+
+def prompt_logprobs(model: Any, prompt: Sequence[int]) -> list[float]:
+    """Of each token of a prompt but the first, from one forward pass over it."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([list(prompt)])).logits[0]  # [T, V]
+    found: list[float] = []
+    for start in range(0, len(prompt) - 1, ROWS_AT_ONCE):
+        tokens = list(prompt[start + 1 : start + 1 + ROWS_AT_ONCE])
+        rows = logits[start : start + len(tokens)].double()
+        found += own_logprobs(torch.log_softmax(rows, -1), tokens)
+    return found
+
+
+def own_logprobs(logprobs: Any, tokens: Sequence[int]) -> list[float]:
+    """Of each row [V] that of its token."""
+    return [float(row[token]) for row, token in zip(logprobs, tokens, strict=True)]

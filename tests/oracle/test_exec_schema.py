@@ -1,0 +1,125 @@
+"""exec-protocol.schema.json against real lines, by a validator of those of JSON Schema's words that it uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lfm2np
+from lfm2np.oracle import exec_target
+from lfm2np.oracle.exec_target import ExecTarget
+from lfm2np.oracle.records import Ask
+
+SCHEMA = json.loads(Path(exec_target.__file__).with_name("schemas").joinpath("exec-protocol.schema.json").read_text())
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+}
+KNOWN_WORDS = {
+    *("$schema", "title", "description", "examples", "$defs", "$ref", "type", "const", "minimum", "pattern"),
+    *("anyOf", "oneOf", "required", "properties", "additionalProperties", "propertyNames", "items"),
+}
+
+
+def fits(value: Any, schema: dict[str, Any] | bool) -> bool:
+    if isinstance(schema, bool):
+        return schema
+    assert set(schema) <= KNOWN_WORDS
+    if "$ref" in schema:
+        assert set(schema) == {"$ref"}
+        return fits(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
+    types = schema.get("type", [])
+    properties = schema.get("properties", {})
+    checks = [
+        not types or any(TYPES[name](value) for name in ([types] if isinstance(types, str) else types)),
+        "const" not in schema or (type(value), value) == (type(schema["const"]), schema["const"]),
+        "minimum" not in schema or not isinstance(value, int) or value >= schema["minimum"],
+        "pattern" not in schema or re.search(schema["pattern"], value) is not None,
+        "anyOf" not in schema or any(fits(value, one) for one in schema["anyOf"]),
+        "oneOf" not in schema or sum(fits(value, one) for one in schema["oneOf"]) == 1,
+    ]
+    if isinstance(value, dict):
+        rest = schema.get("additionalProperties", True)
+        checks += [name in value for name in schema.get("required", [])]
+        checks += [fits(one, properties.get(name, rest)) for name, one in value.items()]
+        checks += [fits(name, schema.get("propertyNames", True)) for name in value]
+    if isinstance(value, list):
+        checks += [fits(one, schema.get("items", True)) for one in value]
+    return all(checks)
+
+
+def is_to_engine(line: Any) -> bool:
+    return fits(line, {"$ref": "#/$defs/toEngine"})
+
+
+def is_from_engine(line: Any) -> bool:
+    return fits(line, {"$ref": "#/$defs/fromEngine"})
+
+
+def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
+    """Both directions of a conversation with the example engine, tapped on the way."""
+    tap = "import json, subprocess, sys\n"
+    tap += "engine = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    tap += "log, owed = open(sys.argv[1], 'w'), 0\n"
+    tap += "for line in sys.stdin.buffer:\n"
+    tap += " engine.stdin.write(line); engine.stdin.flush(); kind = json.loads(line)['kind']\n"
+    tap += " log.write('>' + line.decode()); owed += kind in ('ask', 'hello')\n"
+    tap += " while owed and kind in ('hello', 'run'):\n"
+    tap += "  said = engine.stdout.readline(); log.write('<' + said.decode()); owed -= 1\n"
+    tap += "  sys.stdout.buffer.write(said); sys.stdout.flush()\n"
+    log = tmp_path / "log"
+    engine = [sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "float32"]
+    command = shlex.join([sys.executable, "-c", tap, str(log), *engine])
+    target = ExecTarget(command, lfm2np.trained_fixture(), 512)
+    asks = [
+        *(Ask(name, "case", (1, 2, 3), 2) for name in ("a", "b")),
+        Ask("prompt", "case", (1, 2, 3), 3, prompt_logprobs=True),
+        Ask("bad", "case", (999,), 1),
+    ]
+    answers = target.answer(asks, aborted=["b"])
+    assert [one.error is None for one in answers] == [True, True, True, False]
+    target.close()
+    lines = [(line[0], json.loads(line[1:])) for line in log.read_text().splitlines()]
+    for direction, line in lines:
+        assert (is_to_engine(line), is_from_engine(line)) == (direction == ">", direction == "<"), line
+    said = [f"{direction}{line['kind']}" for direction, line in lines]
+    assert said == [">hello", "<hello", *[">ask"] * 2, ">abort", *[">ask"] * 2, ">run", *["<answer"] * 4, ">bye"]
+
+
+def test_every_example_of_the_schema_and_of_the_docstring_is_a_line() -> None:
+    for name, one in SCHEMA["$defs"].items():
+        for example in one.get("examples", []):
+            assert fits(example, {"$ref": f"#/$defs/{name}"}), example
+    documented = re.sub(r",\n {7}", ",", exec_target.__doc__ or "")
+    lines = re.findall(r"^ {4}([<>]) (\{.*\})$", documented, re.MULTILINE)
+    assert len(lines) == 9
+    for direction, line in lines:
+        assert is_to_engine(json.loads(line)) if direction == ">" else is_from_engine(json.loads(line))
+
+
+def test_the_schema_refuses_what_the_reader_refuses() -> None:
+    hello = SCHEMA["$defs"]["engineHello"]["examples"][0]
+    answer = {"kind": "answer", "id": "0:a", "token_ids": [1]}
+    assert is_from_engine(hello) and is_from_engine(answer)
+    for change in (
+        {"protocol": 2},
+        {"protocol": True},
+        {"at_once": 0},
+        {"top_logprobs": -1},
+        {"abort": 1},
+        {"more": 1},
+    ):
+        assert not is_from_engine(hello | change)
+    changes = ({"token_ids": [True]}, {"token_ids": [-1]}, {"token_ids": None}, {"logits": []}, {"error": 3})
+    for change in (*changes, {"id": 0}, {"kind": "say"}, {"top_logprobs": [{"x": 0.0}]}, {"logprobs": ["nan"]}):
+        assert not is_from_engine(answer | change)
