@@ -41,3 +41,15 @@ class ProofError(Lfm2npError):
     """A run, or its replay, differs from what it has to equal."""
 
     exit_code = 1
+
+
+class DumpError(Lfm2npError):
+    """A file of activations is unreadable, or holds other tensors or shapes than the model has."""
+
+    exit_code = 3
+
+
+class InconclusiveError(Lfm2npError):
+    """A check ran, and what it was given does not suffice to tell."""
+
+    exit_code = 2

@@ -169,8 +169,7 @@ class Scheduler:
     def _schedule(self, step: UnfinishedPlan, request: Request, count: int) -> None:
         size = self.config.block_size
         start, stop = request.num_computed_tokens, request.num_computed_tokens + count
-        blocks = self.memory.blocks_for(stop)
-        table = request.block_table if len(request.block_table) == blocks else request.block_table[:blocks]
+        table = request.block_table[: self.memory.blocks_for(stop)]
         for block in table[start // size :]:
             self.pool.require_writable(block)
         ends = range(start // size + 1, stop // size + 1) if self.config.prefix_caching else ()

@@ -38,6 +38,7 @@ def large_schedule(factory: Factory, policy: str) -> None:
         for which in range(0, 12, 3):
             machine.fork(which=which, most=turn + 1)
         machine.preempt(which=turn)
+        add(machine, Request(f"again{turn}", (*PROMPT * 9, turn), 3), samples=1)
         machine.finish(which=2 * turn, reason=FinishReason.STOP)
     machine.abandon(drafts=1, executed=True, patience=0, aborted=False)
     machine.holds_what_it_must()

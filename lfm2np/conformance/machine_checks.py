@@ -32,6 +32,8 @@ class Books(Moments):
         demand_at_most(len(plan.scheduled), self.config.max_num_seqs, "requests", step)
         if not plan.scheduled and any(not one.request.is_finished for one in self.live.values()):
             raise AssertionError(f"{step}: no progress: nothing is scheduled, but {list(self.live)} are unfinished")
+        for account in self.accounts.values():
+            account.awaits_moves = False
         running = self.scheduler.running
         owners = Counter(block for one in running for block in one.block_table)
         seen = Counter(block for entry in plan.scheduled for block in entry.block_table)
@@ -222,7 +224,8 @@ class Books(Moments):
         demand(request.is_decoding, decodes, "is decoding:", account.name)
         expected = list(enumerate(account.tokens[:stop]))
         assert request.slot is not None
-        if not self.scheduler.awaits_moves(request):
+        demand(self.scheduler.awaits_moves(request), account.awaits_moves, "awaits moves:", account.name)
+        if not account.awaits_moves:
             demand(self.cache.states[request.slot], state_after(expected, self.taps), "live state", account.name)
         elif self.scheduler.policy.reserves:
             expected = expected[: stop - stop % self.config.block_size]  # the rest is yet to be copied

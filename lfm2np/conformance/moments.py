@@ -135,6 +135,7 @@ class Moments:
         if done:
             account = self.accounts[child.request_id]
             account.computed = account.furthest = account.inherited = computed
+            account.awaits_moves = True
             held = self.blocks_for(child.most_computed_tokens if reserves else computed)
             demand(len(child.block_table), held, "blocks", child.request_id)
             self._note_blocks(child)

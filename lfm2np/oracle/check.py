@@ -87,7 +87,7 @@ def judged(
 
 
 def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
-    """The round without what the engine can't be asked, and that. Without aborts, what was to be aborted is left out."""
+    """The round without what the engine can't be asked, and that; if it can't abort, without what was to be aborted."""
     impossible = [ask for ask in one.asks if not abilities.takes_token_ids and ask.prompt_text is None]
     asks = [ask for ask in one.asks if ask not in impossible]
     if not abilities.can_abort:

@@ -1,0 +1,127 @@
+"""`lfm2np locate`: which operation of an engine is the first whose output its own inputs do not explain."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.checkpoint import open_checkpoint
+from lfm2np.config import load_config
+from lfm2np.errors import InconclusiveError, ProofError
+from lfm2np.loading import checkpoint_directory
+from lfm2np.oracle.dump import read_dump, read_names
+from lfm2np.oracle.locate import EMBEDDINGS, Finding, Report, locate
+from lfm2np.oracle.operations import operations
+from lfm2np.oracle.spread import PRECISIONS
+from lfm2np.terminal import progress_bar, terminal_text
+
+MOST_NAMES = 8
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Beside --model and --json."""
+    parser.add_argument(
+        "dump",
+        metavar="DUMP",
+        help="safetensors file: token_ids [T], and outputs of modules named as transformers does",
+    )
+    parser.add_argument(
+        "--names", metavar="FILE", help='JSON object of the file\'s names to those; "{layer}" stands for a number'
+    )
+    parser.add_argument(
+        "--format", choices=list(PRECISIONS), help="what the engine computes in (default: what the dump is stored in)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was found. ProofError (1) if a tensor is wrong, InconclusiveError (2) if too few can tell.
+
+    DumpError, ConfigError and CheckpointError (3) for files that can't be read or don't fit each other.
+    """
+    directory = checkpoint_directory(arguments.model)
+    config = load_config(directory)
+    tensors = open_checkpoint(directory, config)
+    names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
+    dump = read_dump(Path(arguments.dump), config, operations(config), names)
+    if dump.unknown:
+        warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
+    with progress_bar("locating") as show:
+        report = locate(tensors, config, dump, arguments.format, show)
+    if arguments.json:
+        print(json.dumps(as_json(report, str(directory))))
+    else:
+        print(terminal_text(as_text(report)))
+    if report.findings:
+        raise ProofError(f"{report.findings[0].name}: not what its inputs make")
+    if not report.is_conclusive:
+        raise InconclusiveError(f"{arguments.dump}: {why_inconclusive(report)}")
+
+
+def as_json(report: Report, model: str) -> dict[str, Any]:
+    """Numbers that are not finite as text: they are no JSON."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(one) for one in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    fields: dict[str, Any] = plain(dataclasses.asdict(report))
+    return {"model": model, "conclusive": report.is_conclusive, **fields}
+
+
+def as_text(report: Report) -> str:
+    """A paragraph for the first wrong tensor, a line for each of the others."""
+    lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors held against their inputs"]
+    blunt = [one.name for one in report.checks if one.is_blunt]
+    if blunt:
+        lines.append(f"too little before them is dumped to judge {shortened(blunt)}")
+    if not report.findings:
+        largest = max((one.error for one in report.checks), default=0.0)
+        lines.append(f"nothing exceeds its bound; the largest error is {largest:.2g} of it")
+        if report.checks and report.unreached:
+            lines.append(f"not looked at, as nothing behind them is dumped: {shortened(report.unreached)}")
+        return "\n".join(lines)
+    first, *others = report.findings
+    lines += finding_lines(first)
+    for one in others:
+        lines.append(f"also wrong, given its own inputs: {one.name}: {one.rows}; {one.channels}")
+    if report.narrower:
+        lines.append(
+            f"every number dumped is a {report.narrower}: if that is what the engine computes in, say --format"
+        )
+    return "\n".join(lines)
+
+
+def finding_lines(one: Finding) -> list[str]:
+    where = "" if one.layer is None else f" (layer {one.layer})"
+    number = f"row {one.row}, channel {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
+    lines = [
+        f"first wrong tensor  {one.name}{where}",
+        f"operation           {one.operation}",
+        f"rows                {one.rows}",
+        f"channels            {one.channels}",
+        f"largest error       {number} ({one.error:.3g} times that)",
+        f"wrong numbers       {one.wrong_numbers} of {one.numbers}",
+    ]
+    if one.recomputed:
+        lines.append(f"or before it, in    {', '.join(one.recomputed)} (not dumped: recomputed)")
+    return lines
+
+
+def why_inconclusive(report: Report) -> str:
+    judged = [one.name for one in report.checks if not one.is_blunt]
+    if report.checks and not judged:
+        return f"too little is dumped before {shortened([one.name for one in report.checks])} to judge it"
+    return f"no tensor behind {EMBEDDINGS} is dumped: nothing to tell from"
+
+
+def shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")

@@ -1,0 +1,209 @@
+"""Where an engine goes wrong: the first operation whose output its own inputs do not explain.
+
+Each dumped tensor is held against what the operation makes of the engine's OWN dumped inputs, in float64, so that an
+error counts where it arises, and not again behind it. An input that is not in the dump is recomputed from its own
+inputs, with what the format may lose there: the fault may then lie in any operation that was recomputed. How far a
+number may be off is reasoned in spread.py.
+
+A dumped number carries the spread of one rounding when it is read: a fused kernel may have gone on with what it had
+before it rounded what it wrote. A number that is not finite is replaced, once reported, by what it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint import StoredTensor
+from lfm2np.config import ModelConfig
+from lfm2np.numerics.machine import require_ieee
+from lfm2np.oracle.dump import Dump, default_format
+from lfm2np.oracle.operations import Operation, Oracle, operations
+from lfm2np.oracle.patterns import describe_channels, describe_rows
+from lfm2np.oracle.spread import PRECISIONS, Measured, Precision, precision_named, rounded
+from lfm2np.weights import Progress
+
+Array = NDArray[Any]
+EMBEDDINGS = "model.embed_tokens"
+BLUNT = 0.5  # of a tensor's size; from all tensors of a right bfloat16 engine bounds are at most 0.2 of it
+LARGEST = float(np.finfo(np.float32).max)  # what no format of an engine goes beyond
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One tensor that its inputs do not explain."""
+
+    name: str
+    operation: str  # in words
+    layer: int | None
+    recomputed: tuple[str, ...]  # the operations before it that were not dumped: it may also be one of these
+    error: float  # the largest, measured by its bound; infinite where a number is not finite
+    bound: float  # there
+    row: int
+    channel: int
+    value: float  # what the engine has there,
+    expected: float  # and what it should have
+    wrong_numbers: int
+    numbers: int
+    rows: str  # the pattern, in words
+    channels: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One dumped tensor that was looked at."""
+
+    name: str
+    error: float  # the largest, measured by its bound: right up to 1
+    is_blunt: bool  # bounds near its size: too much before it is not dumped, so that it can hardly be wrong
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was looked at and what was found, in the model's order."""
+
+    format: str
+    num_tokens: int
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
+    unreached: tuple[str, ...]  # operations on which no dumped tensor depends
+    unknown: tuple[str, ...]  # names in the dump that mean nothing here
+    narrower: str | None  # a coarser format that holds every number dumped: what the engine may compute in
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether a fault was found, or could have been in a tensor behind the embeddings."""
+        return bool(self.findings) or any(one.name != EMBEDDINGS and not one.is_blunt for one in self.checks)
+
+
+def locate(
+    tensors: Mapping[str, StoredTensor],
+    config: ModelConfig,
+    dump: Dump,
+    precision: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Every dumped tensor against its inputs.
+
+    tensors    the checkpoint's (checkpoint.open_checkpoint)
+    precision  what the engine computes in: one of spread.PRECISIONS; None: what the dump is stored in
+    progress   called with (operations done, operations in all)
+    errors     CheckpointError for weights that are not finite, RequestError for another precision
+    """
+    require_ieee()
+    chosen = precision_named(precision or default_format(dump))
+    oracle = Oracle(tensors, config, chosen, dump.token_ids)
+    steps = operations(config)
+    needed = needed_names(steps, dump)
+    known: dict[str, Measured] = {}
+    behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
+    findings, checks = [], []
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for done, step in enumerate(steps, start=1):
+            if step.name in needed or step.name in dump.tensors:
+                expected = step.compute(oracle, *(known[name] for name in step.inputs))
+                recomputed = ordered(name for one in step.inputs for name in behind[one])
+                known[step.name], behind[step.name] = expected, (*recomputed, step.name)
+            if step.name in dump.tensors:
+                expected = as_stored(expected, dump, step.name)
+                errors = errors_by_bound(dump.tensors[step.name], expected)
+                checks.append(Check(step.name, float(errors.max()), says_nothing(expected)))
+                if errors.max() > 1.0:
+                    findings.append(finding(step, dump.tensors[step.name], expected, errors, recomputed))
+                known[step.name], behind[step.name] = as_read(dump, step.name, expected, chosen), ()
+            if progress:
+                progress(done, len(steps))
+    reached = needed | dump.tensors.keys()
+    unreached = tuple(step.name for step in steps if step.name not in reached)
+    return Report(
+        format=chosen.name,
+        num_tokens=len(dump.token_ids),
+        checks=tuple(checks),
+        findings=tuple(findings),
+        unreached=unreached,
+        unknown=dump.unknown,
+        narrower=narrower_format(dump, chosen),
+    )
+
+
+def narrower_format(dump: Dump, precision: Precision) -> str | None:
+    """A coarser format than `precision` that holds all numbers dumped behind the embeddings."""
+    tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS]
+    for one in PRECISIONS.values():
+        if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
+            return one.name
+    return None
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order of their first."""
+    return tuple(dict.fromkeys(names))
+
+
+def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:
+    """The inputs of dumped tensors, and of what has to be recomputed for them."""
+    needed: set[str] = set()
+    for step in reversed(steps):
+        if step.name in dump.tensors or step.name in needed:
+            needed.update(step.inputs)
+    return needed
+
+
+def as_stored(expected: Measured, dump: Dump, name: str) -> Measured:
+    """What the file may hold of it: rounded once more if it stores less than the engine computes in."""
+    coarser = PRECISIONS.get(dump.stored.get(name, ""))
+    return rounded(expected.values, coarser, expected.spread) if coarser else expected
+
+
+def as_read(dump: Dump, name: str, expected: Measured, precision: Precision) -> Measured:
+    """A dumped tensor as an input: with the spread of a rounding, and without what is not finite."""
+    values = dump.tensors[name]
+    if values.shape != expected.values.shape:  # the last row of the logits: no operation reads them
+        return expected
+    values = np.where(np.abs(values) <= LARGEST, values, expected.values)
+    stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
+    return rounded(values, max(stored, precision, key=lambda one: one.unit))
+
+
+def says_nothing(expected: Measured) -> bool:
+    """Whether bounds are, on the whole, more than BLUNT of the values."""
+    size = np.sqrt(np.square(expected.values).mean())
+    return bool(np.sqrt(np.square(expected.bound()).mean()) > BLUNT * size > 0.0)
+
+
+def errors_by_bound(values: Array, expected: Measured) -> Array:
+    """Each number's error by its bound; infinite where it is not finite, 0 where none can be told.
+
+    `values` may be the last rows only.
+    """
+    first = len(expected.values) - len(values)
+    errors = np.abs(values - expected.values[first:]) / expected.bound()[first:]
+    return np.where(np.abs(values) <= LARGEST, np.nan_to_num(errors, nan=0.0), np.inf)
+
+
+def finding(step: Operation, values: Array, expected: Measured, errors: Array, recomputed: tuple[str, ...]) -> Finding:
+    """The tensor's largest error, and the pattern of all that exceed their bounds."""
+    first, wrong = len(expected.values) - len(values), errors > 1.0
+    row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
+    rows = np.zeros(len(expected.values), bool)
+    rows[first:] = wrong.any(axis=1)
+    return Finding(
+        name=step.name,
+        operation=step.words,
+        layer=step.layer,
+        recomputed=recomputed,
+        error=float(errors[row, channel]),
+        bound=float(expected.bound()[first + row, channel]),
+        row=first + row,
+        channel=channel,
+        value=float(values[row, channel]),
+        expected=float(expected.values[first + row, channel]),
+        wrong_numbers=int(wrong.sum()),
+        numbers=wrong.size,
+        rows=describe_rows(rows, first),
+        channels=describe_channels(wrong, step.heads, step.parts),
+    )

@@ -1,0 +1,109 @@
+"""Which rows and channels of a tensor are wrong, in words: the shape of an error often names its cause.
+
+Rows that begin at a chunk's border point at state between steps, heads that are wrong alone at how they are grouped or
+strided, a channel together with the one half a head further at the rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Indices = NDArray[np.int64]
+MOST_RUNS = 6  # of indices that are listed
+
+
+def describe_rows(wrong: Mask, first: int = 0) -> str:
+    """Rows [T], at least one of them wrong, in words; those before `first` were not dumped."""
+    rows, total = np.flatnonzero(wrong), len(wrong)
+    if len(rows) == total - first:
+        return "the only row" if total == 1 else f"all {total} rows" if first == 0 else f"the last row, {total - 1}"
+    if len(rows) == 1:
+        place = {0: "the first row, ", total - 1: "the last row, "}.get(int(rows[0]), "row ")
+        return f"only {place}{rows[0]}"
+    before = f"right for {listed(np.arange(rows[0]), 'row')}" if rows[0] > 0 else ""
+    if is_run(rows) and rows[-1] == total - 1:
+        return f"from row {rows[0]} on, {before}"
+    if is_run(rows):
+        return f"rows {rows[0]} to {rows[-1]} of {total}"
+    if (again := repeated(rows)) is not None:
+        length, period = again
+        each = "row" if length == 1 else f"{length} rows"
+        where = f"multiples of {period}" if rows[0] % period == 0 else f"every {ordinal(period)} row"
+        return f"the {each} at {where}, {rows[0]} to {rows[-1]} of {total}"
+    if before and 2 * len(rows) >= total - rows[0]:
+        return f"from row {rows[0]} on ({len(rows)} of {total - rows[0]}), {before}"
+    return f"{listed(rows, 'row')} ({len(rows)} of {total})"
+
+
+def repeated(rows: Indices) -> tuple[int, int] | None:
+    """(length, period) if the wrong rows are `length` at a time, every `period` rows.
+
+    Three times, or twice where they begin at a period's first multiple: two of anything have some period.
+    """
+    starts = rows[np.diff(rows, prepend=-2) > 1]
+    if len(starts) < 2:
+        return None
+    period = int(starts[1] - starts[0])
+    length = int(np.flatnonzero(np.diff(rows) > 1)[0]) + 1
+    if len(starts) < 3 and starts[0] != period:
+        return None
+    reached = np.arange(starts[0], starts[-1] + length)
+    return (length, period) if np.array_equal(rows, reached[(reached - starts[0]) % period < length]) else None
+
+
+def describe_channels(wrong: Mask, heads: int, parts: Sequence[str]) -> str:
+    """Channels of a mask [T, width] in words: by heads if it has any, by named parts if it has any."""
+    columns = np.asarray(wrong.any(axis=0))
+    if heads:
+        return describe_heads(columns.reshape(heads, -1))
+    if parts:
+        named = dict(zip(parts, np.split(columns, len(parts)), strict=True))
+        if not columns.all():
+            return "; ".join(f"{name}: {described(part, 'channel')}" for name, part in named.items() if part.any())
+    return described(columns, "channel")
+
+
+def describe_heads(wrong: Mask) -> str:
+    """Of a mask [heads, E]."""
+    own = np.asarray(wrong.any(axis=0))  # channels of any head
+    text, half = described(np.asarray(wrong.any(axis=1)), "head"), wrong.shape[1] // 2
+    if own.all():
+        return text
+    if np.array_equal(own[:half], own[half:]):
+        pairs = listed(np.flatnonzero(own[:half]), "channel")
+        return f"{text}: {pairs} and those {half} further, which are rotated together"
+    return f"{text}: {described(own, 'channel')}"
+
+
+def described(wrong: Mask, noun: str) -> str:
+    """All of them, a few, or how many."""
+    indices, total = np.flatnonzero(wrong), len(wrong)
+    if len(indices) == total:
+        return f"the only {noun}" if total == 1 else f"all {total} {noun}s"
+    steps = np.unique(np.diff(indices))
+    if len(indices) > 2 and len(steps) == 1 and steps[0] > 1:
+        return f"every {ordinal(int(steps[0]))} {noun} from {indices[0]} on ({len(indices)} of {total})"
+    return f"{listed(indices, noun)} of {total}"
+
+
+def listed(indices: Any, noun: str) -> str:
+    """ "row 3", "rows 0 to 4, 7", or how many if they are scattered."""
+    runs = np.split(np.asarray(indices), np.flatnonzero(np.diff(indices) > 1) + 1)
+    if len(runs) > MOST_RUNS:
+        return f"{len(indices)} scattered {noun}s"
+    texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"{noun}{'s' if len(indices) > 1 else ''} {', '.join(texts)}"
+
+
+def is_run(indices: Indices) -> bool:
+    return bool(indices[-1] - indices[0] == len(indices) - 1)
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,0 +1,242 @@
+"""LFM2's operators on numbers that are not quite known: what they should be, and how far an engine's may be off.
+
+A `Measured` is an array with the `spread` of each of its numbers, by which rounding in the engine's format moves it.
+One rounding moves a number y by at most unit * |y|; that is taken as one spread. Spreads go through an operator by its
+first derivative. Those of different numbers are independent, so they add as the root of their squares; but across the
+positions of attention as absolute values, as a repeated token repeats its error. Sums are kept in float32, as engines
+do also for half formats: n terms in an unknown order move by sqrt(n) * 2**-24 * sum|terms| (Higham and Mary, "A new
+approach to probabilistic rounding error analysis", 2019).
+
+LIMIT spreads are the bound. Three lines of reasoning:
+    a rounding error is uniform within one spread at the most, so its standard deviation is spread / sqrt(3) or less;
+    a sum of many is nearly normal, and LIMIT = 4 spreads are then 6.9 standard deviations: one number in 10**11;
+    every rounding that some engine makes is counted, so that an engine that makes fewer stays the further inside.
+
+T tokens, D width of an operator's input, O of its output, H query heads, G key/value heads, E head_dim, L taps.
+Values are float64; what they should be is computed by the arithmetic `float64`, whose own error is 2**-29 of float32's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import RequestError
+from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
+from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.pieces import pieces
+from lfm2np.oracle.emulate import round_to_float16
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+LIMIT = 4.0
+SUM_UNIT = 2.0**-24  # sums are kept in float32
+EXP_UNITS = 2.0  # of float32, times 1 + |x|: relative error of a fast exp(x)
+ANGLE_UNITS = 4.0  # of float32: relative error of rotary angles, whose frequencies may be repeated products
+PIECE = 2**22  # elements of a temporary
+NO_SCALE = AttentionScale(np.zeros(0, np.int32), np.zeros((0, 0), np.int32))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What an engine keeps activations and weights in."""
+
+    name: str
+    unit: float  # a rounding moves x by at most unit * |x|,
+    least: float  # or by this much, where numbers become subnormal or zero
+    keep: Callable[[Array], Array]
+
+
+PRECISIONS = {
+    one.name: one
+    for one in (
+        Precision("float32", 2.0**-24, 2.0**-126, unchanged),
+        Precision("float16", 2.0**-11, 2.0**-24, round_to_float16),
+        Precision("bfloat16", 2.0**-8, 2.0**-126, round_to_bfloat16),
+    )
+}
+
+
+def precision_named(name: str) -> Precision:
+    """RequestError for another name than those of PRECISIONS."""
+    if name not in PRECISIONS:
+        raise RequestError(f"format {name!r}: expected one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """values and spread, both float64 of one shape."""
+
+    values: Array
+    spread: Array
+
+    def reshape(self, *shape: int) -> Measured:
+        return Measured(self.values.reshape(shape), self.spread.reshape(shape))
+
+    def __getitem__(self, index: Any) -> Measured:
+        return Measured(self.values[index], self.spread[index])
+
+    def bound(self) -> Array:
+        return LIMIT * self.spread
+
+
+def together(*spreads: Array | float) -> Array:
+    """Independent errors: the root of the sum of their squares."""
+    squares: Any = 0.0
+    for one in spreads:
+        squares = squares + np.square(one)
+    return np.asarray(np.sqrt(squares))
+
+
+def rounded(values: Array, precision: Precision, *spreads: Array | float) -> Measured:
+    """Values with these spreads, rounded to the format once more."""
+    return Measured(values, together(precision.unit * values, precision.least, *spreads))
+
+
+def embed(rows: Float32, precision: Precision) -> Measured:
+    values = FLOAT64.embed(rows)
+    return rounded(values, precision)
+
+
+def add(x: Measured, y: Measured, precision: Precision) -> Measured:
+    return rounded(FLOAT64.add(x.values, y.values), precision, x.spread, y.spread)
+
+
+def multiply(x: Measured, y: Measured, precision: Precision) -> Measured:
+    product = FLOAT64.multiply(x.values, y.values)
+    return rounded(product, precision, y.values * x.spread, x.values * y.spread)
+
+
+def linear(x: Measured, weight: Float32, bias: Float32 | None, precision: Precision) -> Measured:
+    """x [T, D], weight [O, D] -> [T, O]; the weights count with what the format makes of them.
+
+    Each output is moved by the spread of its inputs times the weights, the inputs times what the weights lose, the
+    order of the sum, its rounding, and another if there is a bias.
+    """
+    parts = [_linear_rows(x, weight[rows], precision) for rows in pieces(len(weight), weight.shape[1], PIECE)]
+    product = Measured(
+        np.concatenate([one.values for one in parts], axis=-1), np.concatenate([one.spread for one in parts], axis=-1)
+    )
+    if bias is None:
+        return product
+    return rounded(product.values + bias.astype(np.float64), precision, product.spread, lost(bias, precision))
+
+
+def _linear_rows(x: Measured, weight: Float32, precision: Precision) -> Measured:
+    wide, missing = weight.astype(np.float64), lost(weight, precision)
+    values = FLOAT64.linear(x.values, Matrix(wide))
+    order = math.sqrt(weight.shape[1]) * SUM_UNIT * (np.abs(x.values) @ np.abs(wide).T)
+    squares = np.square(x.spread) @ np.square(wide).T
+    if missing.any():
+        squares += np.square(x.values) @ np.square(missing).T
+    return rounded(values, precision, np.sqrt(squares), order)
+
+
+def lost(weight: Float32, precision: Precision) -> Array:
+    """What weights lose when they are stored in the format: nothing, if the checkpoint holds them so."""
+    return np.abs(weight.astype(np.float64) - precision.keep(weight))
+
+
+def rms_norm(x: Measured, weight: Float32, eps: float, precision: Precision) -> Measured:
+    """x [..., D]. With r = 1 / sqrt(mean(x**2) + eps): dy = weight * r * (dx - x * r**2 * mean(x * dx)).
+
+    Rounded before the weight and behind it; mean, root and quotient are float32.
+    """
+    values = FLOAT64.rms_norm(x.values, weight, eps)
+    size = x.values.shape[-1]
+    scale = 1.0 / np.sqrt(np.mean(np.square(x.values), axis=-1, keepdims=True) + eps)
+    common = np.sqrt(np.square(x.values * x.spread).sum(-1, keepdims=True)) / size  # of mean(x * dx)
+    moved = np.abs(weight) * scale * together(x.spread, x.values * scale**2 * common)
+    inside = (math.sqrt(size) + 3.0) * SUM_UNIT * values
+    return rounded(
+        values, precision, moved, inside, precision.unit * values, lost(weight, precision) * x.values * scale
+    )
+
+
+def silu(x: Measured, precision: Precision) -> Measured:
+    """x / (1 + exp(-x)), whose derivative is s * (1 + x * (1 - s)) with s = 1 / (1 + exp(-x))."""
+    share = 0.5 * (1.0 + np.tanh(0.5 * x.values))
+    values = FLOAT64.swiglu(x.values, np.ones_like(x.values))
+    slope = share * (1.0 + x.values * (1.0 - share))
+    return rounded(values, precision, slope * x.spread, EXP_UNITS * SUM_UNIT * (1.0 + np.abs(x.values)) * values)
+
+
+def convolve(u: Measured, taps: Float32, bias: Float32 | None, precision: Precision) -> Measured:
+    """u [T, D], taps [D, L] -> [T, D], after zeros."""
+    zeros = np.zeros((taps.shape[1] - 1, u.values.shape[1]))
+    values = FLOAT64.convolve(zeros, u.values, taps, bias)
+    taps_squared = np.square(taps.astype(np.float64))
+    moved = FLOAT64.convolve(zeros, np.square(u.spread), taps_squared)
+    moved += FLOAT64.convolve(zeros, np.square(u.values), np.square(lost(taps, precision)))
+    size = FLOAT64.convolve(zeros, np.abs(u.values), np.abs(taps), None if bias is None else np.abs(bias))
+    order = math.sqrt(taps.shape[1] + 1) * SUM_UNIT * size
+    return rounded(values, precision, np.sqrt(moved), order, 0.0 if bias is None else lost(bias, precision))
+
+
+def rotate(x: Measured, cos: Array, sin: Array, angles: Array, precision: Precision) -> Measured:
+    """x [T, heads, E] by angles [T, E/2]: products and tables rounded, and angles a little off."""
+    values = FLOAT64.rotate(x.values, cos, sin)
+    first, second = np.split(values, 2, axis=-1)
+    turned = np.concatenate([second, first], axis=-1)  # the derivative by the angle, but for a sign
+    both = [np.concatenate([table, table], axis=-1)[:, None, :] for table in (cos, sin, angles)]
+    swapped = [np.concatenate(np.split(one, 2, axis=-1)[::-1], axis=-1) for one in (x.values, x.spread)]
+    products = together(both[0] * x.values, both[1] * swapped[0])
+    moved = together(both[0] * x.spread, both[1] * swapped[1])
+    off = ANGLE_UNITS * SUM_UNIT * both[2] * turned
+    return rounded(values, precision, moved, precision.unit * products, precision.unit * products, off)
+
+
+def attend(queries: Measured, keys: Measured, values: Measured, precision: Precision) -> Measured:
+    """Causal attention of queries [T, H, E] over keys and values [T, G, E] -> [T, H, E].
+
+    With shares p, mix a = sum(p * v): da = sum(p * ds * (v - a)) + sum(p * dv). Errors may agree across positions, so
+    |sum(p * ds * (v - a))| <= sqrt(sum(p * ds**2)) * sqrt(sum(p * (v - a)**2)), by Cauchy and Schwarz.
+    """
+    mixed = FLOAT64.attend(queries.values, keys.values, values.values, NO_SCALE)
+    tokens, heads, _ = mixed.shape
+    group = heads // keys.values.shape[1]
+    spread = np.empty_like(mixed)
+    for head in range(heads):
+        key, value = keys[:, head // group], values[:, head // group]
+        for rows in pieces(tokens, tokens, PIECE):
+            own = queries[rows, head]
+            spread[rows, head] = _attended_spread(own, key, value, mixed[rows, head], rows.start, precision)
+    return rounded(mixed, precision, spread)
+
+
+def _attended_spread(
+    queries: Measured, keys: Measured, values: Measured, mixed: Array, start: int, precision: Precision
+) -> Array:
+    """Of one head: queries [t, E] from position `start` on, keys and values [T, E], mixed [t, E] -> [t, E]."""
+    context, head_dim = keys.values.shape
+    scale = 1.0 / math.sqrt(head_dim)
+    scores = queries.values @ keys.values.T * scale
+    hidden = np.arange(context) > np.arange(start, start + len(scores))[:, None]
+    below = np.where(hidden, -np.inf, scores)
+    below -= below.max(-1, keepdims=True)
+    shares = np.exp(below)
+    shares /= shares.sum(-1, keepdims=True)
+    squares = (
+        np.square(queries.spread) @ np.square(keys.values).T + np.square(queries.values) @ np.square(keys.spread).T
+    )
+    order = math.sqrt(head_dim) * SUM_UNIT * (np.abs(queries.values) @ np.abs(keys.values).T)
+    # Rounded as a product and as scaled, if not kept in float32; by no more is a fast exp(score) off.
+    moved = together(scale * np.sqrt(squares), scale * order, 2.0 * precision.unit * scores)
+    variance = np.maximum(shares @ np.square(values.values) - np.square(mixed), 0.0)
+    size = shares @ np.abs(values.values)
+    grid = SUM_UNIT * (
+        shares @ np.abs(values.values).max(-1, keepdims=True)
+    )  # where values are fixed-point, as exact's
+    return together(
+        np.sqrt((shares * np.square(moved)).sum(-1, keepdims=True) * variance),
+        shares @ values.spread,
+        precision.unit * size,
+        math.sqrt(context) * SUM_UNIT * size,
+        grid,
+    )

@@ -1,0 +1,63 @@
+"""Recorded activations for the tests of `locate`, in memory and as files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from builders import Stored, safetensors_bytes, stored
+
+from lfm2np.checkpoint import StoredTensor, open_checkpoint
+from lfm2np.config import ModelConfig, load_config
+from lfm2np.loading import Model
+from lfm2np.numerics.ieee import FLOAT32
+from lfm2np.oracle.dump import Dump
+from lfm2np.oracle.locate import Report, locate
+from lfm2np.oracle.record import record
+from lfm2np.weights import prepare_weights
+
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+DIRECTORIES = [FIXTURES / "trained", *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
+SIX = FIXTURES / "torture" / "six_heads_two_kv"
+Recorded = dict[str, np.ndarray]
+
+
+@cache
+def checkpoint(directory: Path) -> tuple[ModelConfig, Mapping[str, StoredTensor]]:
+    config = load_config(directory)
+    return config, open_checkpoint(directory, config)
+
+
+def recorded_under(directory: Path, numerics: Any, length: int = 24) -> Recorded:
+    """With a token that is repeated, whose errors repeat too."""
+    config, tensors = checkpoint(directory)
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, length)
+    ids[length // 2 :: 3] = ids[1]
+    return record(Model(directory, config, numerics, prepare_weights(tensors, config, numerics)), ids.tolist())
+
+
+@cache
+def six_heads() -> Recorded:
+    return recorded_under(SIX, FLOAT32, 12)
+
+
+def report_of(directory: Path, recorded: Recorded, name: str, stored_as: str | None = None) -> Report:
+    config, tensors = checkpoint(directory)
+    dumped = {key: values.astype(np.float64) for key, values in recorded.items() if key != "token_ids"}
+    dump = Dump(recorded["token_ids"], dumped, dict.fromkeys(dumped, stored_as or name))
+    return locate(tensors, config, dump, name)
+
+
+def stored_dump(recorded: Recorded, dtype: str = "F32") -> dict[str, Stored]:
+    made = {name: stored(values, dtype) for name, values in recorded.items() if name != "token_ids"}
+    ids = recorded["token_ids"]
+    return made | {"token_ids": ("I64", ids.shape, ids.astype("<i8").tobytes())}
+
+
+def written(path: Path, tensors: dict[str, Stored]) -> Path:
+    file = path / "dump.safetensors"
+    file.write_bytes(safetensors_bytes(tensors))
+    return file

@@ -1,0 +1,238 @@
+"""`locate`: bounds that right engines keep and wrong numbers do not, and the words for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads
+
+from lfm2np.config import load_config
+from lfm2np.errors import RequestError
+from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
+from lfm2np.oracle import emulate, spread
+from lfm2np.oracle.operations import operations
+from lfm2np.oracle.patterns import describe_channels, describe_rows
+from lfm2np.oracle.spread import PRECISIONS, Measured
+
+# --- right engines stay within the bounds
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_a_right_engine_of_any_format_stays_within_the_bounds(directory: Path, name: str) -> None:
+    """Engines that round and add where others do; from all tensors, from modules' outputs, and from blocks alone."""
+    for draw in (0, 3, 5) if directory.name == "trained" else (1, 6):
+        recorded = recorded_under(directory, emulate.emulated(name, 1, draw))
+        modules = {key: one for key, one in recorded.items() if not key.endswith((".attended", ".residual"))}
+        blocks = {key: one for key, one in recorded.items() if key == "token_ids" or key.count(".") == 2}
+        for part, most in ((recorded, 0.7), (modules, 0.7), (blocks, 0.9)):
+            report = report_of(directory, part, name)
+            assert report.findings == ()
+            assert max(one.error for one in report.checks) < most
+            assert part is blocks or not any(one.is_blunt for one in report.checks)
+
+
+def test_lfm2nps_own_bfloat16_and_float64_stay_within_the_bounds() -> None:
+    for numerics, name in ((BFLOAT16, "bfloat16"), (FLOAT64, "float32")):
+        assert report_of(FIXTURES / "trained", recorded_under(FIXTURES / "trained", numerics), name).findings == ()
+
+
+def test_numbers_stored_in_less_than_the_engine_computes_in_are_right() -> None:
+    """float32 activations and embeddings, written as bfloat16."""
+    directory = FIXTURES / "torture" / "all_attention"
+    recorded = recorded_under(directory, FLOAT32)
+    dumped = {name: one if name == "token_ids" else round_to_bfloat16(one) for name, one in recorded.items()}
+    assert report_of(directory, dumped, "float32", "bfloat16").findings == ()
+    assert report_of(directory, dumped, "float32").findings[0].name == "model.embed_tokens"
+
+
+# --- wrong numbers do not
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("tensor", [one.name for one in operations(load_config(SIX))])
+def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(tensor: str, name: str) -> None:
+    """Behind it every tensor is what ITS inputs make."""
+    recorded = {key: one.copy() for key, one in six_heads().items()}
+    row, channel = 7, recorded[tensor].shape[1] - 2
+    clean = finding_bound(recorded, tensor, name, row, channel)
+    recorded[tensor] = recorded[tensor].astype(np.float64)
+    recorded[tensor][row, channel] += 2.5 * clean
+    first = report_of(SIX, recorded, name).findings[0]
+    assert (first.name, first.row, first.channel, first.wrong_numbers) == (tensor, row, channel, 1)
+    assert 1.4 < first.error < 3.6
+    assert first.rows == "only row 7"
+
+
+def finding_bound(recorded: Recorded, tensor: str, name: str, row: int, channel: int) -> float:
+    """The bound of one number, as a finding tells it."""
+    broken = {key: one.copy() for key, one in recorded.items()}
+    broken[tensor][row, channel] += 1e6
+    return report_of(SIX, broken, name).findings[0].bound
+
+
+def test_bfloat16_is_not_within_the_bounds_of_float32_and_the_report_says_what_it_is() -> None:
+    recorded = recorded_under(SIX, BFLOAT16)
+    report = report_of(SIX, recorded, "float32")
+    assert report.findings[0].name == "model.layers.0.operator_norm"
+    assert report.narrower == "bfloat16"
+    assert report_of(SIX, six_heads(), "float32").narrower is None
+
+
+def test_what_is_not_finite_is_found_and_hides_nothing_behind_it() -> None:
+    recorded = {name: one.copy() for name, one in six_heads().items()}
+    recorded["model.layers.0.conv.in_proj"][3, 5] = np.nan
+    recorded["model.layers.1.self_attn.q_layernorm"][4] = np.inf
+    recorded["lm_head"][9, 1] += 1.0
+    found = report_of(SIX, recorded, "float32").findings
+    names = ["model.layers.0.conv.in_proj", "model.layers.1.self_attn.q_layernorm", "lm_head"]
+    assert [one.name for one in found] == names
+    assert [one.error == np.inf for one in found] == [True, True, False]
+    assert (found[0].row, found[0].channel, found[1].rows) == (3, 5, "only row 4")
+
+
+def test_numbers_beyond_float32_count_as_not_finite() -> None:
+    recorded = {name: one.astype(np.float64) for name, one in six_heads().items()}
+    recorded["model.layers.0"][2, 2] = 1e300
+    found = report_of(SIX, recorded | {"token_ids": six_heads()["token_ids"]}, "float32").findings
+    assert [(one.name, one.error) for one in found] == [("model.layers.0", np.inf)]  # its readers had the right one
+    recorded["model.layers.0"][2, 2] = 1e38
+    found = report_of(SIX, recorded | {"token_ids": six_heads()["token_ids"]}, "float32").findings
+    assert found[0].name == "model.layers.0"
+    assert np.isfinite(found[0].error)
+
+
+def test_too_little_in_the_dump_is_no_verdict() -> None:
+    ids = {"token_ids": six_heads()["token_ids"]}
+    assert not report_of(SIX, ids, "float32").is_conclusive
+    embedded = ids | {"model.embed_tokens": six_heads()["model.embed_tokens"]}
+    assert not report_of(SIX, embedded, "float32").is_conclusive
+    logits = ids | {"lm_head": six_heads()["lm_head"]}
+    assert report_of(SIX, logits, "float32").is_conclusive
+    assert not report_of(SIX, logits, "bfloat16").is_conclusive
+    early = ids | {"model.layers.1": six_heads()["model.layers.1"]}
+    report = report_of(SIX, early, "float32")
+    assert report.is_conclusive
+    assert report.unreached[0] == "model.layers.2.operator_norm"
+
+
+def test_another_format_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(RequestError, match="format 'int3': expected one of float32, float16, bfloat16"):
+        report_of(SIX, six_heads(), "int3")
+
+
+# --- what each operator does to spreads
+
+
+def wide(seed: int, *shape: int) -> Measured:
+    """Numbers with spreads of about a thousandth."""
+    random = np.random.default_rng(seed)
+    return Measured(random.standard_normal(shape), 1e-3 * random.random(shape))
+
+
+CASES = {
+    "linear": lambda *x: spread.linear(x[0], WEIGHT, None, PRECISIONS["float32"]),
+    "norm": lambda *x: spread.rms_norm(x[0], WEIGHT[0], 1e-5, PRECISIONS["float32"]),
+    "silu": lambda *x: spread.silu(x[0], PRECISIONS["float32"]),
+    "multiply": lambda *x: spread.multiply(x[0], x[1], PRECISIONS["float32"]),
+    "add": lambda *x: spread.add(x[0], x[1], PRECISIONS["float32"]),
+    "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
+    "attend": lambda *x: spread.attend(*(one.reshape(10, -1, 4) for one in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
+    "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
+}
+WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
+ANGLES = np.arange(20.0).reshape(10, 2)
+TABLE = (np.cos(ANGLES), np.sin(ANGLES), ANGLES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_spread_is_how_far_results_move_when_inputs_do(name: str) -> None:
+    """Inputs moved at random by their spreads move results by about theirs; attention's may be larger, never less."""
+    inputs = [wide(seed, 10, 16) for seed in (1, 2, 3)]
+    made = CASES[name](*inputs)
+    random = np.random.default_rng(4)
+    moved = []
+    for _ in range(400):
+        drawn = [Measured(one.values + one.spread * random.standard_normal((10, 16)), one.spread) for one in inputs]
+        moved.append(CASES[name](*drawn).values - made.values)
+    ratio = np.std(moved, axis=0) / made.spread
+    assert ratio.max() < 1.25
+    assert ratio.max() > 0.8
+    assert np.median(ratio) > (0.2 if name == "attend" else 0.85)
+
+
+def test_weights_that_a_format_cannot_hold_widen_the_bound() -> None:
+    """Where the products cancel, nothing else does."""
+    weight, x = np.array([[1.003, -1.0]], np.float32), Measured(np.ones((1, 2)), np.zeros((1, 2)))
+    made = spread.linear(x, weight, None, PRECISIONS["bfloat16"])
+    assert made.values[0, 0] == pytest.approx(0.003, rel=1e-4)
+    assert made.bound()[0, 0] > np.abs(1.003 - 1.0) > 100 * PRECISIONS["bfloat16"].unit * made.values[0, 0]
+
+
+def test_a_fast_exponential_stays_within_the_bounds() -> None:
+    """Of float32, off by two units times 1 + |x|: in silu, and in attention's shares."""
+    random, precision = np.random.default_rng(0), PRECISIONS["float32"]
+    gate = Measured(random.standard_normal((50, 50)) * 8, np.zeros((50, 50)))
+    off = 1.0 + 2.0 * 2.0**-24 * (1.0 + np.abs(gate.values))
+    engine = gate.values / (1.0 + np.exp(-gate.values) * off)
+    assert np.all(np.abs(engine - spread.silu(gate, precision).values) < spread.silu(gate, precision).bound())
+    keys = Measured(np.array([-8.0, 0.0]).reshape(2, 1, 1), np.zeros((2, 1, 1)))
+    queries, values = (Measured(np.reshape(one, (2, 1, 1)), np.zeros((2, 1, 1))) for one in ([1.0, 1.0], [1e4, 0.0]))
+    made = spread.attend(queries, keys, values, precision)
+    share = np.exp(-8.0) * (1.0 + 2.0 * 2.0**-24 * 9.0)
+    assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) > 4 * 2.0**-24 * made.values[1, 0, 0]
+    assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) < made.bound()[1, 0, 0]
+
+
+# --- patterns
+
+
+@pytest.mark.parametrize(
+    ("rows", "total", "text"),
+    [
+        ([0], 1, "the only row"),
+        (range(9), 9, "all 9 rows"),
+        (range(1, 9), 9, "from row 1 on, right for row 0"),
+        (range(5, 9), 9, "from row 5 on, right for rows 0 to 4"),
+        ([0], 9, "only the first row, 0"),
+        ([8], 9, "only the last row, 8"),
+        ([4], 9, "only row 4"),
+        ([2, 3], 9, "rows 2 to 3 of 9"),
+        ([4, 8], 12, "the row at multiples of 4, 4 to 8 of 12"),
+        ([4, 5, 8, 9], 20, "the 2 rows at multiples of 4, 4 to 9 of 20"),
+        ([1, 4, 7], 9, "the row at every 3rd row, 1 to 7 of 9"),
+        ([0, 2, 4, 6, 8], 9, "the row at multiples of 2, 0 to 8 of 9"),
+        ([1, 4], 9, "rows 1, 4 (2 of 9)"),
+        ([3, 4, 6, 7, 8], 9, "from row 3 on (5 of 6), right for rows 0 to 2"),
+    ],
+)
+def test_rows_in_words(rows: Any, total: int, text: str) -> None:
+    wrong = np.zeros(total, bool)
+    wrong[list(rows)] = True
+    assert describe_rows(wrong) == text
+
+
+@pytest.mark.parametrize(
+    ("channels", "heads", "parts", "text"),
+    [
+        (range(24), 0, (), "all 24 channels"),
+        ([3], 0, (), "channel 3 of 24"),
+        ([0, 1, 3, 5, 8, 10, 13, 15], 0, (), "8 scattered channels of 24"),
+        (range(4, 9), 0, (), "channels 4 to 8 of 24"),
+        (range(1, 24, 2), 0, (), "every 2nd channel from 1 on (12 of 24)"),
+        (range(24), 4, (), "all 4 heads"),
+        (range(6, 12), 4, (), "head 1 of 4"),
+        ([6, 9, 12, 15], 4, (), "heads 1 to 2 of 4: channel 0 and those 3 further, which are rotated together"),
+        ([6, 7], 4, (), "head 1 of 4: channels 0 to 1 of 6"),
+        (range(8, 16), 0, ("gate_in", "gate_out", "value"), "gate_out: all 8 channels"),
+        ([0, 23], 0, ("gate_in", "gate_out", "value"), "gate_in: channel 0 of 8; value: channel 7 of 8"),
+        (range(24), 0, ("gate_in", "gate_out", "value"), "all 24 channels"),
+    ],
+)
+def test_channels_in_words(channels: Any, heads: int, parts: tuple[str, ...], text: str) -> None:
+    wrong = np.zeros((3, 24), bool)
+    wrong[1, list(channels)] = True
+    assert describe_channels(wrong, heads, parts) == text

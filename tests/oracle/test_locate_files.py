@@ -1,0 +1,227 @@
+"""Dumps as files: shapes, dtypes and names as engines write them, files that can't be, and the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import Stored, safetensors_bytes, stored
+from dumps import SIX, checkpoint, six_heads, stored_dump, written
+
+from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
+from lfm2np.oracle import cli_locate
+from lfm2np.oracle.dump import Dump, read_dump, read_names
+from lfm2np.oracle.locate import locate
+from lfm2np.oracle.operations import operations
+
+# --- files as engines write them
+
+
+def read(file: Path, names: dict[str, str] | None = None) -> Dump:
+    config, _ = checkpoint(SIX)
+    return read_dump(file, config, operations(config), names)
+
+
+def reshaped(name: str, values: np.ndarray) -> np.ndarray:
+    """As transformers' hooks have them: a batch, heads apart, the convolution's channels first and padded."""
+    if name.endswith(".conv.conv"):
+        return np.concatenate([values, np.full((2, values.shape[1]), 7.0, np.float32)]).T[None]
+    if name.endswith("_layernorm"):
+        return values.reshape(1, len(values), -1, 10)
+    return values[None]
+
+
+def test_shapes_of_transformers_are_read_as_rows(tmp_path: Path) -> None:
+    recorded = six_heads()
+    tensors = stored_dump({name: reshaped(name, values) for name, values in recorded.items()})
+    dump = read(written(tmp_path, tensors))
+    for name, values in dump.tensors.items():
+        assert np.array_equal(values, recorded[name]), name
+    assert np.array_equal(dump.token_ids, recorded["token_ids"])
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+def test_every_dtype_is_read_and_is_the_default_format(tmp_path: Path, dtype: str) -> None:
+    config, tensors = checkpoint(SIX)
+    dump = read(written(tmp_path, stored_dump(six_heads(), dtype)))
+    report = locate(tensors, config, dump)
+    assert report.format == {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
+    assert report.findings == () or dtype == "BF16"  # `stored` cuts: one spread of a rounding and nearly one more
+
+
+@pytest.mark.parametrize("dtype", ["I32", "U32", "U16", "I64"])
+def test_token_ids_may_be_any_whole_numbers(tmp_path: Path, dtype: str) -> None:
+    ids = six_heads()["token_ids"]
+    kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
+    tensors = stored_dump(six_heads()) | {"token_ids": (dtype, (1, len(ids)), ids.astype(kind).tobytes())}
+    assert read(written(tmp_path, tensors)).token_ids.tolist() == ids.tolist()
+
+
+def test_logits_of_the_last_token_alone_are_judged(tmp_path: Path) -> None:
+    config, tensors = checkpoint(SIX)
+    recorded = six_heads() | {"lm_head": six_heads()["lm_head"][-1:].copy()}
+    assert locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings == ()
+    recorded["lm_head"][0, 5] += 1.0
+    (found,) = locate(tensors, config, read(written(tmp_path, stored_dump(recorded)))).findings
+    assert (found.row, found.channel, found.rows) == (11, 5, "the last row, 11")
+
+
+def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
+    config, tensors = checkpoint(SIX)
+    renamed = stored_dump(six_heads())
+    for index in range(4):
+        renamed[f"blk.{index}.out"] = renamed.pop(f"model.layers.{index}")
+    renamed["result_output"] = renamed.pop("lm_head")
+    mapping = tmp_path / "names.json"
+    mapping.write_text(json.dumps({"blk.{layer}.out": "model.layers.{layer}", "result_output": "lm_head"}))
+    file = written(tmp_path, renamed)
+    report = locate(tensors, config, read(file, read_names(mapping, config)))
+    assert {"model.layers.3", "lm_head"} <= {one.name for one in report.checks}
+    assert len(read(file).unknown) == 5
+
+
+# --- files that can't be
+
+
+IDS: Stored = ("I64", (2,), np.array([1, 2], "<i8").tobytes())
+NORM = "model.layers.0.operator_norm"
+
+
+def zeros(*shape: int, dtype: str = "F32") -> Stored:
+    return stored(np.zeros(shape, np.float32), dtype)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fragment"),
+    [
+        ({NORM: zeros(2, 48)}, "no tensor token_ids, expected the whole numbers"),
+        ({"token_ids": zeros(2)}, "token_ids: dtype F32, expected whole numbers"),
+        ({"token_ids": ("I64", (0,), b"")}, r"shape \(0,\), expected \(T,\) or \(1, T\) with at least one"),
+        ({"token_ids": ("I64", (2, 1), IDS[2])}, r"shape \(2, 1\), expected"),
+        ({"token_ids": ("I64", (2,), np.array([1, 101], "<i8").tobytes())}, "101 at 1, expected ids below vocab_size"),
+        ({"token_ids": ("I64", (2,), np.array([-1, 1], "<i8").tobytes())}, "-1 at 0, expected ids below"),
+        ({"token_ids": ("U8", (1025,), bytes(1025))}, "1025 tokens, expected at most max_position_embeddings=1024"),
+        ({"token_ids": IDS, NORM: zeros(3, 48)}, r"shape \(3, 48\), expected \[2, 48\] for T=2 tokens"),
+        ({"token_ids": IDS, NORM: zeros(2, 47)}, r"shape \(2, 47\), expected \[2, 48\]"),
+        ({"token_ids": IDS, NORM: zeros(2, 2, 48)}, r"shape \(2, 2, 48\), expected"),
+        ({"token_ids": IDS, NORM: zeros(96)}, r"shape \(96,\), expected"),
+        ({"token_ids": IDS, NORM: zeros(48, 2)}, r"shape \(48, 2\), expected"),
+        ({"token_ids": IDS, NORM: zeros(2, 48, dtype="I8")}, "dtype I8, expected one of F64, F32, F16, BF16"),
+        (
+            {"token_ids": IDS, "model.layers.0.conv.conv": zeros(48, 5)},
+            r"shape \(48, 5\), expected \[2, 48\] or \[48, 4\]",
+        ),
+        (
+            {"token_ids": IDS, "a": zeros(1), "b": zeros(1)},
+            r"none of its 2 names is known \(a, b\): expected model.emb",
+        ),
+    ],
+)
+def test_a_dump_that_cannot_be_is_an_error_that_says_why(tmp_path: Path, tensors: Any, fragment: str) -> None:
+    with pytest.raises(DumpError, match=fragment):
+        read(written(tmp_path, tensors))
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", b"\xff" * 64, safetensors_bytes({"token_ids": IDS})[:-3]])
+def test_a_file_that_is_no_safetensors_is_an_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "dump.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(DumpError, match="not a sound safetensors file"):
+        read(file)
+
+
+@pytest.mark.parametrize("place", ["missing", ".", "nul\0"])
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, place: str) -> None:
+    with pytest.raises(DumpError, match="cannot be read"):
+        read(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "fragment"),
+    [
+        ({"a": 3}, "a: 3, expected the name of a tensor"),
+        ({"a": "model.nothing"}, "'model.nothing', expected one of lm_head, model"),
+        ({"a.{layer}": "lm_head"}, "expected {layer} in both or in neither"),
+        ({"a": "lm_head", "b": "lm_head"}, "b and a both mean lm_head: expected one"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_an_error(tmp_path: Path, mapping: Any, fragment: str) -> None:
+    file = tmp_path / "names.json"
+    file.write_text(json.dumps(mapping))
+    tensors = {"token_ids": IDS, "a": zeros(2, 101), "b": zeros(2, 101)}
+    with pytest.raises(DumpError, match=fragment):
+        read(written(tmp_path, tensors), read_names(file, checkpoint(SIX)[0]))
+
+
+# --- the command
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str, as_object: bool = False) -> tuple[int, str, str]:
+    """Exit code, what it printed, and the error's text."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default=str(SIX))
+    parser.add_argument("--json", action="store_true")
+    cli_locate.add_options(parser)
+    code, message = 0, ""
+    try:
+        cli_locate.run(parser.parse_args([*arguments, *(["--json"] if as_object else [])]))
+    except Lfm2npError as error:
+        code, message = error.exit_code, str(error)
+    return code, capsys.readouterr().out, message
+
+
+def test_the_command_says_that_nothing_exceeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, stored_dump(six_heads()))
+    code, text, _ = command(capsys, str(file))
+    assert code == 0
+    assert "12 tokens, float32: 51 tensors held against their inputs\nnothing exceeds its bound" in text
+    code, text, _ = command(capsys, str(file), as_object=True)
+    answer = json.loads(text)
+    assert (code, answer["conclusive"], answer["findings"], len(answer["checks"])) == (0, True, [], 51)
+
+
+def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path, capsys: Any) -> None:
+    recorded = {name: one.copy() for name, one in six_heads().items()}
+    recorded["model.layers.1.self_attn.attended"][5:, 10:20] *= 1.5
+    recorded["model.layers.3.ffn_norm"][0, 0] = np.nan
+    del recorded["model.layers.1.self_attn.k_layernorm"]
+    file = written(tmp_path, stored_dump(recorded))
+    code, text, message = command(capsys, str(file))
+    assert code == ProofError.exit_code == 1
+    assert message.startswith("model.layers.1.self_attn.attended: ")
+    for line in (
+        "first wrong tensor  model.layers.1.self_attn.attended (layer 1)",
+        "operation           rotation of queries and keys, then causal attention",
+        "rows                from row 5 on, right for rows 0 to 4",
+        "channels            head 1 of 6",
+        "or before it, in    model.layers.1.self_attn.k_layernorm (not dumped: recomputed)",
+        "also wrong, given its own inputs: model.layers.3.ffn_norm: only the first row, 0; channel 0 of 48",
+    ):
+        assert line in text.splitlines()
+    code, text, _ = command(capsys, str(file), as_object=True)
+    assert code == 1
+    assert [one["error"] for one in json.loads(text)["findings"]][-1] == "inf"
+
+
+def test_the_command_calls_too_little_inconclusive(tmp_path: Path, capsys: Any) -> None:
+    ids = {"token_ids": stored_dump(six_heads())["token_ids"]}
+    code, _, message = command(capsys, str(written(tmp_path, ids)))
+    assert (code, InconclusiveError.exit_code) == (2, 2)
+    assert "no tensor behind model.embed_tokens is dumped" in message
+    logits = ids | {"lm_head": stored_dump(six_heads())["lm_head"]}
+    code, _, message = command(capsys, str(written(tmp_path, logits)), "--format", "bfloat16")
+    assert code == 2
+    assert "too little is dumped before lm_head to judge it" in message
+
+
+def test_the_command_warns_of_unknown_names_and_refuses_bad_files(tmp_path: Path, capsys: Any) -> None:
+    file = written(tmp_path, stored_dump(six_heads()) | {"model.layers.0.mystery": zeros(1)})
+    with pytest.warns(UserWarning, match="1 unknown names: model.layers.0.mystery"):
+        assert command(capsys, str(file))[0] == 0
+    assert command(capsys, str(tmp_path / "nothing"))[0] == 3
+    assert command(capsys, str(file), "--names", str(tmp_path / "nothing"))[0] == 3
+    assert command(capsys, str(file), "--model", str(tmp_path / "nothing"))[0] == 3
