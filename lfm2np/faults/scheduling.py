@@ -6,7 +6,7 @@ from lfm2np.faults.inject import Edit, Fault
 
 SCHEDULER = "scheduler.scheduler:Scheduler."
 LAST_IS_VICTIM = "victim = self.running[-1]"
-PUSH = "heapq.heappush(self._heap, (self._key(request), self._pushed, request))"
+PUSH = "heapq.heappush(self._heap, (self._key(request), request))"
 
 FAULTS: tuple[Fault, ...] = (
     # --- preemption
@@ -110,7 +110,6 @@ FAULTS: tuple[Fault, ...] = (
                 "self._watermark = int(config.watermark * config.num_blocks) + 1",
             ),
             Edit(SCHEDULER + "_enter", "(self._watermark if self.running else 0)", "self._watermark"),
-            Edit(SCHEDULER + "_enough_fit", "(self._watermark if self.running else 0)", "self._watermark"),
         ),
     ),
     Fault(
@@ -123,7 +122,7 @@ FAULTS: tuple[Fault, ...] = (
                 "scheduler.queue:WaitingQueue.push",
                 PUSH,
                 "newest_first = tuple(-part for part in self._key(request))\n"
-                "    heapq.heappush(self._heap, (newest_first, self._pushed, request))",
+                "    heapq.heappush(self._heap, (newest_first, request))",
             ),
         ),
     ),
@@ -154,7 +153,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 "scheduler.queue:WaitingQueue.push",
                 PUSH,
-                "heapq.heappush(self._heap, ((request.num_tokens, request.arrival), self._pushed, request))",
+                "heapq.heappush(self._heap, ((request.num_tokens, request.arrival), request))",
             ),
         ),
     ),
