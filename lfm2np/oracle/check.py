@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from lfm2np.loading import Model
 from lfm2np.oracle.checked import failed
 from lfm2np.oracle.file_target import Transcript
-from lfm2np.oracle.judge import Pair, judge
+from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
@@ -74,6 +74,7 @@ def judged(
     pairs: Sequence[Pair],
     not_put: Sequence[str] = (),
     progress: Progress = silent,
+    known: Known | None = None,
 ) -> Checked:
     """The verdict on answers that are there: of this run, or recorded earlier."""
 
@@ -81,8 +82,9 @@ def judged(
         progress("scoring", done, count)
 
     pairs = [(ask, fitting(ask, answer, model.config.vocab_size)) for ask, answer in pairs]
-    positions = judge(model, format_name, pairs, scoring)
-    verdict = total(model, format_name, pairs, positions, scoring)
+    known = Known() if known is None else known
+    positions = judge(model, format_name, pairs, scoring, known)
+    verdict = total(model, format_name, pairs, positions, scoring, known)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 

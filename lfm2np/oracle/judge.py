@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,17 +26,33 @@ class Scored:
     noise: Noise
 
 
-def judge(model: Model, format_name: str, pairs: Sequence[Pair], progress: Progress | None = None) -> list[Position]:
+@dataclass(eq=False)
+class Known:
+    """What was computed before, so that another format, or another engine that says the same, costs little."""
+
+    truths: dict[Ids, Truth] = field(default_factory=dict)
+    noises: dict[tuple[str, Ids], Noise] = field(default_factory=dict)
+
+
+def judge(
+    model: Model,
+    format_name: str,
+    pairs: Sequence[Pair],
+    progress: Progress | None = None,
+    known: Known | None = None,
+) -> list[Position]:
     """All positions that the answers allow to judge, in the order of the asks."""
+    known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
-    truths = truths_of(model, usable)
-    longest = list(dict.fromkeys(truths.values()))
-    noises = dict(zip(longest, noise_of(model, longest, format_name, DRAWS, progress=progress), strict=True))
+    truths = truths_of(model, usable, known)
+    new = [one for one in dict.fromkeys(truths.values()) if (format_name, one.token_ids) not in known.noises]
+    for truth, noise in zip(new, noise_of(model, new, format_name, DRAWS, progress=progress), strict=True):
+        known.noises[format_name, truth.token_ids] = noise
     bits = format_named(format_name).bits
     positions = []
     for ask, answer in usable:
         truth = truths[sequence(ask, answer)]
-        positions += judged(ask, answer, Scored(truth, noises[truth]), bits)
+        positions += judged(ask, answer, Scored(truth, known.noises[format_name, truth.token_ids]), bits)
     return positions
 
 
@@ -44,7 +60,7 @@ def sequence(ask: Ask, answer: Answer) -> Ids:
     return (*ask.prompt_token_ids, *(answer.token_ids or ()))
 
 
-def truths_of(model: Model, pairs: Sequence[Pair]) -> dict[Ids, Truth]:
+def truths_of(model: Model, pairs: Sequence[Pair], known: Known) -> dict[Ids, Truth]:
     """By sequence; those that are the beginning of another share its truth, since the arithmetic is causal."""
     wanted: dict[Ids, dict[int, set[int]]] = {}
     for ask, answer in pairs:
@@ -59,8 +75,11 @@ def truths_of(model: Model, pairs: Sequence[Pair]) -> dict[Ids, Truth]:
         for one in of:
             for row, tokens in wanted[one].items():
                 rows.setdefault(row, set()).update(tokens)
-        truth = truth_of(model, ids, {row: sorted(tokens) for row, tokens in rows.items()})
-        found |= dict.fromkeys(of, truth)
+        if ids not in known.truths or not known.truths[ids].covers(rows):
+            known.truths[ids] = truth_of(model, ids, {row: sorted(tokens) for row, tokens in rows.items()})
+            for key in [key for key in known.noises if key[1] == ids]:
+                del known.noises[key]  # it is of other columns
+        found |= dict.fromkeys(of, known.truths[ids])
     return found
 
 

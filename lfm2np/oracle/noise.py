@@ -12,7 +12,7 @@ The scale is the mean of the two variances: the first is steady, the second know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,10 @@ class Truth:
         if column == self.columns.shape[1] or self.columns[row, column] != token_id:
             raise KeyError(token_id)
         return column
+
+    def covers(self, wanted: Mapping[int, Iterable[int]]) -> bool:
+        """Whether all tokens wanted, by row, are among those looked at."""
+        return all(np.isin(list(tokens), self.columns[row]).all() for row, tokens in wanted.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +130,8 @@ def noise_of(
     """
     errors = [np.empty((draws, *truth.logprobs.shape), np.float32) for truth in truths]
     done = 0
+    if not truths:
+        return []
     for draw, (weights, numerics) in enumerate(engines(model, format_name, draws, seed)):
         for truth, own in zip(truths, errors, strict=True):
             own[draw] = logprobs_under(model, weights, numerics, truth) - truth.logprobs

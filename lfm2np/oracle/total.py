@@ -10,7 +10,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
-from lfm2np.oracle.judge import Pair, judge
+from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
 
 
@@ -35,13 +35,14 @@ def total(
     pairs: Sequence[Pair],
     positions: Sequence[Position],
     progress: Callable[[int, int], None] | None = None,
+    known: Known | None = None,
 ) -> Total:
     """All positions together; where they drift, the other formats are tried as an explanation."""
     flips, chance = flip_probability(positions)
     ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
     wrong = [one for one in positions if one.verdict in (Verdict.BUG, Verdict.DRIFT)]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
-    verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress)
+    verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress, known)
     return Total(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -63,12 +64,13 @@ def decided(
     chance: float,
     unanswered: Sequence[str],
     progress: Callable[[int, int], None] | None,
+    known: Known | None,
 ) -> tuple[Verdict, list[str]]:
     bugs = [one for one in positions if one.verdict is Verdict.BUG]
     drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
     size = root_mean_square([one.error_ratio for one in positions if one.error_ratio is not None])
     if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
-        like = explaining_format(model, format_name, pairs, progress)
+        like = explaining_format(model, format_name, pairs, progress, known)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         reasons = []
@@ -91,14 +93,18 @@ def decided(
 
 
 def explaining_format(
-    model: Model, declared: str, pairs: Sequence[Pair], progress: Callable[[int, int], None] | None
+    model: Model,
+    declared: str,
+    pairs: Sequence[Pair],
+    progress: Callable[[int, int], None] | None,
+    known: Known | None,
 ) -> str | None:
     """Another format under which all errors are as they should be, everywhere, no less; the finest of them."""
     for name in FORMATS:
         if name == declared:
             continue
         try:
-            positions = judge(model, name, pairs, progress)
+            positions = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
         if positions and factors.is_uniform(positions) and flip_probability(positions)[1] >= FLIPS_LIMIT:
