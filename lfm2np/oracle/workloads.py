@@ -133,7 +133,7 @@ def slot_reuse(writer: Writer) -> Iterator[Round]:
 
 
 def prefixes(writer: Writer) -> Iterator[Round]:
-    """The same prompt three times, then a longer one, and one that leaves it midway: cold, then warm."""
+    """The same prompt three times, then a longer one, one that leaves it midway, and one that begins differently."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
         for temperature in ("cold", "warm", "warm"):
@@ -142,6 +142,8 @@ def prefixes(writer: Writer) -> Iterator[Round]:
         yield Round((writer.ask("prefixes", longer, prefix="warm", beside=False),))
         branch = (*ids[: len(ids) // 2 + 1], *writer.ids(7))[: writer.longest]
         yield Round((writer.ask("prefixes", branch, prefix="warm", beside=False),))
+        twin = (ids[1], *ids[1:])  # the same blocks behind another beginning: no hit
+        yield Round((writer.ask("prefixes", twin, prefix="twin", beside=False),))
 
 
 def families(writer: Writer) -> Iterator[Round]:
