@@ -175,6 +175,8 @@ class Books(Moments):
                     demand(key in self.published, True, "each block that it filled is published:", account.name)
         self.steps += 1
         demand({one.request_id for one in finished}, ended, "finished", f"step {plan.step}")
+        self.endings.append({one.request_id: str(one.finish_reason) for one in finished})
+        self.scheduled_tokens += plan.num_tokens
         for one in finished:
             self.settle(one.request_id)
         return finished

@@ -10,7 +10,9 @@ machine_checks.py. The counters of a class say how much was compared since the p
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -34,6 +36,7 @@ from scheduler import (
     reasons,
     replay,
 )
+from scheduler.trace import Replay
 
 __all__ = ["PoolMachine", "SchedulerMachine"]
 
@@ -253,6 +256,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         books, scheduler = self.books, self.scheduler
         ran = [request.request_id for request in scheduler.running]
         plan = scheduler.schedule()
+        books.preempted += len(plan.preempted)
         for name in plan.preempted:
             books.accounts[name].preemptions += 1
         if early and aborted:
@@ -330,8 +334,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.books.require_all_free()
         SchedulerMachine.tokens += self.books.tokens
         if self.trace:
-            answered = {name: one.answered for name, one in self.books.accounts.items() if one.answered}
-            demand(replay(self.file.getvalue().splitlines()).outputs, answered, "outputs of the replay", "trace")
+            self._require_trace(self.file.getvalue().splitlines())
+
+    def _require_trace(self, lines: Sequence[str]) -> None:
+        """It replays, and counts what the books count."""
+        books = self.books
+        answered = {name: one.answered for name, one in books.accounts.items() if one.answered}
+        counted = Replay(
+            steps=len(books.endings),
+            requests=len(books.accounts),
+            tokens=sum(map(len, answered.values())),
+            scheduled_tokens=books.scheduled_tokens,
+            preemptions=books.preempted,
+            outputs=answered,
+        )
+        demand(asdict(replay(lines)), asdict(counted), "replay", "trace")
+        told = [line["finished"] for line in map(json.loads, lines) if line["kind"] == "step"]
+        demand(told, books.endings, "endings", "trace")
 
     def _drain(self) -> None:
         """At most 18 n m steps, for n requests of at most m positions each, none of which comes anew.

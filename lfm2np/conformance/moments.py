@@ -33,6 +33,9 @@ class Moments:
         self.key_of: dict[int, bytes] = {}  # and back
         self.steps = 0
         self.tokens = 0
+        self.endings: list[dict[str, str]] = []  # by step that was completed
+        self.scheduled_tokens = 0  # of those
+        self.preempted = 0  # by plans
         self.statistics: dict[str, Any] = {
             "queries": 0,
             "query_tokens": 0,
