@@ -193,11 +193,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         choice = reply["choices"][0] if "choices" in reply else reply
         ids = choice.get("token_ids") or choice.get("tokens") or [0] * 9
-        for token_id in ids[:-1]:
-            piece = {"token_ids": [token_id], "tokens": [token_id], "text": "x"}
-            event = {"choices": [piece]} if "choices" in reply else piece
-            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         try:
+            for token_id in ids[:-1]:
+                piece = {"token_ids": [token_id], "tokens": [token_id], "text": "x"}
+                event = {"choices": [piece]} if "choices" in reply else piece
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             while not self.server.freed.wait(0.01):
                 self.wfile.write(b": still here\n\n")
         except ConnectionError:

@@ -26,7 +26,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
 from lfm2np.oracle.http_target import judged
 from lfm2np.oracle.records import Ask
-from lfm2np.oracle.target import Target
+from lfm2np.oracle.target import Target, TargetError
 
 
 @pytest.fixture
@@ -85,6 +85,18 @@ def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
         (other,) = target.answer([Ask("b", "case", (1, 2, 3), 4)])
     assert answer.error is None and answer.text and answer.token_ids is None and answer.logprobs is None
     assert other.error is not None and "prompt_text" in other.error
+
+
+def test_taking_ids_is_not_enough_for_a_dialect_that_tells_them(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
+    found = target_of(vllm).probe()
+    assert (found.engine, found.tells_token_ids) == ("text dialect, version not told", False)
+
+
+def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
+    vllm.play = lambda path, body: {"choices": [{"text": 5, "finish_reason": "length"}]}
+    with pytest.raises(TargetError, match="text 5: expected text"):
+        target_of(vllm).probe()
 
 
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
