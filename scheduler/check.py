@@ -45,10 +45,11 @@ def _check_requests(scheduler: Scheduler) -> None:
     _require(scheduler._num_prefilling == prefilling, f"{prefilling} prefill, counted {scheduler._num_prefilling}")
     _require(len(list(scheduler.waiting)) == len(scheduler.waiting), "the queue's length is wrong")
     for request in scheduler.requests.values():
-        where = (request.status is Status.RUNNING) + (not request.awaits_split and request.slot is None)
-        _require(where + request.awaits_split == 1, f"request {request.request_id!r}: {request.status}, in no place")
+        is_running = request.status is Status.RUNNING
+        in_place = is_running == (request.slot is not None) and not (is_running and request.awaits_split)
+        _require(in_place, f"request {request.request_id!r}: {request.status}, in no place")
         _require(request.num_computed_tokens < request.num_tokens, f"request {request.request_id!r}: nothing to do")
-        if request.status is Status.RUNNING:
+        if is_running:
             tokens = request.most_computed_tokens if scheduler.policy.reserves else request.num_computed_tokens
             needed, held = scheduler.memory.blocks_for(tokens), len(request.block_table)
             _require(held == needed, f"request {request.request_id!r}: {held} blocks, its tokens need {needed}")

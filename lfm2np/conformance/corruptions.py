@@ -77,6 +77,12 @@ def free_twice(subject: Scheduler) -> None:
     with_free_list(subject, [*order, order[-1]])
 
 
+def free_twice_but_counted_once(subject: Scheduler) -> None:
+    order = subject.pool.free_order()
+    with_free_list(subject, [*order, order[-1]])
+    subject.pool.num_free -= 1
+
+
 def free_though_owned(subject: Scheduler) -> None:
     with_free_list(subject, [*subject.pool.free_order(), subject.requests["a"].block_table[0]])
 
@@ -169,11 +175,12 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("blocks expected", busy, count_free(1)),
     ("blocks expected", busy, count_free(-1)),
     ("blocks expected", busy, free_twice),
+    ("blocks expected", busy, free_twice_but_counted_once),
     ("references, but", busy, count_references(owned=True, difference=1)),
     ("references, but", busy, count_references(owned=True, difference=-1)),
     ("references, but", busy, count_references(owned=False, difference=1)),
     ("references, but", busy, count_references(owned=False, difference=-1)),
-    ("free and owned", busy, free_though_owned),
+    ("blocks [1]: free and owned", busy, free_though_owned),
     ("a block is neither free nor owned", busy, lost),
     ("its key leads elsewhere", busy, key_that_leads_nowhere),
     ("its key leads elsewhere", busy, key_that_leads_elsewhere),
@@ -193,6 +200,7 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     (IN_NO_PLACE, busy, set_attribute("a", "awaits_split", True)),
     (IN_NO_PLACE, busy, set_attribute("y", "status", Status.RUNNING)),
     ("nothing to do", busy, nothing_to_do),
+    ("nothing to do", busy, set_attribute("w", "num_computed_tokens", 2)),
     ("nothing to do", busy, set_attribute("w", "num_computed_tokens", 1)),
     ("blocks, its tokens need", busy, one_block_more),
     ("blocks, its tokens need", busy, one_block_less),

@@ -11,7 +11,7 @@ from lfm2np.conformance.protocol import Factory
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig
 
 LONG = 700  # tokens
-MANY = 290  # requests
+MANY = 560  # requests
 
 
 def large_schedule(factory: Factory, policy: str) -> None:
@@ -19,9 +19,9 @@ def large_schedule(factory: Factory, policy: str) -> None:
     machine = SchedulerMachine()
     machine.start(
         block_size=2,
-        num_blocks=800,
+        num_blocks=1100,
         max_num_seqs=280,
-        budget=900,
+        budget=3000,
         policy=policy,
         watermark=0.01,
         no_caching=False,

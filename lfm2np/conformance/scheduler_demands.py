@@ -324,7 +324,7 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         (),
         answers,
         answers_are_judged,
-        3.0,
+        20.0,
     ),
     Property(
         "defaults-are-documented",

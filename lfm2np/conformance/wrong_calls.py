@@ -105,6 +105,11 @@ SCHEDULER: tuple[Case, ...] = (
     ),
     (
         PlanError,
+        "step 0: request 'a' got (8, 9), expected all but the last to be its first drafts (5, 6, 7)",
+        lambda: answered({"a": [8, 9]}),
+    ),
+    (
+        PlanError,
         "step 0: request 'a' got (5, 6, 9), but token 6 ends it: expected none after that",
         lambda: answered({"a": [5, 6, 9]}),
     ),
@@ -218,6 +223,12 @@ def pool(owned: int, published: int, call: Callable[[BlockPool], object]) -> Non
     call(subject)
 
 
+def exhausted(num_blocks: int) -> None:
+    subject = BlockPool(num_blocks)
+    for _ in range(num_blocks + 1):
+        subject.allocate()
+
+
 ONE_OWNER = "expected one owner and no key"
 POOL: tuple[Case, ...] = (
     (PoolError, "a pool of 0 blocks: expected at least 1", lambda: BlockPool(0)),
@@ -225,6 +236,8 @@ POOL: tuple[Case, ...] = (
     (PoolError, "no block is free: all 3 are owned", lambda: pool(3, 0, lambda p: p.allocate())),
     (PoolError, "block 0 is free: it can't be shared", lambda: pool(0, 0, lambda p: p.share(0))),
     (PoolError, "block 3: expected 0 to 2", lambda: pool(0, 0, lambda p: p.share(3))),
+    (PoolError, "block 300: expected 0 to 299", lambda: BlockPool(300).share(300)),
+    (PoolError, "no block is free: all 300 are owned", lambda: exhausted(300)),
     (PoolError, "block -1: expected 0 to 2", lambda: pool(0, 0, lambda p: p.release(-1))),
     (
         PoolError,

@@ -4,8 +4,8 @@ Every request is greedy and switches off what a server may do by default: some t
 checkpoint's generation_config.json. What may be left out of a reply is None; what is there and of another form raises
 RequestError that names it. Values are judged later, by http_target.
 
-Sources: vLLM vllm/entrypoints/openai/completion; SGLang srt/managers/io_struct.py, GenerateReqInput, and its
-documentation of meta_info; llama.cpp tools/server/README.md and server-task.cpp; mlx-lm 0.32.2 mlx_lm/server.py.
+mlx-lm 0.32.2 and llama.cpp were held against real servers. vLLM's and SGLang's forms are those of their documentation
+and were only tried on servers of our own that play them.
 """
 
 from __future__ import annotations
