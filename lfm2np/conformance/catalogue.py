@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lfm2np.conformance.cache_demands import CACHE_DEMANDS
 from lfm2np.conformance.corruptions import CORRUPTION
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.internals import INTERNALS
@@ -20,6 +21,7 @@ ALL: tuple[Property | Machine, ...] = (
     *WRONG_CALLS,
     *CORRUPTION,
     *LARGE,
+    *CACHE_DEMANDS,
 )
 
 

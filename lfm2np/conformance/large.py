@@ -29,7 +29,7 @@ def large_schedule(factory: Factory, policy: str) -> None:
         taps=3,
     )
     add(machine, Request("long", PROMPT * (LONG // len(PROMPT)), 6), samples=2)
-    for index in range(MANY):
+    for index in range(MANY if policy == "fcfs" else MANY // 2):
         prompt = (index, *PROMPT[: 1 + index % 4])
         add(machine, Request(f"m{index}", prompt, 1 + index % 5), samples=1 + (index % 7 == 0))
     for turn in range(5):

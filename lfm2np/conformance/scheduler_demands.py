@@ -81,8 +81,11 @@ def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int,
     must_decode = False  # after decodes paused for a batch
     while subject.has_unfinished:
         decoding = [one.request_id for one in subject.running if one.is_decoding]
+        prefilling = {one.request_id for one in subject.running if not one.is_decoding}
         expected = [] if must_decode else expected_batch(subject)
         plan = subject.schedule()
+        if prefilling and not {entry.request_id for entry in plan.scheduled} <= prefilling:
+            raise Violation(f"step {plan.step}: decoding does not pause while {prefilling} are computed")
         if expected:
             must_decode = bool(decoding)
         elif any(entry.request_id in decoding for entry in plan.scheduled):
