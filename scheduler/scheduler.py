@@ -315,9 +315,8 @@ class Scheduler:
         self._num_prefilling += (not request.is_decoding) - was_prefilling
         finished = []
         for fork in forks:
-            prefilling = fork.status is Status.RUNNING and not fork.is_decoding
             fork.append(tokens[fork.request_id][0])
-            self._num_prefilling += (fork.status is Status.RUNNING and not fork.is_decoding) - prefilling
+            self._num_prefilling -= fork.status is Status.RUNNING  # it took the prompt over, and decodes now
         for one in (request, *forks):
             if one.finish_reason is not None:
                 self._finish(one)
