@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | digest | info | faults | conformance`."""
+"""The command line: `lfm2np generate | replay | score | check | locate | vectors | digest | info | faults | ...`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.generation import GeneratedToken, collect
 from lfm2np.loading import Model, checkpoint_directory, load
 from lfm2np.numerics import NAMES
+from lfm2np.oracle import cli_check, cli_locate, cli_vectors
+from lfm2np.oracle.target import TargetError
 from lfm2np.terminal import parse_ids, progress_bar, read_file, terminal_text
 from lfm2np.tokenizer import Tokenizer
 from scheduler import TraceError, replay
@@ -196,8 +198,10 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
 
 class OneLineParser(argparse.ArgumentParser):
+    usage_exit_code = RequestError.exit_code  # another for commands whose 2 means something else
+
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(fail(f"{message} (see {self.prog} --help)", RequestError.exit_code))
+        raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -210,14 +214,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lfm2np {lfm2np.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Command, text: str, example: str, model: bool = True) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Command, text: str, example: str, model: bool = True, exit_codes: str = EXIT_CODES
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"example:\n  {example}\n\n{EXIT_CODES}",
+            epilog=f"example:\n  {example}\n\n{exit_codes}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if exit_codes is not EXIT_CODES:
+            sub.usage_exit_code = TargetError.exit_code
         sub.set_defaults(run=run)
         if model:
             sub.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the trained fixture)")
@@ -258,6 +266,30 @@ def build_parser() -> argparse.ArgumentParser:
         model=False,
     )
     conformance.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")
+    check = command(
+        "check",
+        cli_check.run,
+        "hold another engine against the oracle, under the noise that its number format is entitled to",
+        cli_check.EXAMPLE,
+        exit_codes=cli_check.EXIT_CODES,
+    )
+    cli_check.add_options(check)
+    locate = command(
+        "locate",
+        cli_locate.run,
+        "name the first tensor of an engine's activations that its own inputs do not explain",
+        "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
+        exit_codes=cli_check.EXIT_CODES,
+    )
+    cli_locate.add_options(locate)
+    vectors = command(
+        "vectors",
+        cli_vectors.run,
+        "make golden vectors, or hold the reference or an engine's answers against them",
+        "lfm2np vectors verify\n  lfm2np vectors make --model LFM2-350M -o vectors",
+        exit_codes=cli_check.EXIT_CODES,
+    )
+    cli_vectors.add_options(vectors)
     score = command(
         "score",
         run_score,

@@ -157,18 +157,24 @@ def priority_is_worth_steps(factory: Factory, example: tuple[int, int]) -> None:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """max_tokens, min_tokens, tokens so far, drafts, answer; token 2 is the stop token."""
-    most = draw(st.integers(1, 6))
-    tokens = st.lists(st.integers(0, 2), max_size=4)
-    drafts = tuple(draw(tokens))
-    answer = (*drafts[: draw(st.integers(0, 4))], draw(st.integers(0, 2))) if draw(st.booleans()) else draw(tokens)
-    return most, draw(st.integers(0, 6)), draw(st.integers(0, most - 1)), drafts, tuple(answer)
+def turns(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...]]:
+    """max_tokens, min_tokens, tokens so far, drafts; token 2 is the stop token."""
+    so_far = draw(st.integers(0, 4))
+    drafts = draw(st.lists(st.sampled_from((2, 0)), max_size=4))
+    return so_far + draw(st.integers(1, 6)), draw(st.integers(0, so_far + 5)), so_far, tuple(drafts)
 
 
-def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...], tuple[int, ...]]) -> None:
+def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...]]) -> None:
+    """Right drafts and then any token, up to too many; and drafts that were not planned."""
+    drafts = example[3]
+    right = [(*drafts[:count], token) for count in range(len(drafts) + 1) for token in (0, 2)]
+    wrong = [(*(1 for _ in drafts[:count]), 0) for count in range(1, len(drafts) + 1)]
+    for answer in ((), *right, *wrong, (*drafts, 0, 0)):
+        answer_is_judged(*example, answer)
+
+
+def answer_is_judged(most: int, least: int, so_far: int, drafts: tuple[int, ...], answer: tuple[int, ...]) -> None:
     """Taken if and only if: as many as asked for, the drafts first, and nothing behind the token that ends it."""
-    most, least, so_far, drafts, answer = example
     subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2))
     subject.add(Request("a", (1,), most, stop_token_ids=frozenset([2]), min_tokens=least))
     for _ in range(so_far):
@@ -325,9 +331,9 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         7,
         ("own",),
         (),
-        answers,
+        turns,
         answers_are_judged,
-        20.0,
+        5.0,
     ),
     Property(
         "defaults-are-documented",

@@ -1,0 +1,165 @@
+"""`lfm2np check TARGET`: is this engine right, and if not, what does its error depend on?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.loading import Model, checkpoint_directory, load
+from lfm2np.oracle.check import Checked, Progress, check, judged
+from lfm2np.oracle.emulate import FORMATS
+from lfm2np.oracle.exec_target import ExecTarget
+from lfm2np.oracle.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.http_target import HttpTarget
+from lfm2np.oracle.python_target import PythonTarget
+from lfm2np.oracle.report import as_json, as_text, exit_code
+from lfm2np.oracle.report_html import as_html
+from lfm2np.oracle.report_junit import as_junit
+from lfm2np.oracle.target import Target, TargetError
+from lfm2np.oracle.transformers_target import TransformersTarget
+from lfm2np.oracle.whole_file import write_whole
+from lfm2np.oracle.workloads import CASES
+from lfm2np.terminal import progress_bar, terminal_text
+
+EXIT_CODES = """exit codes:
+  0    right: every difference is within what the declared format explains
+  1    wrong: DRIFT or BUG
+  2    inconclusive: the engine does not reveal enough, or did not answer
+  3    the check could not run
+  130  interrupted"""
+EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16
+  lfm2np check package.module:factory --model DIR
+  lfm2np check transformers: --format float16 --html report.html
+  lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
+  lfm2np check answers.jsonl --model DIR"""
+PADDED = "padded:"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Beside --model and --json."""
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
+    )
+    parser.add_argument(
+        "--format",
+        choices=list(FORMATS),
+        default="float32",
+        help="what the engine computes in, which says how far off it may be (float32)",
+    )
+    parser.add_argument("--at-once", metavar="N", type=int, default=8, help="most requests in flight together (8)")
+    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
+    parser.add_argument("--name", metavar="NAME", help="of the model, for a server that serves several")
+    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
+    parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
+    parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
+    parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
+    parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was found. ProofError (1) if the engine is wrong, InconclusiveError (2) if that can't be said.
+
+    TargetError (3) for an engine that can't be run, or arguments that can't be met.
+    """
+    try:
+        result = checked(arguments)
+    except RequestError as error:
+        raise TargetError(str(error)) from None
+    command = shlex.join(["lfm2np", *sys.argv[1:]])
+    for name, render in (("html", as_html), ("junit", as_junit)):
+        if getattr(arguments, name) is not None:
+            write_whole(Path(getattr(arguments, name)), render(result, command))
+    print(json.dumps(as_json(result, command)) if arguments.json else terminal_text(as_text(result, command)))
+    verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
+    if exit_code(result.total.verdict) == 1:
+        raise ProofError(verdict)
+    if exit_code(result.total.verdict) == 2:
+        raise InconclusiveError(verdict)
+
+
+def checked(arguments: argparse.Namespace) -> Checked:
+    if arguments.at_once < 1:
+        raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
+    cases = None if arguments.cases is None else known_cases(arguments.cases)
+    with progress_bar("loading") as show:
+        model = load(arguments.model, "exact", show)
+    if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
+        with progress() as shown:
+            return judged_file(model, arguments, shown)
+    target = target_of(arguments, model)
+    with contextlib.closing(target), transcript_of(arguments) as transcript, progress() as shown:
+        return check(model, target, arguments.format, arguments.at_once, arguments.seed, cases, transcript, shown)
+
+
+def judged_file(model: Model, arguments: argparse.Namespace, shown: Progress) -> Checked:
+    """What was recorded earlier, all of it."""
+    abilities = FileTarget(arguments.target).probe()
+    return judged(model, abilities, arguments.format, recorded(arguments.target).pairs(), progress=shown)
+
+
+def known_cases(names: str) -> list[str]:
+    chosen = names.split(",")
+    for name in chosen:
+        if name not in CASES:
+            raise RequestError(f"--cases {name!r}: expected some of {', '.join(CASES)}")
+    return chosen
+
+
+def target_of(arguments: argparse.Namespace, model: Model) -> Target:
+    """The adapter for a TARGET; RequestError for one of no known form."""
+    text = arguments.target
+    kind, _, rest = text.partition(":")
+    if kind in ("http", "https"):
+        tokenizer = model.tokenizer if model.has_tokenizer else None
+        return HttpTarget(text, tokenizer, arguments.name, arguments.at_once, arguments.timeout)
+    if kind == "exec":
+        return ExecTarget(rest, model.path, model.config.vocab_size, arguments.timeout)
+    if kind == "transformers":
+        padded = rest.startswith(PADDED)
+        directory = rest.removeprefix(PADDED)
+        path = checkpoint_directory(directory) if directory else model.path
+        return TransformersTarget(path, arguments.format, padded)
+    if re.fullmatch(r"[\w.]+:[\w.]+", text):
+        return PythonTarget(text, model.path, None, arguments.at_once)
+    raise RequestError(
+        f"target {text!r}: expected http://HOST:PORT, package.module:factory, transformers:, exec:COMMAND or FILE.jsonl"
+    )
+
+
+@contextlib.contextmanager
+def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
+    """The file that answers are kept in, if any is named."""
+    if arguments.save is not None and arguments.resume is not None:
+        raise RequestError("--save and --resume: expected one of them")
+    name = arguments.save or arguments.resume
+    if name is None:
+        yield None
+        return
+    if arguments.save is not None and Path(name).exists():
+        raise RequestError(f"--save {name}: exists already; --resume goes on with it")
+    with Transcript(name) as transcript:
+        yield transcript
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """One bar a kind of work, with the time that remains."""
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Callable[[int, int], None]] = {}
+
+        def show(what: str, done: int, count: int) -> None:
+            if what not in bars:
+                bars[what] = stack.enter_context(progress_bar(what))
+            bars[what](done, count)
+
+        yield show

@@ -1,0 +1,161 @@
+"""`lfm2np vectors make | verify`: golden vectors for engines' own tests."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lfm2np.errors import InconclusiveError, ProofError, RequestError
+from lfm2np.loading import Model, load
+from lfm2np.oracle import vectors_plain
+from lfm2np.oracle.vectors import BOUNDED, Difference, Progress, make, verify
+from lfm2np.oracle.vectors_files import DOCUMENT, VectorSet, packaged_set, read_set, require_replaceable, write_set
+from lfm2np.oracle.vectors_form import VectorsError
+from lfm2np.terminal import progress_bar, terminal_text
+
+EXIT_CODES = """exit codes:
+  0    made, or as it should be
+  1    verify: the set says something else than the model, or an engine's answers are wrong
+  2    make: the arguments can't be met, or the folder can't be written; verify: answers are missing or can't be judged
+  3    verify: it could not run; model or vectors are missing or corrupt
+  130  interrupted"""
+EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
+  lfm2np vectors verify
+  lfm2np vectors verify vectors-350M --model LFM2-350M
+  lfm2np vectors verify vectors-350M --answers answers.jsonl --format bfloat16"""
+MOST_SHOWN = 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The two commands; --model and --json stand behind them, also where the parser has its own."""
+    commands = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
+    for name, text in (
+        ("make", "compute a set of vectors in exact arithmetic"),
+        ("verify", "compute a set again and compare bit for bit, or hold an engine's recorded answers against it"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        model_help = "checkpoint directory (default: the trained fixture)"
+        sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=model_help)
+        sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
+        if name == "make":
+            out_help = "folder to write or replace, as a whole"
+            sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
+            sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the prompts (0)")
+        else:
+            sub.add_argument("folder", metavar="FOLDER", nargs="?", help="the set (default: the packaged one)")
+            answers_help = 'an engine\'s answers, {"id", "token_ids", "logprobs"} a line; the model is not needed'
+            sub.add_argument("--answers", metavar="FILE", help=answers_help)
+            sub.add_argument("--format", choices=BOUNDED, help="with --answers: what the engine computes in (float32)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Prints what was made or found. ProofError (1) for a difference, InconclusiveError (2) for answers that don't
+    suffice; what keeps `verify` from running is a VectorsError (3)."""
+    if arguments.what == "make":
+        run_make(arguments)
+        return
+    try:
+        if arguments.answers is not None:
+            run_answers(arguments)
+        elif arguments.format is not None:
+            raise RequestError("--format: expected --answers with it")
+        else:
+            run_verify(arguments)
+    except RequestError as error:
+        raise VectorsError(str(error)) from None
+
+
+def run_make(arguments: argparse.Namespace) -> None:
+    require_replaceable(arguments.output)
+    model = loaded(arguments)
+    with progress() as shown:
+        made = make(model, arguments.seed, progress=shown)
+    size = write_set(made, arguments.output)
+    tell(arguments, {"folder": arguments.output, "bytes": size, **counted(made)}, [f"{summary(made)}, {size} bytes"])
+
+
+def run_verify(arguments: argparse.Namespace) -> None:
+    known = read_set(folder_of(arguments))
+    model = loaded(arguments)
+    with progress() as shown:
+        found = verify(model, known, shown)
+    fields = {**counted(known), "differences": [asdict(one) for one in found]}
+    tell(arguments, fields, shown_differences(found) or [f"{summary(known)}: bit for bit as computed here"])
+    if found:
+        raise ProofError(f"{len(found)} differences, first: {found[0]}")
+
+
+def run_answers(arguments: argparse.Namespace) -> None:
+    """By vectors_plain.py alone, after the set has been read strictly."""
+    document = read_set(folder_of(arguments)).document
+    try:
+        answers = vectors_plain.read_answers(arguments.answers)
+        judged = vectors_plain.judge(document, answers, arguments.format or "float32")
+    except vectors_plain.PlainError as problem:
+        raise VectorsError(str(problem)) from None
+    lines = vectors_plain.report(judged, answers)
+    tell(arguments, {"positions": [one._asdict() for one in judged], "summary": lines[-1]}, lines)
+    code = vectors_plain.result(judged)
+    if code == 1:
+        wrong = next(one for one in judged if one.verdict in (vectors_plain.BUG, vectors_plain.DRIFT))
+        raise ProofError(f"{wrong.verdict}: {wrong.id} position {wrong.position}: {wrong.detail}")
+    if code == 2:
+        raise InconclusiveError(lines[0])
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """FOLDER may also be given as the vectors.json in it."""
+    if arguments.folder is None:
+        return packaged_set()
+    path = Path(arguments.folder)
+    return path.parent if path.name == DOCUMENT else path
+
+
+def loaded(arguments: argparse.Namespace) -> Model:
+    with progress_bar("loading") as show:
+        return load(getattr(arguments, "model", None), "exact", show)
+
+
+def counted(known: VectorSet) -> dict[str, int]:
+    vectors = known.document["vectors"]
+    positions = [position for vector in vectors for position in vector["positions"]]
+    may_tie = sum(position["result"] == "may_tie" for position in positions)
+    counts = {"vectors": len(vectors), "positions": len(positions), "may_tie": may_tie}
+    return {**counts, "tensors": len(known.tensors)}
+
+
+def summary(known: VectorSet) -> str:
+    counts = counted(known)
+    ties = f"{counts['may_tie']} of them may tie"
+    return f"{counts['vectors']} vectors, {counts['positions']} positions ({ties}), {counts['tensors']} tensors"
+
+
+def shown_differences(found: list[Difference]) -> list[str]:
+    more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    return [str(one) for one in found[:MOST_SHOWN]] + more
+
+
+def tell(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]) -> None:
+    if getattr(arguments, "json", False):
+        print(json.dumps(fields))
+    else:
+        print(terminal_text("\n".join(lines)))
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """One bar a kind of work, with the time that remains."""
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Callable[[int, int], None]] = {}
+
+        def show(what: str, done: int, count: int) -> None:
+            if what not in bars:
+                bars[what] = stack.enter_context(progress_bar(what))
+            bars[what](done, count)
+
+        yield show

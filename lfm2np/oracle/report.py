@@ -1,0 +1,237 @@
+"""The report of a check for a terminal and for programs; report_junit.py and report_html.py make the other forms.
+
+All are pure functions of what was checked, the command that did it, and facts of the environment: the same input, the
+same text. `facts` are by default those of `report_parts.environment`; a caller may add its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lfm2np.oracle import factors
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.report_parts import (
+    WRONG,
+    case_rows,
+    counts_in_words,
+    environment,
+    flips_of,
+    limits,
+    messages,
+    not_put_by_case,
+    number,
+    phase,
+    plural,
+    size,
+    some_ids,
+    suspects,
+    visible,
+)
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+
+MOST_LINES = 10  # of flips and of messages
+COMMAND = 4000  # characters
+
+
+def exit_code(verdict: Verdict) -> int:
+    """0 for a right engine, 1 for a wrong one, 2 where it can't be told."""
+    if verdict is Verdict.INCONCLUSIVE:
+        return 2
+    return 1 if verdict in WRONG else 0
+
+
+def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
+    """For a terminal: the verdict and why, a table by case, the first wrong position, flips, and what is missing."""
+    blocks = [
+        head_lines(checked),
+        case_lines(checked),
+        first_wrong_lines(checked.total.first_wrong),
+        flip_lines(flips_of(checked)),
+        message_lines(checked),
+        missing_lines(checked),
+        [f"{name:<11}{visible(value)}" for name, value in (facts or environment()).items()],
+        [f"{'again':<11}{visible(command, COMMAND)}"] if command else [],
+    ]
+    return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in blocks if lines)
+
+
+def head_lines(checked: Checked) -> list[str]:
+    total = checked.total
+    told = sum(one.error_ratio is not None for one in checked.positions)
+    errors = f"RMS {number(total.rms)}, worst {number(total.worst)}" if told else "none told"
+    chance = "" if not total.flips else f"; a right engine has so many or more with probability {total.flip_chance:.2g}"
+    return [
+        f"verdict    {total.verdict}",
+        *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(total.reasons)),
+        f"engine     {visible(checked.abilities.engine)}",
+        f"format     {visible(checked.format)}",
+        f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
+        f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
+        f"flips      {total.flips}{chance}",
+    ]
+
+
+def case_lines(checked: Checked) -> list[str]:
+    header = ("case", "requests", "positions", "told", "RMS", "worst", "flips", "verdict")
+    rows = [
+        (
+            visible(row.case),
+            row.asks,
+            row.group.count,
+            row.group.told,
+            size(row.group, row.group.rms),
+            size(row.group, row.group.worst),
+            row.flips,
+            row.verdict,
+        )
+        for row in case_rows(checked)
+    ]
+    return aligned([header, *rows], left=(0, 7)) if rows else []
+
+
+def first_wrong_lines(one: Position | None) -> list[str]:
+    if one is None:
+        return []
+    behind = f"{number(one.gap)} nats, {number(one.gap_ratio)} times the noise"
+    return [
+        f"first wrong position: {one.verdict}",
+        f"request    {visible(one.ask.id)} of {visible(one.ask.case)}, {prompt_words(one)}",
+        f"position   row {one.row}, which predicts token {one.row + 1} of the sequence ({phase(one)})",
+        f"token      {one.token_id}; the oracle's is {one.best}, the engine's is behind it by {behind}",
+        f"error      {number(one.error)} nats; the largest of those told {number(one.error_ratio)} times the noise",
+    ]
+
+
+def prompt_words(one: Position) -> str:
+    ids = one.ask.prompt_token_ids
+    return f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
+
+
+def flip_lines(flips: Sequence[Position]) -> list[str]:
+    """The furthest behind first."""
+    if not flips:
+        return []
+    header = ("flip in", "prompt", "row", "token", "oracle", "gap, nats", "gap, noise", "margin, noise", "verdict")
+    rows = [
+        (
+            visible(one.ask.id),
+            len(one.ask.prompt_token_ids),
+            one.row,
+            one.token_id,
+            one.best,
+            number(one.gap),
+            number(one.gap_ratio),
+            number(one.margin_ratio),
+            one.verdict,
+        )
+        for one in flips[:MOST_LINES]
+    ]
+    return [*aligned([header, *rows], left=(0, 8)), *more(flips)]
+
+
+def message_lines(checked: Checked) -> list[str]:
+    """The engine's words, counted."""
+    found = messages(checked)
+    if not found:
+        return []
+    unanswered = plural(len(checked.total.unanswered), "request")
+    lines = [f"no usable answer to {unanswered} of {len(checked.pairs)}"]
+    lines += [f"{count:>9}  {visible(message)}" for message, count in found[:MOST_LINES]]
+    return [*lines, *more(found)]
+
+
+def missing_lines(checked: Checked) -> list[str]:
+    """What could not be asked or seen."""
+    lines = [f"the engine {words}" for words in limits(checked.abilities)]
+    if checked.not_put:
+        by_case = ", ".join(f"{visible(case)} {count}" for case, count in not_put_by_case(checked).items())
+        lines.append(f"not put: {plural(len(checked.not_put), 'request')} ({by_case})")
+    return ["could not be asked or seen", *("  " + line for line in lines)] if lines else []
+
+
+def more(things: Sequence[Any]) -> list[str]:
+    return [f"... {len(things) - MOST_LINES} more"] if len(things) > MOST_LINES else []
+
+
+def aligned(rows: Sequence[Sequence[Any]], left: Sequence[int]) -> list[str]:
+    """A table: numbers to the right, the columns in `left` to the left."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+
+
+def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Everything that a program may want. Numbers that are not finite are text: they are no JSON."""
+    total = checked.total
+    odd = [one for one in checked.positions if one.verdict is not Verdict.EXACT]
+    fields = {
+        "verdict": str(total.verdict),
+        "exit_code": exit_code(total.verdict),
+        "reasons": list(total.reasons),
+        "suspects": suspects(checked),
+        "format": checked.format,
+        "abilities": dataclasses.asdict(checked.abilities),
+        "counts": dict(total.counts),
+        "rms": total.rms,
+        "worst": total.worst,
+        "flips": total.flips,
+        "flip_chance": total.flip_chance,
+        "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
+        "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
+        "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
+        "positions": [position_json(one) for one in odd],
+        "prompts": {one.ask.id: list(one.ask.prompt_token_ids) for one in odd},
+        "asked": len(checked.pairs),
+        "unanswered": [{"message": message, "count": count} for message, count in messages(checked)],
+        "unanswered_ids": list(total.unanswered),
+        "not_put": list(checked.not_put),
+        "limits": limits(checked.abilities),
+        "environment": dict(facts or environment()),
+        "command": command,
+    }
+    plain: dict[str, Any] = finite(fields)
+    return plain
+
+
+def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:
+    return {
+        level: {**dataclasses.asdict(group), "fine": group.is_fine, "off": group.is_off}
+        for level, group in factors.grouped(positions, factor).items()
+    }
+
+
+def position_json(one: Position) -> dict[str, Any]:
+    """Its numbers, and its request by id."""
+    return {
+        "id": one.ask.id,
+        "case": one.ask.case,
+        "prompt_length": len(one.ask.prompt_token_ids),
+        "row": one.row,
+        "is_new": one.is_new,
+        "token_id": one.token_id,
+        "best": one.best,
+        "is_flip": one.is_flip,
+        "gap": one.gap,
+        "gap_ratio": one.gap_ratio,
+        "margin_ratio": one.margin_ratio,
+        "error": one.error,
+        "error_ratio": one.error_ratio,
+        "verdict": str(one.verdict),
+    }
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,263 @@
+"""The report of a check as one page that any browser opens: no script, no request, everything from outside escaped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from lfm2np.oracle import factors
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.report_figure import MOST_MARKS, error_figure
+from lfm2np.oracle.report_page import bullets, details, foreign, page, table
+from lfm2np.oracle.report_parts import (
+    NOISE,
+    SEVERITY,
+    case_rows,
+    counts_in_words,
+    environment,
+    flips_of,
+    limits,
+    messages,
+    not_put_by_case,
+    number,
+    phase,
+    plural,
+    size,
+    some_ids,
+    suspects,
+    wrong_of,
+)
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+
+MOST_ROWS = 100  # of one table
+MOST_PROMPT = 400  # characters
+COMMAND = 4000  # characters
+SIGNS = {Verdict.EXACT: "●", Verdict.TIE: "◆", Verdict.INCONCLUSIVE: "□", Verdict.DRIFT: "▲", Verdict.BUG: "✕"}
+MEANS = {
+    Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
+    Verdict.TIE: "Some tokens differ from the oracle's, where the declared format can't tell the two apart.",
+    Verdict.INCONCLUSIVE: "The engine does not reveal enough, or did not answer: neither right nor wrong is shown.",
+    Verdict.DRIFT: "Errors are larger than the declared format explains, but another format explains all of them.",
+    Verdict.BUG: "Errors are larger than any number format explains.",
+}
+FACTOR_WORDS = {
+    "case": "Case",
+    "row": "Row",
+    "prompt length": "Length of the prompt, in tokens",
+    "company": "Alone or beside other requests",
+    "prefix": "Prefix cold, warm or shared",
+    "phase": "Prefill or decode",
+}
+NUMBERS = ("positions", "told", "RMS", "worst")
+
+
+def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
+    """The page. `facts` are by default those of `report_parts.environment`."""
+    sections = [
+        ("errors", "Errors by position", errors(checked)),
+        ("first", "First wrong position", first_wrong(checked.total.first_wrong)),
+        ("suspects", "What the errors point to", suspected(checked)),
+        ("factors", "What the errors depend on", by_factor(checked)),
+        ("flips", "Flips", flips(checked)),
+        ("cases", "Cases", cases(checked)),
+        ("missing", "What could not be asked or seen", missing(checked)),
+        ("again", "Versions, and how to do it again", again(checked, command, facts or environment())),
+    ]
+    title = f"{checked.total.verdict}: {checked.abilities.engine} - lfm2np check"
+    return page(title, head(checked), sections, f'<p class="note">{NOISE}</p>\n')
+
+
+def verdict_cell(verdict: Verdict) -> str:
+    return f"{SIGNS[verdict]} {verdict}"
+
+
+def head(checked: Checked) -> str:
+    total = checked.total
+    return (
+        f"<h1>lfm2np check: {verdict_cell(total.verdict)}</h1>\n"
+        f'<div class="verdict {total.verdict.lower()}">\n'
+        f"<p>Engine: {foreign(checked.abilities.engine)}<br>Declared format: {foreign(checked.format)}</p>\n"
+        f"<p>{MEANS[total.verdict]}</p>\n{bullets([foreign(reason) for reason in total.reasons])}</div>\n"
+    )
+
+
+def errors(checked: Checked) -> str:
+    total = checked.total
+    told = [one for one in checked.positions if one.error_ratio is not None]
+    summary = (
+        f"{plural(len(checked.positions), 'position')}: {counts_in_words(total.counts)}. "
+        f"{plural(len(told), 'position')} with log-probabilities told. Errors in units of the noise of "
+        f"{foreign(checked.format)}: RMS {number(total.rms) if told else '-'}, "
+        f"worst {number(total.worst) if told else '-'}; the limit is {LIMIT:g}."
+    )
+    drawing, marks = error_figure(checked.positions, plain(summary))
+    binned = (
+        f" More than {MOST_MARKS:,} positions: those of one verdict that lie on one spot are one mark, "
+        f"{marks:,} marks for {len(told):,} positions."
+        if len(told) > MOST_MARKS
+        else ""
+    )
+    return (
+        f'<p>{summary}</p>\n<figure>\n{drawing}<figcaption class="note">One mark a position; smaller errors than 0.01 '
+        f"are drawn at the bottom.{binned}</figcaption>\n</figure>\n"
+        + details("The numbers of the figure", by_row(checked) + wrong_table(checked))
+    )
+
+
+def plain(markup: str) -> str:
+    """Without the only element that a summary holds: a description of SVG is text."""
+    return markup.replace("<bdi>", "").replace("</bdi>", "")
+
+
+def by_row(checked: Checked) -> str:
+    counts: dict[str, Counter[Verdict]] = {}
+    for one in checked.positions:
+        counts.setdefault(factors.row_bin(one), Counter())[one.verdict] += 1
+    rows = [
+        [level, *group_cells(group), *(counts[level][verdict] for verdict in SEVERITY)]
+        for level, group in factors.grouped(checked.positions, "row").items()
+    ]
+    return table("Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, SEVERITY)], {"": rows})
+
+
+def group_cells(group: factors.Group) -> list[str | int]:
+    return [group.count, group.told, size(group, group.rms), size(group, group.worst)]
+
+
+def wrong_table(checked: Checked) -> str:
+    """The positions themselves, so far as one can read them."""
+    wrong = wrong_of(checked)
+    if not wrong:
+        return "<p>No position is DRIFT or BUG.</p>\n"
+    header = ("request", "row", "kind", "token", "oracle's", "gap, nats", "gap, noise", "error, nats", "error, noise")
+    rows = [
+        [
+            foreign(one.ask.id),
+            one.row,
+            phase(one),
+            one.token_id,
+            one.best,
+            number(one.gap),
+            number(one.gap_ratio),
+            number(one.error),
+            number(one.error_ratio),
+            verdict_cell(one.verdict),
+        ]
+        for one in wrong[:MOST_ROWS]
+    ]
+    return table("Positions that are DRIFT or BUG", [*header, "verdict"], {"": rows}, (0, 2, 9)) + more(wrong)
+
+
+def more(things: Sequence[object]) -> str:
+    left = len(things) - MOST_ROWS
+    return f"<p>... {left:,} more; the report as JSON has them all.</p>\n" if left > 0 else ""
+
+
+def first_wrong(one: Position | None) -> str:
+    if one is None:
+        return "<p>None.</p>\n"
+    ids = one.ask.prompt_token_ids
+    prompt = f"{plural(len(ids), 'token')}: <code>{some_ids(ids, 64)}</code>"
+    rows: list[list[str | int]] = [
+        ["verdict", verdict_cell(one.verdict)],
+        ["request", f"{foreign(one.ask.id)} of case {foreign(one.ask.case)}"],
+        ["prompt", prompt],
+        ["position", f"row {one.row}, which predicts token {one.row + 1} of the sequence ({phase(one)})"],
+        ["token", one.token_id],
+        ["the oracle's token", one.best],
+        ["behind it by", f"{number(one.gap)} nats, {number(one.gap_ratio)} times the noise"],
+        ["error", f"{number(one.error)} nats; the largest of those told {number(one.error_ratio)} times the noise"],
+    ]
+    if one.ask.prompt_text is not None:
+        rows.insert(3, ["prompt as text", foreign(one.ask.prompt_text, MOST_PROMPT)])
+    return table("The first position that the format does not explain", ("what", "value"), {"": rows}, (0, 1))
+
+
+def suspected(checked: Checked) -> str:
+    found = suspects(checked)
+    if found:
+        return "<p>Classes of bug, the most telling first:</p>\n" + bullets([foreign(one) for one in found])
+    if checked.total.verdict is Verdict.DRIFT:
+        return "<p>Not to a bug: another number format explains the errors, as the verdict says.</p>\n"
+    return "<p>No class of bug is suspected.</p>\n"
+
+
+def by_factor(checked: Checked) -> str:
+    """A format errs everywhere alike, a bug depends on something."""
+    bodies = {
+        FACTOR_WORDS.get(factor, factor): [
+            [foreign(level), *group_cells(group), group.bugs, state(group)]
+            for level, group in factors.grouped(checked.positions, factor).items()
+        ]
+        for factor in factors.FACTORS
+    }
+    header = ("level", *NUMBERS, "bugs", "state")
+    return "<p>A number format errs everywhere alike; the errors of a bug depend on something.</p>\n" + table(
+        "Errors by each factor, in units of the noise", header, bodies, (0, 6)
+    )
+
+
+def state(group: factors.Group) -> str:
+    if group.is_off:
+        return "✕ off"
+    if not group.told:
+        return "? not told"
+    return "● fine" if group.is_fine else "? too few to tell"
+
+
+def flips(checked: Checked) -> str:
+    found = flips_of(checked)
+    if not found:
+        judged = any(one.is_new for one in checked.positions)
+        return f"<p>{'None' if judged else 'No new token could be judged'}.</p>\n"
+    header = ("request", "prompt", "row", "token", "oracle's", "gap, nats", "gap, noise", "margin, noise", "verdict")
+    rows = [
+        [
+            foreign(one.ask.id),
+            len(one.ask.prompt_token_ids),
+            one.row,
+            one.token_id,
+            one.best,
+            number(one.gap),
+            number(one.gap_ratio),
+            number(one.margin_ratio),
+            verdict_cell(one.verdict),
+        ]
+        for one in found[:MOST_ROWS]
+    ]
+    return (
+        f"<p>{checked.total.flips} new tokens are not the oracle's. A right engine of this format has so many or more "
+        f"with probability {checked.total.flip_chance:.2g}. Margin: how far the oracle is from a tie there.</p>\n"
+        + table("Flips, the furthest behind first", header, {"": rows}, (0, 8))
+        + more(found)
+    )
+
+
+def cases(checked: Checked) -> str:
+    rows = [
+        [foreign(row.case), row.asks, row.unanswered, *group_cells(row.group), row.flips, verdict_cell(row.verdict)]
+        for row in case_rows(checked)
+    ]
+    header = ("case", "requests", "unanswered", *NUMBERS, "flips", "verdict")
+    return table("Each case, all its requests together", header, {"": rows}, (0, 8))
+
+
+def missing(checked: Checked) -> str:
+    lines = [f"The engine {words}." for words in limits(checked.abilities)]
+    for case, count in not_put_by_case(checked).items():
+        lines.append(f"Not put: {plural(count, 'request')} of {foreign(case)}.")
+    content = bullets(lines) if lines else "<p>Everything was asked.</p>\n"
+    found = messages(checked)
+    if found:
+        rows = [[foreign(message), count] for message, count in found[:MOST_ROWS]]
+        content += table("Requests without a usable answer", ("why", "requests"), {"": rows}) + more(found)
+    return content
+
+
+def again(checked: Checked, command: str, facts: Mapping[str, str]) -> str:
+    rows = [[foreign(name), foreign(value)] for name, value in facts.items()]
+    rows.insert(0, ["engine", foreign(checked.abilities.engine)])
+    content = table("Versions", ("what", "version"), {"": rows}, (0, 1))
+    if command:
+        content += f"<p>The command:</p>\n<pre><code>{foreign(command, COMMAND)}</code></pre>\n"
+    return content

@@ -1,0 +1,158 @@
+"""What every form of a check's report is made of: numbers as words, foreign text made harmless, rows of the tables."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import lfm2np
+from lfm2np.oracle import factors
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.checked import MOST_OF_A_MESSAGE
+from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.workloads import CASES
+
+SEVERITY = (Verdict.EXACT, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)
+WRONG = (Verdict.DRIFT, Verdict.BUG)
+NOISE = (
+    "An error of 1 is the noise that the declared format is expected to have at that very position; "
+    f"up to {LIMIT:g} may be the format, beyond that it is not."
+)
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One case of the workloads, all its requests together."""
+
+    case: str
+    asks: int
+    unanswered: int
+    group: factors.Group
+    flips: int
+    verdict: Verdict
+
+
+def environment() -> dict[str, str]:
+    """The versions that take part in a verdict, and the platform; no names of machines or users."""
+    return {
+        "lfm2np": lfm2np.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def visible(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
+    """Foreign text on one line: whatever a terminal, a browser or XML would act on shows as its number, <U+202E>."""
+    kept = "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text[:most])
+    return kept if len(text) <= most else f"{kept}... ({len(text)} characters)"
+
+
+def number(value: float | None) -> str:
+    """Three digits; a dash for what was not told."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def size(group: factors.Group, value: float) -> str:
+    """A number of a group's errors; a dash if none of them was told."""
+    return number(value) if group.told else "-"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def common_verdict(positions: Sequence[Position]) -> Verdict:
+    """The most severe one; INCONCLUSIVE where nothing is wrong, but no log-probability was told."""
+    worst = max((one.verdict for one in positions), key=SEVERITY.index, default=Verdict.INCONCLUSIVE)
+    told = any(one.error_ratio is not None for one in positions)
+    return worst if told or worst in WRONG else Verdict.INCONCLUSIVE
+
+
+def case_rows(checked: Checked) -> list[CaseRow]:
+    """Every case that was asked, also one without a usable answer, in the order of the workloads."""
+    positions: dict[str, list[Position]] = {}
+    for one in checked.positions:
+        positions.setdefault(one.ask.case, []).append(one)
+    asked = Counter(ask.case for ask, _ in checked.pairs)
+    unanswered = set(checked.total.unanswered)
+    silent = Counter(ask.case for ask, _ in checked.pairs if ask.id in unanswered)
+    rows = []
+    for case in in_order([*asked, *positions]):
+        own = positions.get(case, [])
+        verdict, flips = common_verdict(own), sum(one.is_flip for one in own)
+        rows.append(CaseRow(case, asked[case], silent[case], factors.group_of(own), flips, verdict))
+    return rows
+
+
+def in_order(cases: Iterable[str]) -> list[str]:
+    """As the workloads have them, unknown ones last."""
+    names = list(CASES)
+    return sorted(dict.fromkeys(cases), key=lambda case: names.index(case) if case in CASES else len(names))
+
+
+def flips_of(checked: Checked) -> list[Position]:
+    """The furthest behind first: `total.flips` of them."""
+    return sorted((one for one in checked.positions if one.is_flip), key=lambda one: -one.gap_ratio)
+
+
+def wrong_of(checked: Checked) -> list[Position]:
+    """All that the format does not explain, in the order of the asks."""
+    return [one for one in checked.positions if one.verdict in WRONG]
+
+
+def suspects(checked: Checked) -> list[str]:
+    """The classes of bug that the errors point to; none where another number format explains them."""
+    return factors.findings(checked.positions) if checked.total.verdict is Verdict.BUG else []
+
+
+def messages(checked: Checked) -> list[tuple[str, int]]:
+    """Why requests got no usable answer, in the engine's words or ours, and how many, the most frequent first."""
+    unanswered = set(checked.total.unanswered)
+    found: Counter[str] = Counter()
+    for ask, answer in checked.pairs:
+        if ask.id in unanswered:
+            found[answer.error or ("no ids of tokens told" if answer.token_ids is None else "no tokens")] += 1
+    return sorted(found.items(), key=lambda one: (-one[1], one[0]))
+
+
+def case_of(ask_id: str) -> str:
+    """The case of an ask of which there is only the id: `Writer.ask` numbers them."""
+    return ask_id.rpartition("-")[0] or ask_id
+
+
+def not_put_by_case(checked: Checked) -> dict[str, int]:
+    counts = Counter(map(case_of, checked.not_put))
+    return {case: counts[case] for case in in_order(counts)}
+
+
+def limits(abilities: Abilities) -> list[str]:
+    """What this engine can't be asked or does not tell, so that the check could not look there."""
+    lacking = {
+        "takes texts only: prompts that no text makes can't be put": abilities.takes_token_ids,
+        "does not tell the ids of its tokens": abilities.tells_token_ids,
+        "does not tell log-probabilities of its tokens": abilities.tells_logprobs,
+        "does not tell log-probabilities of prompts": abilities.tells_prompt_logprobs,
+        "takes one request at a time: nothing was asked beside others": abilities.at_once > 1,
+        "can't abort: no request was cancelled midway": abilities.can_abort,
+    }
+    return [words for words, has_it in lacking.items() if not has_it]
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """ "30 EXACT, 27 BUG", the harmless first."""
+    return ", ".join(f"{counts[one]} {one}" for one in SEVERITY if counts.get(one)) or "none"
+
+
+def phase(one: Position) -> str:
+    return "generated" if one.is_new else "prompt"
+
+
+def some_ids(ids: Sequence[int], most: int = 32) -> str:
+    shown = ",".join(map(str, ids[:most]))
+    return shown if len(ids) <= most else f"{shown},... ({len(ids)} ids)"

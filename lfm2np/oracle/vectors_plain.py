@@ -1,0 +1,219 @@
+"""An engine's recorded answers against a vector set, without NumPy and without the model: comparisons only.
+
+    python vectors_plain.py vectors.json answers.jsonl --format bfloat16
+
+One file, of the standard library alone, so that an engine's own CI can copy it beside a vector set. One answer a line:
+{"id": a vector's id, "token_ids": [...], "logprobs": [...]}, the log-probabilities where the engine tells them, or
+{"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines.
+
+With b a bound of the format (a standard deviation, stored in the set), and u one unit in the last place of the largest
+logit, a difference x is more than the format explains if x > u + limit * b; the set says what its limit is.
+
+EXACT         the expected token; its log-probability, where it is told, is off by no more than that
+TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
+DRIFT         a log-probability that is further off
+BUG           a token that is further behind
+INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
+
+After a token that is not the expected one the context is another, so nothing behind it is judged. Exit code: 0 right,
+1 wrong, 2 inconclusive, 3 could not run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+EXACT, TIE, DRIFT, BUG, INCONCLUSIVE = "EXACT", "TIE", "DRIFT", "BUG", "INCONCLUSIVE"
+FIELDS = ("id", "token_ids", "logprobs", "error")
+NO_TOKENS = "no token_ids"
+
+
+class PlainError(Exception):
+    """A file that can't be read, or is no vector set, or no answers to it."""
+
+
+class Judged(NamedTuple):
+    """One position of one answer; `position` is None where a whole answer is missing."""
+
+    id: str
+    position: int | None
+    verdict: str
+    detail: str
+
+
+def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: str) -> list[Judged]:
+    """All positions that can be judged, in the order of the answers, then the vectors without any.
+
+    PlainError for an unknown format or id, and for a document that is no vector set.
+    """
+    try:
+        bits = document["formats"].get(format_name, {}).get("bits")
+        if bits is None:
+            raise PlainError(f"format {format_name!r}: expected one of {', '.join(document['formats'])}")
+        vectors = {vector["id"]: vector for vector in document["vectors"]}
+        judged: list[Judged] = []
+        for number, answer in enumerate(answers, 1):
+            if answer["id"] not in vectors:
+                raise PlainError(f"answer {number}: id {answer['id']!r} is not in the vector set")
+            judged += judge_answer(vectors[answer["id"]], answer, format_name, bits, document["limit"])
+    except (KeyError, IndexError, TypeError, AttributeError) as problem:
+        raise PlainError(f"not a sound vector set: {type(problem).__name__}: {problem}") from None
+    answered = {answer["id"] for answer in answers}
+    return judged + [Judged(id, None, INCONCLUSIVE, "not answered") for id in vectors if id not in answered]
+
+
+def judge_answer(
+    vector: dict[str, Any], answer: dict[str, Any], format_name: str, bits: int, limit: float
+) -> list[Judged]:
+    """Up to the first token that is not the expected one."""
+    name, expected, tokens = vector["id"], vector["token_ids"], answer.get("token_ids") or []
+    if answer.get("error") is not None or not tokens:
+        return [Judged(name, None, INCONCLUSIVE, answer.get("error") or NO_TOKENS)]
+    if len(tokens) > len(expected):
+        raise PlainError(f"answer {name!r}: {len(tokens)} tokens, expected at most {len(expected)}")
+    judged = []
+    for index, token in enumerate(tokens):
+        logprob = None if answer.get("logprobs") is None else answer["logprobs"][index]
+        verdict, detail = judge_token(vector["positions"][index], token, logprob, format_name, bits, limit)
+        judged.append(Judged(name, index, verdict, detail))
+        if token != expected[index]:
+            return judged
+    if len(tokens) < len(expected):
+        detail = f"{len(tokens)} tokens, expected {len(expected)}"
+        judged.append(Judged(name, len(tokens), INCONCLUSIVE, detail))
+    return judged
+
+
+def judge_token(
+    position: dict[str, Any], token: int, logprob: float | None, format_name: str, bits: int, limit: float
+) -> tuple[str, str]:
+    """Verdict and detail. A likely token's error is that of the expected one minus that of their difference, so its
+    standard deviation is at most the sum of the two."""
+    top = position["top"]  # [id, log-probability, logit], best first
+    behind = [top[0][2] - logit for _, _, logit in top]
+    allowed = allowances(position, format_name, bits, limit)
+    rank = next((rank for rank, entry in enumerate(top) if entry[0] == token), None)
+    if rank is None:
+        if behind[-1] <= allowed[-1]:
+            return INCONCLUSIVE, f"token {token} is none of the {len(top)} likeliest, and the last of them may tie"
+        return BUG, f"token {token}, expected {top[0][0]}: it is none of the {len(top)} likeliest"
+    if rank and (format_name not in position["may_tie_in"] or behind[rank] > allowed[rank]):
+        told = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
+        return BUG, f"token {token}, expected {top[0][0]}: {told}"
+    if logprob is not None:
+        error = abs(logprob - top[rank][1])
+        explained = allowed[rank] + limit * position["noise"][format_name]["logprob"]
+        if error > explained:
+            told = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
+            return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {told}"
+    return (TIE, f"token {token} for {top[0][0]}, {behind[rank]:.3g} behind") if rank else (EXACT, "")
+
+
+def allowances(position: Mapping[str, Any], format_name: str, bits: int, limit: float) -> list[float]:
+    """How far the logit of each token of `top` may be behind the first's by rounding alone; for the first, one unit."""
+    unit = math.ldexp(1.0, math.frexp(position["largest_logit"])[1] - bits)
+    return [unit + limit * gap for gap in (0.0, *position["noise"][format_name]["gaps"])]
+
+
+def result(judged: list[Judged]) -> int:
+    """The exit code."""
+    verdicts = {one.verdict for one in judged}
+    return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
+
+
+def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
+    """A line for each position that is not exact, then the sum."""
+    lines = []
+    for one in judged:
+        if one.verdict != EXACT:
+            place = "" if one.position is None else f" position {one.position}"
+            lines.append(f"{one.verdict:<12}  {one.id}{place}: {one.detail}")
+    counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in (EXACT, TIE, DRIFT, BUG)}
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    open_ends = sum(one.verdict == INCONCLUSIVE for one in judged)
+    lines.append(f"{len(answers)} answers: {found or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends))
+    if not any(answer.get("logprobs") for answer in answers):
+        lines.append("tokens only: no log-probabilities were told, and errors that flip no token can't be seen")
+    return lines
+
+
+def read_document(path: str) -> dict[str, Any]:
+    """vectors.json; that it is one shows when it is used. `lfm2np vectors verify` checks it strictly."""
+    document = parse(read_text(path), path)
+    if not isinstance(document, dict) or document.get("format_version") != 1:
+        raise PlainError(f"{path}: not a vector set of format_version 1")
+    return document
+
+
+def read_answers(path: str) -> list[dict[str, Any]]:
+    """PlainError that names the line and the field."""
+    answers = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            answers.append(require_answer(parse(line, f"{path} line {number}"), f"{path} line {number}"))
+    return answers
+
+
+def require_answer(answer: Any, where: str) -> dict[str, Any]:
+    if not isinstance(answer, dict) or not isinstance(answer.get("id"), str):
+        raise PlainError(f"{where}: expected an object with a vector's id")
+    for name in answer:
+        if name not in FIELDS:
+            raise PlainError(f"{where}: field {name!r}, expected one of {', '.join(FIELDS)}")
+    tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
+    if tokens is not None and not (isinstance(tokens, list) and all(type(one) is int for one in tokens)):
+        raise PlainError(f"{where}: token_ids: expected a list of whole numbers")
+    if logprobs is not None:
+        if not (isinstance(logprobs, list) and all(type(one) in (int, float) for one in logprobs)):
+            raise PlainError(f"{where}: logprobs: expected a list of numbers")
+        if len(logprobs) != len(tokens or []):
+            raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens or [])} token_ids, expected one each")
+    if error is not None and not isinstance(error, str):
+        raise PlainError(f"{where}: error: expected text")
+    return answer
+
+
+def read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - no further import
+            return file.read()
+    except (OSError, ValueError) as problem:
+        raise PlainError(f"{path}: can't be read: {problem}") from None
+
+
+def parse(text: str, where: str) -> Any:
+    """Strict JSON: no NaN, no infinity, also not as a number that overflows."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is no JSON number")
+
+    def finite(digits: str) -> float:
+        return float(digits) if math.isfinite(float(digits)) else refuse(digits)
+
+    try:
+        return json.loads(text, parse_constant=refuse, parse_float=finite)
+    except (ValueError, RecursionError) as problem:
+        raise PlainError(f"{where}: not JSON: {problem}") from None
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code; see the module's docstring."""
+    if len(arguments) != 4 or arguments[2] != "--format":
+        print("usage: vectors_plain.py vectors.json answers.jsonl --format NAME", file=sys.stderr)
+        return 3
+    try:
+        answers = read_answers(arguments[1])
+        judged = judge(read_document(arguments[0]), answers, arguments[3])
+    except PlainError as problem:
+        print(problem, file=sys.stderr)
+        return 3
+    print("\n".join(report(judged, answers)))
+    return result(judged)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
