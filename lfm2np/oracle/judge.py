@@ -14,6 +14,7 @@ from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of, truth_of
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
 
+FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
 Progress = Callable[[int, int], None]
 
@@ -119,7 +120,7 @@ def judged_token(
     bits: int,
 ) -> Position:
     truth, noise = scored.truth, scored.noise
-    unit = math.ldexp(1.0, math.frexp(float(truth.largest[row]))[1] - bits)
+    unit = resolution(float(truth.largest[row]), bits)
     own, best = truth.at(row, token_id), truth.at(row, int(truth.best[row]))
     told = {**tops, **({} if logprob is None else {token_id: logprob})}
     ratios = [error_ratio(scored, row, one, value, unit) for one, value in told.items()]
@@ -139,6 +140,13 @@ def judged_token(
         error_ratio=ratio,
         verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
     )
+
+
+def resolution(largest: float, bits: int) -> float:
+    """What rounding the logits themselves may do: one unit in the last place of the largest in the format, and a few of
+    float32, in which log-probabilities are computed: they are the difference of a logit and a sum of exponentials."""
+    exponent = math.frexp(largest)[1]
+    return math.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * math.ldexp(1.0, exponent - 24)
 
 
 def error_ratio(scored: Scored, row: int, token_id: int, logprob: float, unit: float) -> float:

@@ -85,12 +85,12 @@ class Writer:
         )
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """A text that has exactly these ids, if there is one."""
+        """A text that has exactly these ids, if there is one; never an empty one, which servers take differently."""
         if self.tokenizer is None:
             return None
         bos = self.tokenizer.bos_token_id
         text = self.tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-        return text if self.tokenizer.encode(text) == list(ids) else None
+        return text if text and self.tokenizer.encode(text) == list(ids) else None
 
 
 def short_prompts(writer: Writer) -> Iterator[Round]:
