@@ -73,12 +73,12 @@ def level_order(level: str) -> tuple[int, str]:
 
 
 def group_of(positions: Sequence[Position]) -> Group:
-    ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
+    told = [one for one in positions if one.error_size is not None]
     return Group(
         count=len(positions),
-        told=len(ratios),
-        rms=root_mean_square(ratios),
-        worst=max(map(abs, ratios), default=0.0),
+        told=len(told),
+        rms=root_mean_square([one.error_size or 0.0 for one in told]),
+        worst=max((abs(one.error_ratio or 0.0) for one in told), default=0.0),
         bugs=sum(one.verdict is Verdict.BUG for one in positions),
     )
 

@@ -122,11 +122,12 @@ def judged_token(
     truth, noise = scored.truth, scored.noise
     unit = resolution(float(truth.largest[row]), bits)
     own, best = truth.at(row, token_id), truth.at(row, int(truth.best[row]))
-    told = {**tops, **({} if logprob is None else {token_id: logprob})}
-    ratios = [error_ratio(scored, row, one, value, unit) for one, value in told.items()]
+    values = {**tops, **({} if logprob is None else {token_id: logprob})}
+    told = [(truth.at(row, one), value) for one, value in values.items()]
+    errors = [(value - float(truth.logprobs[row, column]), noise.scale(truth, row, column)) for column, value in told]
     gap = float(truth.logprobs[row, best] - truth.logprobs[row, own])
     gap_ratio = max(0.0, gap - unit) / noise.gap_scale(row, own, best) if own != best else 0.0
-    ratio = max(ratios, key=abs, default=None)
+    ratio = max((beyond(error, unit) / scale for error, scale in errors), key=abs, default=None)
     return Position(
         ask=ask,
         row=row,
@@ -138,6 +139,7 @@ def judged_token(
         margin_ratio=margin_ratio(scored, row, best, unit),
         error=None if logprob is None else logprob - float(truth.logprobs[row, own]),
         error_ratio=ratio,
+        error_size=max((abs(error) / math.hypot(scale, unit / 2.0) for error, scale in errors), default=None),
         verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
     )
 
@@ -149,12 +151,9 @@ def resolution(largest: float, bits: int) -> float:
     return math.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * math.ldexp(1.0, exponent - 24)
 
 
-def error_ratio(scored: Scored, row: int, token_id: int, logprob: float, unit: float) -> float:
-    """In units of the noise, with its sign; 0 within one unit in the last place of the logits."""
-    column = scored.truth.at(row, token_id)
-    error = logprob - float(scored.truth.logprobs[row, column])
-    beyond = max(0.0, abs(error) - unit)
-    return math.copysign(beyond / scored.noise.scale(scored.truth, row, column), error)
+def beyond(error: float, unit: float) -> float:
+    """What is left of an error, with its sign, behind one unit of the logits."""
+    return math.copysign(max(0.0, abs(error) - unit), error)
 
 
 def margin_ratio(scored: Scored, row: int, best: int, unit: float) -> float:

@@ -40,6 +40,7 @@ def total(
     """All positions together; where they drift, the other formats are tried as an explanation."""
     flips, chance = flip_probability(positions)
     ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
+    sizes = [one.error_size for one in positions if one.error_size is not None]
     wrong = [one for one in positions if one.verdict in (Verdict.BUG, Verdict.DRIFT)]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress, known)
@@ -47,7 +48,7 @@ def total(
         verdict=verdict,
         reasons=tuple(reasons),
         counts=dict(Counter(str(one.verdict) for one in positions)),
-        rms=root_mean_square(ratios),
+        rms=root_mean_square(sizes),
         worst=max(map(abs, ratios), default=0.0),
         flips=flips,
         flip_chance=chance,
@@ -68,7 +69,7 @@ def decided(
 ) -> tuple[Verdict, list[str]]:
     bugs = [one for one in positions if one.verdict is Verdict.BUG]
     drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
-    size = root_mean_square([one.error_ratio for one in positions if one.error_ratio is not None])
+    size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
     if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
         like = explaining_format(model, format_name, pairs, progress, known)
         if like is not None:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lfm2np.engine import Engine
 from lfm2np.errors import CheckpointError, NumericsError, ProofError, RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.emulate import FORMATS
+from lfm2np.oracle.judge import FLOAT32_UNITS
 from lfm2np.oracle.noise import Noise, Truth, noise_of, truth_of
 from lfm2np.oracle.record import record
 from lfm2np.oracle.vectors_chosen import Chosen, choose, mentioned
@@ -93,8 +94,7 @@ def make(model: Model, seed: int = 0, only: Collection[str] | None = None, progr
         "format_version": 1,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
-        "limit": LIMIT,
-        "formats": {name: {"bits": FORMATS[name].bits} for name in vectors[0]["positions"][0]["noise"]},
+        **rules_for(vectors[0]["positions"][0]["noise"]),
         "model": {"name": model.path.resolve().name, **model_facts(model)},
         "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
@@ -170,25 +170,27 @@ def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise],
         }
         for name, one in noises.items()
     }
-    formats = {name: {"bits": FORMATS[name].bits} for name in noises}
-    return {**exact, "noise": noise, **ties({**exact, "noise": noise}, formats, LIMIT)}
+    return {**exact, "noise": noise, **ties({**exact, "noise": noise}, rules_for(noises))}
+
+
+def rules_for(formats: Iterable[str]) -> dict[str, Any]:
+    """What judging an answer takes, beside the positions: see vectors_plain.py."""
+    bits = {name: {"bits": FORMATS[name].bits} for name in formats}
+    return {"limit": LIMIT, "float32_units": FLOAT32_UNITS, "formats": bits}
 
 
 def two_digits(value: float) -> float:
     return float(f"{value:.1e}")
 
 
-def ties(position: Mapping[str, Any], formats: Mapping[str, Any], limit: float) -> dict[str, Any]:
+def ties(position: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
     """`result` and `may_tie_in`: the formats under which another token of `top` is no further behind than they may."""
     behind = [position["top"][0][2] - logit for _, _, logit in position["top"]]
-    names = [
-        name
-        for name, one in formats.items()
-        if any(
-            gap <= most
-            for gap, most in zip(behind[1:], allowances(position, name, one["bits"], limit)[1:], strict=True)
-        )
-    ]
+    names = []
+    for name in rules["formats"]:
+        allowed = allowances(position, name, rules)
+        if any(gap <= most for gap, most in zip(behind[1:], allowed[1:], strict=True)):
+            names.append(name)
     return {"result": "may_tie" if names else "must_match", "may_tie_in": names}
 
 
@@ -292,7 +294,7 @@ def verify(model: Model, known: VectorSet, progress: Progress = silent) -> list[
     ]
     if of_model:
         return of_model
-    rules = {"limit": LIMIT, "formats": {name: {"bits": FORMATS[name].bits} for name in document["formats"]}}
+    rules = rules_for(document["formats"])
     found = [Difference(None, None, *one) for one in differing({name: document[name] for name in rules}, rules)]
     for done, vector in enumerate(document["vectors"], 1):
         found += verify_vector(model, known, vector)
@@ -320,7 +322,7 @@ def verify_vector(model: Model, known: VectorSet, vector: Mapping[str, Any]) -> 
         if exact["top"][0][0] != vector["token_ids"][index]:
             yield Difference(name, index, "token", str(vector["token_ids"][index]), str(exact["top"][0][0]))
             return
-        follows = ties({**exact, "noise": stored["noise"]}, known.document["formats"], known.document["limit"])
+        follows = ties({**exact, "noise": stored["noise"]}, known.document)
         wanted = {**exact, **follows}
         for path, found, expected in differing({field: stored[field] for field in wanted}, wanted):
             yield Difference(name, index, path, found, expected)

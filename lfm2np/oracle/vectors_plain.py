@@ -7,7 +7,8 @@ One file, of the standard library alone, so that an engine's own CI can copy it 
 {"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines.
 
 With b a bound of the format (a standard deviation, stored in the set), and u one unit in the last place of the largest
-logit, a difference x is more than the format explains if x > u + limit * b; the set says what its limit is.
+logit in that format and `float32_units` in float32, a difference x is more than the format explains if
+x > u + limit * b; the set says what its limit and its float32_units are.
 
 EXACT         the expected token; its log-probability, where it is told, is off by no more than that
 TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
@@ -51,23 +52,22 @@ def judge(document: dict[str, Any], answers: list[dict[str, Any]], format_name: 
     PlainError for an unknown format or id, and for a document that is no vector set.
     """
     try:
-        bits = document["formats"].get(format_name, {}).get("bits")
-        if bits is None:
+        if format_name not in document["formats"]:
             raise PlainError(f"format {format_name!r}: expected one of {', '.join(document['formats'])}")
         vectors = {vector["id"]: vector for vector in document["vectors"]}
         judged: list[Judged] = []
         for number, answer in enumerate(answers, 1):
             if answer["id"] not in vectors:
                 raise PlainError(f"answer {number}: id {answer['id']!r} is not in the vector set")
-            judged += judge_answer(vectors[answer["id"]], answer, format_name, bits, document["limit"])
-    except (KeyError, IndexError, TypeError, AttributeError) as problem:
+            judged += judge_answer(vectors[answer["id"]], answer, format_name, document)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
         raise PlainError(f"not a sound vector set: {type(problem).__name__}: {problem}") from None
     answered = {answer["id"] for answer in answers}
     return judged + [Judged(id, None, INCONCLUSIVE, "not answered") for id in vectors if id not in answered]
 
 
 def judge_answer(
-    vector: dict[str, Any], answer: dict[str, Any], format_name: str, bits: int, limit: float
+    vector: dict[str, Any], answer: dict[str, Any], format_name: str, rules: Mapping[str, Any]
 ) -> list[Judged]:
     """Up to the first token that is not the expected one."""
     name, expected, tokens = vector["id"], vector["token_ids"], answer.get("token_ids") or []
@@ -78,7 +78,7 @@ def judge_answer(
     judged = []
     for index, token in enumerate(tokens):
         logprob = None if answer.get("logprobs") is None else answer["logprobs"][index]
-        verdict, detail = judge_token(vector["positions"][index], token, logprob, format_name, bits, limit)
+        verdict, detail = judge_token(vector["positions"][index], token, logprob, format_name, rules)
         judged.append(Judged(name, index, verdict, detail))
         if token != expected[index]:
             return judged
@@ -89,13 +89,13 @@ def judge_answer(
 
 
 def judge_token(
-    position: dict[str, Any], token: int, logprob: float | None, format_name: str, bits: int, limit: float
+    position: dict[str, Any], token: int, logprob: float | None, format_name: str, rules: Mapping[str, Any]
 ) -> tuple[str, str]:
     """Verdict and detail. A likely token's error is that of the expected one minus that of their difference, so its
     standard deviation is at most the sum of the two."""
     top = position["top"]  # [id, log-probability, logit], best first
     behind = [top[0][2] - logit for _, _, logit in top]
-    allowed = allowances(position, format_name, bits, limit)
+    allowed = allowances(position, format_name, rules)
     rank = next((rank for rank, entry in enumerate(top) if entry[0] == token), None)
     if rank is None:
         if behind[-1] <= allowed[-1]:
@@ -106,17 +106,21 @@ def judge_token(
         return BUG, f"token {token}, expected {top[0][0]}: {told}"
     if logprob is not None:
         error = abs(logprob - top[rank][1])
-        explained = allowed[rank] + limit * position["noise"][format_name]["logprob"]
+        explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]
         if error > explained:
             told = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
             return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {told}"
     return (TIE, f"token {token} for {top[0][0]}, {behind[rank]:.3g} behind") if rank else (EXACT, "")
 
 
-def allowances(position: Mapping[str, Any], format_name: str, bits: int, limit: float) -> list[float]:
-    """How far the logit of each token of `top` may be behind the first's by rounding alone; for the first, one unit."""
-    unit = math.ldexp(1.0, math.frexp(position["largest_logit"])[1] - bits)
-    return [unit + limit * gap for gap in (0.0, *position["noise"][format_name]["gaps"])]
+def allowances(position: Mapping[str, Any], format_name: str, rules: Mapping[str, Any]) -> list[float]:
+    """How far the logit of each token of `top` may be behind the first's by rounding alone; for the first, u.
+
+    `rules` are the set's formats, limit and float32_units.
+    """
+    exponent, bits = math.frexp(position["largest_logit"])[1], rules["formats"][format_name]["bits"]
+    unit = math.ldexp(1.0, exponent - bits) + rules["float32_units"] * math.ldexp(1.0, exponent - 24)
+    return [unit + rules["limit"] * gap for gap in (0.0, *position["noise"][format_name]["gaps"])]
 
 
 def result(judged: list[Judged]) -> int:

@@ -46,7 +46,8 @@ class Position:
     gap_ratio: float
     margin_ratio: float  # gap to the runner-up of `best`: how far from a tie the oracle is
     error: float | None  # engine's log-probability minus the oracle's, of this token; None where it is not told
-    error_ratio: float | None  # the largest in absolute value of this token and the others told
+    error_ratio: float | None  # by how much it exceeds a unit of the logits; the largest of this token and others told
+    error_size: float | None  # that error in units of the noise and of the logits' unit together: for averages
     verdict: Verdict
 
     @property

@@ -32,6 +32,9 @@ TEXTS = (
 )
 
 
+SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
+
+
 @dataclass(frozen=True)
 class Round:
     """Asks that are in flight together; those in `aborted` are cancelled midway, and not judged."""
@@ -80,7 +83,7 @@ class Writer:
             prompt_token_ids=tuple(ids),
             max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
             prompt_text=self.text(ids),
-            prompt_logprobs=len(ids) > 1,
+            prompt_logprobs=case in SCORED and len(ids) > 1,
             factors={"length": len(ids), **factors},
         )
 

@@ -1,0 +1,24 @@
+"""Engines for the tests: lfm2np's own, in the formats of ordinary engines, by the conformance protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lfm2np.conformance.adapters import Own
+from lfm2np.loading import load
+
+PLENTY = {"num_blocks": 400}
+
+
+def float32(model: str, sizes: dict[str, Any]) -> Own:
+    return Own(load(Path(model), "float32"), {**PLENTY, **sizes})
+
+
+def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
+    return Own(load(Path(model), "bfloat16"), {**PLENTY, **sizes})
+
+
+def chunked(model: str, sizes: dict[str, Any]) -> Own:
+    """In float32, with blocks and chunks small enough for short prompts to cross them."""
+    return Own(load(Path(model), "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})

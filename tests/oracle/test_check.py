@@ -1,0 +1,240 @@
+"""The whole check: right engines pass, wrong ones do not, and the report says what the error depends on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np.faults import inject
+from lfm2np.loading import Model
+from lfm2np.oracle.check import Checked, check, fitting, judged
+from lfm2np.oracle.file_target import Transcript
+from lfm2np.oracle.judge import Known, judge, whole_sequences
+from lfm2np.oracle.python_target import PythonTarget
+from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.verdict import LIMIT, SPREAD, Position, Verdict, flip_probability, position_verdict
+from lfm2np.oracle.workloads import CASES, Writer, rounds
+
+QUICK = ("short-prompts", "neighbours")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+def checked(
+    model: Model, engine: str, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int = 4
+) -> Checked:
+    target = PythonTarget(f"engines:{engine}", model.path)
+    return check(model, target, form, at_once=at_once, cases=cases)
+
+
+# --- verdicts
+
+
+def test_our_own_engine_is_exact(model: Model) -> None:
+    target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+    result = check(model, target, "float32", at_once=4, cases=QUICK)
+    assert result.total.verdict is Verdict.EXACT
+    assert result.total.worst == 0.0 and result.total.flips == 0
+    assert set(result.total.counts) == {"EXACT"}
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_right_engine_of_a_format_is_right(model: Model, name: str) -> None:
+    result = checked(model, name, name)
+    assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
+    assert 0.0 < result.total.rms < 2.0 and result.total.worst < LIMIT
+
+
+def test_another_format_than_declared_is_named(model: Model) -> None:
+    result = checked(model, "bfloat16", "float32")
+    assert result.total.verdict is Verdict.DRIFT
+    assert result.total.reasons == ("errs like bfloat16 everywhere: not the float32 that it declares",)
+
+
+FAULTS = {
+    "head-norm-reads-strided-rows-as-contiguous": "right for the first row, wrong from the second row on",
+    "slot-index-wraps-modulo-2": "right alone, wrong beside others",
+    "prefix-hit-without-its-state": "right cold, wrong warm",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bug_is_told_by_what_it_depends_on(model: Model, fault: str) -> None:
+    cases = ("short-prompts", "prefixes") if "prefix" in fault else QUICK
+    target = PythonTarget("engines:chunked", model.path)
+    with inject(fault):
+        target.probe()
+        pairs = [
+            pair
+            for one in rounds(Writer(model.config, model.tokenizer, 4), cases)
+            for pair in zip(one.asks, target.answer(one.asks), strict=True)
+        ]
+    result = judged(model, Abilities("broken"), "float32", pairs)
+    assert result.total.verdict is Verdict.BUG
+    assert any(FAULTS[fault] in reason for reason in result.total.reasons), result.total.reasons
+    assert result.total.first_wrong is not None
+
+
+def test_tokens_alone_are_not_enough(model: Model) -> None:
+    pairs = [(ask, replace(answer, logprobs=None, prompt_logprobs=None)) for ask, answer in told(model)]
+    result = judged(model, Abilities("silent"), "float32", pairs)
+    assert result.total.verdict is Verdict.INCONCLUSIVE
+    assert "no log-probabilities" in result.total.reasons[0]
+
+
+def test_a_request_without_an_answer_is_not_right(model: Model) -> None:
+    pairs = told(model)
+    pairs[1] = (pairs[1][0], Answer(pairs[1][0].id, error="late"))
+    result = judged(model, Abilities("late"), "float32", pairs)
+    assert result.total.verdict is Verdict.INCONCLUSIVE
+    assert result.total.unanswered == (pairs[1][0].id,)
+
+
+def test_nothing_at_all_is_inconclusive(model: Model) -> None:
+    assert judged(model, Abilities("mute"), "float32", []).total.verdict is Verdict.INCONCLUSIVE
+
+
+def test_one_wrong_token_among_all_is_a_bug(model: Model) -> None:
+    pairs = told(model)
+    ask, answer = pairs[-1]
+    wrong = (answer.token_ids[0] + 1) % model.config.vocab_size  # type: ignore[index]
+    pairs[-1] = (replace(ask, max_tokens=1), Answer(answer.id, (wrong,), answer.logprobs[:1]))  # type: ignore[index]
+    result = judged(model, Abilities("wrong once"), "float32", pairs)
+    assert result.total.verdict is Verdict.BUG
+    assert result.total.first_wrong is not None and result.total.first_wrong.token_id == wrong
+
+
+def told(model: Model) -> list[tuple[Ask, Answer]]:
+    target = PythonTarget("engines:float32", model.path)
+    target.probe()
+    asks = [ask for one in rounds(Writer(model.config, None, 1), ["short-prompts"]) for ask in one.asks]
+    return list(zip(asks, target.answer(asks), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer("a", (512,)), "token id 512: expected 0 to 511"),
+        (Answer("a", (3,), None, ({600: -1.0},)), "token id 600"),
+        (Answer("a", (3, 4, 5)), "3 tokens, 2 were asked for"),
+        (Answer("a", (3,), (0.5,)), "log-probability 0.5"),
+        (Answer("a", (3,), (-0.5,), None, (1.0,)), "log-probability 1.0"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_an_error(answer: Answer, problem: str) -> None:
+    ask = Ask("a", "short-prompts", (1, 2), 2)
+    assert problem in (fitting(ask, answer, 512).error or "")
+    fine = Answer("a", (3,), (-0.5,), ({3: -0.5},), (-1.0,))
+    assert fitting(ask, fine, 512) is fine
+
+
+# --- the parts
+
+
+def test_positions_verdicts() -> None:
+    far, near = LIMIT * 1.01, LIMIT * 0.99
+    assert position_verdict(True, 1, 1, 0.0, near) is Verdict.EXACT
+    assert position_verdict(True, 1, 1, 0.0, None) is Verdict.EXACT
+    assert position_verdict(True, 1, 1, 0.0, -far) is Verdict.DRIFT
+    assert position_verdict(True, 1, 2, near, 0.0) is Verdict.TIE
+    assert position_verdict(True, 1, 2, near, far) is Verdict.DRIFT
+    assert position_verdict(True, 1, 2, far, 0.0) is Verdict.BUG
+    assert position_verdict(False, 1, 2, far, near) is Verdict.EXACT
+    assert position_verdict(False, 1, 2, far, far) is Verdict.DRIFT
+    assert position_verdict(False, 1, 2, far, None) is Verdict.INCONCLUSIVE
+
+
+def position(margin: float, flip: bool) -> Position:
+    ask = Ask("a", "borders", (1,), 1, factors={"length": 1})
+    return Position(ask, 0, True, int(flip), 0, 0.0, 0.0, margin, None, None, None, Verdict.EXACT)
+
+
+@given(st.lists(st.tuples(st.floats(0, 6), st.booleans()), min_size=1, max_size=8))
+def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins: list[tuple[float, bool]]) -> None:
+    flips, chance = flip_probability([position(margin, flip) for margin, flip in coins])
+    chances = [0.5 * math.erfc(margin / (SPREAD * math.sqrt(2))) for margin, _ in coins]
+    expected = sum(
+        math.prod(p if flipped else 1 - p for p, flipped in zip(chances, pattern, strict=True))
+        for pattern in itertools.product((False, True), repeat=len(coins))
+        if sum(pattern) >= flips
+    )
+    assert flips == sum(flip for _, flip in coins)
+    assert chance == pytest.approx(expected, abs=1e-12)
+
+
+def test_many_unlikely_flips_are_impossible_together() -> None:
+    assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 60)[1] < 1e-9
+    assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 3)[1] > 1e-3
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8))
+def test_whole_sequences_are_no_beginning_of_another(sequences: list[tuple[int, ...]]) -> None:
+    whole = whole_sequences(set(sequences))
+    assert sorted(one for of in whole.values() for one in of) == sorted(set(sequences))
+    for ids, of in whole.items():
+        assert all(ids[: len(one)] == one for one in of)
+        assert not any(other != ids and other[: len(ids)] == ids for other in sequences)
+
+
+def test_what_is_known_is_not_scored_again_and_says_the_same(model: Model) -> None:
+    pairs, known = told(model), Known()
+    first = judge(model, "float32", pairs, None, known)
+    count = len(known.truths)
+    assert judge(model, "float32", pairs, None, known) == first == judge(model, "float32", pairs)
+    assert len(known.truths) == count
+
+
+# --- what is asked
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_once: int) -> None:
+    tiny = lfm2np.load(Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config")
+    for subject in (model, tiny):
+        tokenizer = subject.tokenizer if subject.has_tokenizer else None
+        plan = list(rounds(Writer(subject.config, tokenizer, at_once)))
+        assert plan == list(rounds(Writer(subject.config, tokenizer, at_once)))
+        asks = [ask for one in plan for ask in one.asks]
+        assert len({ask.id for ask in asks}) == len(asks)
+        for ask in asks:
+            assert all(0 <= one < subject.config.vocab_size for one in ask.prompt_token_ids)
+            assert ask.max_tokens >= 1
+            assert len(ask.prompt_token_ids) + ask.max_tokens <= subject.config.max_position_embeddings
+            if ask.prompt_text is not None:
+                assert subject.tokenizer.encode(ask.prompt_text) == list(ask.prompt_token_ids)
+        assert {ask.case for ask in asks} == (
+            set(CASES) if at_once > 1 else set(CASES) - {"neighbours", "families", "aborts"}
+        )
+
+
+def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:
+    class Dying(PythonTarget):
+        calls = 0
+
+        def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
+            Dying.calls += 1
+            if Dying.calls == 4:
+                raise KeyboardInterrupt
+            return super().answer(asks, aborted)
+
+    path = tmp_path / "answers.jsonl"
+    target = Dying("engines:float32", model.path)
+    with pytest.raises(KeyboardInterrupt), Transcript(path) as transcript:
+        check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
+    with Transcript(path) as transcript:
+        assert len(transcript.pairs()) == 3
+        resumed = check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
+    assert Dying.calls == 4 + (len(resumed.pairs) - 3)
+    assert resumed.total == check(model, target, "float32", cases=["short-prompts"]).total

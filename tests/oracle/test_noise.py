@@ -1,0 +1,145 @@
+"""The noise model: what it says a format may do is what engines of that format do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.loading import Model
+from lfm2np.oracle.emulate import FORMATS, emulated, quantised
+from lfm2np.oracle.noise import chosen_columns, logprobs_under, noise_of, truth_of
+from lfm2np.oracle.verdict import LIMIT, root_mean_square
+from lfm2np.weights import prepare_weights
+
+TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
+IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+def ratios(model: Model, name: str, engine: Model) -> list[float]:
+    """The differences of another arithmetic, in units of the noise, at every position and every eighth column."""
+    truth = truth_of(model, IDS, {})
+    (noise,) = noise_of(model, [truth], name)
+    rows = reference.logits(engine.weights, engine.config, engine.numerics, IDS[:-1])
+    errors = np.take_along_axis(engine.numerics.log_softmax(rows), truth.columns, axis=1) - truth.logprobs
+    return [
+        float(errors[row, column]) / noise.scale(truth, row, column)
+        for row in range(len(errors))
+        for column in range(0, errors.shape[1], 8)
+    ]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("directory", [None, *TORTURE[:3]], ids=str)
+def test_a_right_engine_is_about_as_far_off_as_its_format_says(directory: Path | None, name: str) -> None:
+    found = ratios(lfm2np.load(directory), name, lfm2np.load(directory, name))
+    assert 0.2 < root_mean_square(found) < 2.5
+    assert max(map(abs, found)) < LIMIT
+
+
+def test_a_coarser_format_is_far_beyond_the_noise_of_a_finer_one(model: Model) -> None:
+    assert root_mean_square(ratios(model, "float32", lfm2np.load(None, "bfloat16"))) > 100 * LIMIT
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, name: str) -> None:
+    truth = truth_of(model, IDS, {})
+    (noise,) = noise_of(model, [truth], name)
+    for draw in (8, 13):
+        numerics = emulated(name, 0, draw)
+        weights = prepare_weights(open_tensors(model), model.config, numerics)
+        errors = logprobs_under(model, weights, numerics, truth) - truth.logprobs
+        found = [
+            errors[row, column] / noise.scale(truth, row, column)
+            for row in range(len(errors))
+            for column in range(0, errors.shape[1], 8)
+        ]
+        assert 0.3 < root_mean_square(found) < 2.0
+        assert max(map(abs, found)) < LIMIT
+
+
+def open_tensors(model: Model):  # type: ignore[no-untyped-def]
+    from lfm2np.checkpoint import open_checkpoint
+
+    return open_checkpoint(model.path, model.config)
+
+
+def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Model) -> None:
+    truth = truth_of(model, IDS[:9], {})
+    one, same, other = (noise_of(model, [truth], "float32", draws=2, seed=seed)[0].errors for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert not np.array_equal(one[0], one[1])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_whatever_is_kept_is_a_number_of_the_format(name: str) -> None:
+    numerics = emulated(name, 0, 0)
+    matrix = numerics.prepare_matrix(np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32), "model.x.weight")
+    product = numerics.linear(np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32), matrix)
+    assert np.array_equal(product, numerics.keep(product))
+
+
+def test_a_matrix_whose_sums_are_in_another_order_is_the_same_map() -> None:
+    random = np.random.default_rng(0)
+    weight, x = random.normal(size=(7, 33)).astype(np.float32), random.normal(size=(4, 33)).astype(np.float32)
+    for draw in range(8):
+        numerics = emulated("float32", 0, draw)
+        matrix = numerics.prepare_matrix(weight, "model.x.weight")
+        assert np.allclose(numerics.linear(x, matrix), x.astype(np.float64) @ weight.T, atol=1e-5)
+
+
+@given(st.integers(1, 90), st.integers(0, 1000))
+def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    weight = random.normal(size=(3, inputs)).astype(np.float32)
+    form = FORMATS["int4"]
+    found = quantised(weight, form, random)
+    for start in range(0, inputs, form.group):
+        group = weight[:, start : start + form.group]
+        step = np.abs(group).max(axis=1, keepdims=True) / form.levels
+        assert (np.abs(found[:, start : start + form.group] - group) <= step * 1.001).all()
+
+
+def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
+    logits = np.random.default_rng(0).normal(size=(4, 1000)).astype(np.float32)
+    columns = chosen_columns(logits, {1: [5, 999, 3], 3: [0]})
+    assert columns.shape[0] == 4
+    for row in range(4):
+        assert list(columns[row]) == sorted(set(columns[row].tolist()))
+        assert set(np.argsort(-logits[row])[:48]) <= set(columns[row])
+    assert {5, 999, 3} <= set(columns[1].tolist())
+    assert np.array_equal(chosen_columns(logits[:, :20], {}), np.tile(np.arange(20), (4, 1)))
+
+
+def test_a_token_that_was_not_looked_at_is_no_number(model: Model) -> None:
+    truth = truth_of(model, IDS[:4], {})
+    missing = next(one for one in range(model.config.vocab_size) if one not in truth.columns[0])
+    with pytest.raises(KeyError):
+        truth.at(0, missing)
+    assert not truth.covers({0: [missing]})
+    assert truth_of(model, IDS[:4], {0: [missing]}).covers({0: [missing]})
+
+
+def test_a_format_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(RequestError, match="format 'fp8'"):
+        emulated("fp8", 0, 0)
+
+
+def test_a_format_that_cannot_hold_the_numbers_is_named(model: Model) -> None:
+    truth = truth_of(model, IDS[:6], {})
+    weights = replace(model.weights, final_norm=model.weights.final_norm * np.float32(1e38))
+    with pytest.raises(NumericsError, match=r"overflow|finite"):
+        logprobs_under(replace(model, weights=weights), weights, model.numerics, truth)

@@ -1,0 +1,339 @@
+"""Golden vectors: made alike twice, verified, and damaged in every way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vector_sets import FEW, SIX, few, packaged, run, six, trained
+
+from lfm2np.errors import Lfm2npError, ProofError, RequestError
+from lfm2np.loading import load
+from lfm2np.oracle import vectors, vectors_files
+from lfm2np.oracle.vectors import make, verify
+from lfm2np.oracle.vectors_chosen import choose, mentioned
+from lfm2np.oracle.vectors_files import DOCUMENT, TENSORS, VectorSet, packaged_set, read_set, write_set
+from lfm2np.oracle.vectors_form import WORDS, VectorsError, schema
+from lfm2np.oracle.vectors_notes import NOTES
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_set(few(), tmp_path / "set")
+    return tmp_path / "set"
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    document = json.loads((folder / DOCUMENT).read_text())
+    edit(document)
+    (folder / DOCUMENT).write_text(json.dumps(document))
+
+
+# --- make
+
+
+def test_the_same_bytes_twice(tmp_path: Path, folder: Path) -> None:
+    """The second time by the command's function anew, over a folder that holds a set already."""
+    again = tmp_path / "again"
+    write_set(few(), again)
+    write_set(make(six(), only=FEW), again)
+    for name in (DOCUMENT, TENSORS):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "set"]
+
+
+def test_another_seed_draws_other_prompts() -> None:
+    first, second = (choose(six().config, None, seed) for seed in (0, 1))
+    assert [one.id for one in first] == [one.id for one in second]
+    assert all(one.prompt_token_ids != other.prompt_token_ids for one, other in zip(first, second, strict=True))
+
+
+def test_what_a_schedule_names_is_made_too() -> None:
+    assert [vector["id"] for vector in few().document["vectors"]] == [
+        *("short-1-text", "short-2-text", "border-15", "prefix-cold", "prefix-same")
+    ]
+    with pytest.raises(RequestError, match="vector 'nothing': expected some of short-1-text"):
+        make(six(), only=["nothing"])
+
+
+def test_a_short_context_leaves_out_what_does_not_fit_and_what_names_it() -> None:
+    config = replace(six().config, max_position_embeddings=60)
+    chosen = {one.id: one for one in choose(config, None)}
+    assert "slot-long" not in chosen and "slot-short" not in chosen and "slot-again" not in chosen
+    assert all(mentioned(one) <= chosen.keys() for one in chosen.values())
+
+
+@pytest.mark.parametrize("at", ["mkdir", "fsync", "rename"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_interrupt_leaves_nothing_or_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, is_new: bool
+) -> None:
+    target = tmp_path / "set"
+    if not is_new:
+        write_set(few(), target)
+        (target / DOCUMENT).write_text("old")
+
+    def interrupt(path: Any, *rest: Any) -> None:
+        if at != "rename" or str(path).endswith(".part"):
+            raise KeyboardInterrupt
+        path.replace(*rest)
+
+    place, name = {
+        "mkdir": (Path, "mkdir"),
+        "fsync": (vectors_files.os, "fsync"),
+        "rename": (Path, "rename"),
+    }[at]
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_set(few(), target)
+    assert [path.name for path in tmp_path.iterdir()] == ([] if is_new else ["set"])
+    assert is_new or (target / DOCUMENT).read_text() == "old"
+
+
+def test_a_folder_with_other_things_in_it_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "thesis.txt").write_text("mine")
+    with pytest.raises(RequestError, match=r"holds thesis.txt, expected nothing but vectors.json and vectors.safe"):
+        write_set(few(), tmp_path / "set")
+    with pytest.raises(RequestError, match="no directory"):
+        run("make", "-o", str(tmp_path / "a" / "b"), "--model", str(SIX))
+
+
+def test_only_exact_arithmetic_makes_and_verifies() -> None:
+    with pytest.raises(RequestError, match="numerics float32: expected exact"):
+        make(load(SIX, "float32"))
+
+
+# --- the packaged set
+
+
+def test_the_packaged_set_is_what_the_packaged_model_says(capsys: pytest.CaptureFixture[str]) -> None:
+    run("verify")
+    assert "bit for bit as computed here" in capsys.readouterr().out
+
+
+def test_the_packaged_set_is_what_choose_and_the_notes_say() -> None:
+    """What can change without the numbers: run `lfm2np vectors make -o fixtures/vectors/trained` after a change."""
+    document = packaged()
+    for one, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
+        assert len(vector["token_ids"]) == one.new
+        assert one.keep == "all" or vectors.kept_names(trained(), one.keep) == vector["tensors"]
+        said = vectors.vector_json(one, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
+        assert said == vector
+    assert document["notes"] == NOTES
+    assert sum(path.stat().st_size for path in packaged_set().iterdir()) < 1.5e6
+
+
+def test_the_tasks_are_answered_right() -> None:
+    """So a comment that says what a vector needs is about a model that has it."""
+    texts = {vector["id"]: trained().tokenizer.decode(vector["token_ids"]) for vector in packaged()["vectors"]}
+    assert texts["task-recall"] == "3" and texts["task-copy"] == "kiba mozu tedo gipa"
+    assert texts["task-sort"] == "1 2 4 7 8 9" and texts["task-add"] == "92"
+    assert texts["task-story"] == "Tom has the drum." and texts["task-count"] == "17 18 19 20 21 22 23"
+
+
+# --- damage
+
+
+def test_a_sound_set_verifies(folder: Path) -> None:
+    assert verify(six(), read_set(folder)) == []
+
+
+def test_one_bit_of_a_logit_in_the_tensors_is_named(folder: Path) -> None:
+    content = bytearray((folder / TENSORS).read_bytes())
+    content[-1] ^= 1  # the last number of the last tensor
+    (folder / TENSORS).write_bytes(content)
+    first, second = verify(six(), read_set(folder))
+    assert first.vector == "short-2-text" and "model.layers.3.self_attn" in first.what
+    assert re.search(r"0x.*expected.*0x", str(first))
+    assert second.what == "tensors.sha256"
+
+
+def test_one_bit_of_a_row_of_logits_names_vector_position_and_token(folder: Path) -> None:
+    known = read_set(folder)
+    rows = known.tensors["prefix-cold/logits"].copy()
+    rows.view(np.uint32)[3, 5] ^= 1
+    (found,) = verify(
+        six(), VectorSet(known.document, {**known.tensors, "prefix-cold/logits": rows}, few().tensors_sha256)
+    )
+    assert (found.vector, found.position) == ("prefix-cold", 3)
+    assert found.what == "logit of token 5, first of 1"
+
+
+def test_a_nan_in_the_tensors_is_a_difference(folder: Path) -> None:
+    known = read_set(folder)
+    rows = known.tensors["border-15/logits"].copy()
+    rows[0, 0] = np.nan
+    changed = VectorSet(known.document, {**known.tensors, "border-15/logits": rows}, few().tensors_sha256)
+    assert [one.vector for one in verify(six(), changed)] == ["border-15"]
+
+
+def next_float(value: float) -> float:
+    return float(np.nextafter(value, np.inf))
+
+
+Edit = Callable[[dict[str, Any]], None]
+VALUES: dict[str, tuple[Edit, str]] = {
+    "token": (
+        lambda it: it["vectors"][2]["token_ids"].__setitem__(4, (it["vectors"][2]["token_ids"][4] + 1) % 20),
+        r"^border-15 position 4: token: \d+, expected \d+$",
+    ),
+    "logprob": (
+        lambda it: it["vectors"][1]["positions"][2].update(
+            logprob=next_float(it["vectors"][1]["positions"][2]["logprob"])
+        ),
+        r"^short-2-text position 2: logprob: -\d.*, expected -\d",
+    ),
+    "top logit": (
+        lambda it: it["vectors"][1]["positions"][7]["top"][3].__setitem__(2, 0.5),
+        r"^short-2-text position 7: top\[3\]\[2\]: 0.5, expected",
+    ),
+    "margin": (
+        lambda it: it["vectors"][0]["positions"][0].update(margin=0.0),
+        r"^short-1-text position 0: margin: 0.0",
+    ),
+    "result": (
+        lambda it: it["vectors"][3]["positions"][1].update(result="may_tie", may_tie_in=["float32"]),
+        r"^prefix-cold position 1: may_tie_in|^prefix-cold position 1: result: ",
+    ),
+    "bound": (
+        lambda it: it["vectors"][3]["positions"][1]["noise"]["float32"]["gaps"].__setitem__(0, 99.0),
+        r"^prefix-cold position 1: (result|may_tie_in)",
+    ),
+    "limit": (lambda it: it.update(limit=11.0), r"^set: limit: 11.0, expected 10.0"),
+    "config": (lambda it: it["model"].update(config_sha256="0" * 64), r'^set: model.config_sha256: "000'),
+    "weights": (
+        lambda it: it["model"]["weights"].update({"model.safetensors": "1" * 64}),
+        r'^set: model.weights.model.safetensors: "111',
+    ),
+    "digest": (lambda it: it["model"].update(digest="2" * 64), r'^set: model.digest: "222'),
+    "tensors": (lambda it: it["tensors"].update(sha256="3" * 64), r"^set: tensors.sha256: 333"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_changed_value_is_a_difference_that_names_its_place(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit, message = VALUES[name]
+    change(folder, edit)
+    with pytest.raises(ProofError) as error:
+        run("verify", str(folder), "--model", str(SIX))
+    assert re.search(message, capsys.readouterr().out), error.value
+    assert error.value.exit_code == 1
+
+
+def first(it: dict[str, Any]) -> dict[str, Any]:
+    return it["vectors"][0]  # type: ignore[no-any-return]
+
+
+FORMS: dict[str, tuple[Edit, str]] = {
+    "missing note": (
+        lambda it: it["notes"].pop("start-of-sequence"),
+        r"\$\.vectors\[0\]\.flags\[0\]: 'start-of-sequence', expected the name of a note",
+    ),
+    "extra field": (lambda it: first(it).update(colour="red"), r"\$\.vectors\[0\]: field 'colour', expected only id"),
+    "missing field": (lambda it: first(it).pop("token_ids"), r"\$\.vectors\[0\]\.token_ids: missing"),
+    "text for a number": (
+        lambda it: first(it)["positions"][3].update(margin="1"),
+        r"\$\.vectors\[0\]\.positions\[3\]\.margin: '1', expected number",
+    ),
+    "true for a number": (lambda it: it.update(limit=True), r"\$\.limit: True, expected number"),
+    "other version": (lambda it: it.update(format_version=2), r"\$\.format_version: 2, expected 1"),
+    "float version": (lambda it: it.update(format_version=1.0), r"\$\.format_version: 1.0, expected 1"),
+    "no limit": (lambda it: it.update(limit=0), r"\$\.limit: 0, expected more than 0"),
+    "short hash": (lambda it: it["model"].update(digest="ab"), r"\$\.model\.digest: 'ab', expected text like"),
+    "odd result": (
+        lambda it: first(it)["positions"][0].update(result="fine"),
+        r"\$\.vectors\[0\]\.positions\[0\]\.result: 'fine', expected one of must_match, may_tie",
+    ),
+    "short top": (
+        lambda it: first(it)["positions"][0]["top"][1].pop(),
+        r"\$\.vectors\[0\]\.positions\[0\]\.top\[1\]: 2, expected 3 or more",
+    ),
+    "negative id": (
+        lambda it: first(it)["prompt_token_ids"].__setitem__(0, -1),
+        r"\$\.vectors\[0\]\.prompt_token_ids\[0\]: -1, expected at least 0",
+    ),
+    "large id": (
+        lambda it: first(it)["token_ids"].__setitem__(1, 10**6),
+        r"\$\.vectors\[0\]\.token_ids\[1\]: 1000000, expected less than vocab_size",
+    ),
+    "same id twice": (
+        lambda it: first(it).update(id="border-15"),
+        r"\$\.vectors\[2\]\.id: 'border-15', expected anoth",
+    ),
+    "positions": (lambda it: first(it)["positions"].pop(), r"\$\.vectors\[0\]\.positions: 7, expected 8 entries"),
+    "unknown hint": (
+        lambda it: first(it)["schedule"].append({"kind": "fast"}),
+        r"\$\.vectors\[0\]\.schedule\[1\]\.kind: 'fast', expected one of alone, cold",
+    ),
+    "hint to nowhere": (
+        lambda it: first(it)["schedule"].append({"kind": "after", "id": "short-9"}),
+        r"\$\.vectors\[0\]\.schedule\[1\]\[0\]: 'short-9', expected the id of another vector",
+    ),
+    "missing bounds": (
+        lambda it: first(it)["positions"][0]["noise"].pop("float16"),
+        r"\$\.vectors\[0\]\.positions\[0\]\.noise: \['bfloat16', 'float32'\], expected float32, bfloat16, float16",
+    ),
+    "missing gap": (
+        lambda it: first(it)["positions"][0]["noise"]["float16"]["gaps"].pop(),
+        r"\$\.vectors\[0\]\.positions\[0\]\.noise\.float16\.gaps: 6, expected 7 entries",
+    ),
+    "unlisted tensor": (lambda it: first(it).update(tensors=[]), r"tensor short-1-text/logits: there, but not"),
+    "lost tensor": (lambda it: first(it).update(tensors=["logits", "x"]), r"tensor short-1-text/x: missing"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_wrong_form_is_refused_by_its_json_path(folder: Path, name: str) -> None:
+    edit, message = FORMS[name]
+    change(folder, edit)
+    with pytest.raises(VectorsError, match=message) as error:
+        run("verify", str(folder), "--model", str(SIX))
+    assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        (DOCUMENT, lambda content: content[:-30], "not JSON"),
+        (DOCUMENT, lambda content: b"[]", "a JSON list, expected an object"),
+        (DOCUMENT, lambda content: b"\xff", "not UTF-8"),
+        (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": NaN, "was": ', 1), "NaN is not JSON"),
+        (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": 1e999, "was": ', 1), "overflows"),
+        (DOCUMENT, lambda content: content.replace(b'"seed"', b'"limit": 1, "seed"', 1), "stands twice"),
+        (DOCUMENT, None, "does not exist"),
+        (TENSORS, lambda content: content[:-1], "not a sound safetensors file"),
+        (TENSORS, lambda content: content[:5], "not a sound safetensors file"),
+        (TENSORS, lambda content: content.replace(b'"F32"', b'"I32"', 1), "dtype I32, expected F32"),
+        (TENSORS, None, "does not exist"),
+    ],
+)
+def test_a_broken_file_is_named(folder: Path, name: str, damage: Callable[[bytes], bytes] | None, message: str) -> None:
+    path = folder / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(Lfm2npError, match=message) as error:
+        run("verify", str(folder), "--model", str(SIX))
+    assert error.value.exit_code == 3 and name in str(error.value)
+
+
+def test_the_form_check_knows_all_words_of_the_schema() -> None:
+    def words(rule: Any) -> set[str]:
+        if not isinstance(rule, dict):
+            return set()
+        inner = [*rule.get("properties", {}).values(), *rule.get("$defs", {}).values(), *rule.get("prefixItems", [])]
+        inner += [rule.get("items"), rule.get("additionalProperties"), *rule.get("oneOf", [])]
+        return set(rule).union(*map(words, inner))
+
+    assert words(schema()) <= WORDS

@@ -1,0 +1,46 @@
+"""Vector sets for the tests: a few vectors of a torture fixture, and the packaged set."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lfm2np.loading import Model, load
+from lfm2np.oracle import cli_vectors, vectors_plain
+from lfm2np.oracle.vectors import make
+from lfm2np.oracle.vectors_files import VectorSet, packaged_set, read_set
+
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+SIX = FIXTURES / "torture" / "six_heads_two_kv"
+FEW = ("short-1-text", "short-2-text", "border-15", "prefix-same")  # and prefix-cold, which the last one names
+PLAIN = Path(vectors_plain.__file__)
+
+
+@cache
+def six() -> Model:
+    return load(SIX)
+
+
+@cache
+def few() -> VectorSet:
+    return make(six(), only=FEW)
+
+
+@cache
+def trained() -> Model:
+    return load()
+
+
+@cache
+def packaged() -> dict[str, Any]:
+    return read_set(packaged_set()).document
+
+
+def run(*words: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--json", action="store_true")
+    cli_vectors.add_options(parser)
+    cli_vectors.run(parser.parse_args(words))
