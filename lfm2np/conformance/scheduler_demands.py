@@ -57,15 +57,17 @@ def crowds(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, int]], list
     """Sizes, those that come first and those that come later: (prompt tokens, max_tokens) each."""
     config = {
         "policy": draw(st.sampled_from(("waiting-served", "static"))),
-        "num_blocks": draw(st.integers(3, 24)),
+        "num_blocks": draw(st.integers(6, 40)),
         "block_size": draw(st.integers(1, 3)),
-        "max_num_seqs": draw(st.integers(1, 8)),
-        "max_num_batched_tokens": draw(st.integers(1, 16)),
-        "watermark": draw(st.sampled_from((0.0, 0.15, 0.4))),
-        "waiting_served_ratio": draw(st.integers(0, 8)) / 4,
+        "max_num_seqs": draw(st.integers(3, 8)),
+        "max_num_batched_tokens": draw(st.integers(2, 16)),
+        "watermark": draw(st.sampled_from((0.0, 0.15, 0.3))),
+        "waiting_served_ratio": draw(st.sampled_from((1.0, 1.5, 2.0, 0.5, 0.0))),
     }
-    crowd = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=6)
-    return config, draw(crowd), draw(crowd)
+    prompts = st.integers(1, 6)
+    early = draw(st.lists(st.tuples(prompts, st.integers(3, 6)), min_size=1, max_size=3))
+    late = draw(st.lists(st.tuples(prompts, st.integers(1, 6)), min_size=2, max_size=6))
+    return config, early, late
 
 
 def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]) -> None:
@@ -304,7 +306,7 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         (),
         crowds,
         batches_fit,
-        3.0,
+        20.0,
     ),
     Property(
         "decodes-wait-their-turn",

@@ -10,7 +10,7 @@ fused norm, gate, rotary  rounded after each operation (PyTorch's eager kernels)
 attention                 scores and weights rounded (eager), or not (flash kernels)
 residual stream           in the format, or in float32 (llama.cpp)
 logits                    in the format, or in float32
-frequencies of rotary     powers, or repeated products: a few units in the last place of float32
+frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
 quantised weights         which of the two nearest steps a weight goes to: at random, as its scheme is not known
 """
 
@@ -31,7 +31,8 @@ from lfm2np.numerics.matrix import AttentionScale, Matrix
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
-ROTARY_UNITS = 4  # of float32: repeated products for up to head_dim / 2 frequencies, half of them up, half down
+ROTARY_UNITS = 20  # of float32: a frequency as exp2 of a product with log2(theta), which is 20 for LFM2 (mlx does so)
+MOST_FREQUENCIES = 512
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Emulated(Ieee):
     flash: bool
     wide_residual: bool
     wide_logits: bool
-    frequency_error: float  # relative, of the rotary angles
+    frequency_errors: NDArray[np.float64]  # [MOST_FREQUENCIES] relative, of the rotary angles
 
     def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
         order = self.random.permutation(weight.shape[1])
@@ -128,7 +129,7 @@ class Emulated(Ieee):
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
         """By angles that are a little off, as the engine's frequencies are."""
-        angles = np.unwrap(np.arctan2(sin, cos), axis=0) * self.frequency_error
+        angles = np.unwrap(np.arctan2(sin, cos), axis=0) * np.resize(self.frequency_errors, cos.shape[-1])
         cos, sin = cos - sin * angles, sin + cos * angles
         if not self.fused:
             return super().rotate(x, cos, sin)
@@ -177,7 +178,7 @@ def emulated(name: str, seed: int, draw: int) -> Emulated:
     random = np.random.Generator(np.random.Philox(key=[seed, draw]))
     # Not at random: among any eight in a row each choice is made both ways, in all combinations of three.
     fused, flash, wide_residual = (bool(draw >> bit & 1) for bit in range(3))
-    error = float(random.uniform(-ROTARY_UNITS, ROTARY_UNITS)) * 2.0**-24
+    errors = random.uniform(-ROTARY_UNITS, ROTARY_UNITS, MOST_FREQUENCIES) * 2.0**-24
     return Emulated(
         name=form.name,
         dtype=np.float32,
@@ -189,5 +190,5 @@ def emulated(name: str, seed: int, draw: int) -> Emulated:
         flash=flash,
         wide_residual=wide_residual,
         wide_logits=fused ^ flash ^ wide_residual,
-        frequency_error=error,
+        frequency_errors=errors,
     )
