@@ -14,6 +14,7 @@ from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of, truth_of
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
 
+LEAST_TOLD = 3  # log-probabilities at one position that tell an error of their normaliser from others
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
 Progress = Callable[[int, int], None]
@@ -124,10 +125,13 @@ def judged_token(
     own, best = truth.at(row, token_id), truth.at(row, int(truth.best[row]))
     values = {**tops, **({} if logprob is None else {token_id: logprob})}
     told = [(truth.at(row, one), value) for one, value in values.items()]
-    errors = [(value - float(truth.logprobs[row, column]), noise.scale(truth, row, column)) for column, value in told]
+    raw = [value - float(truth.logprobs[row, column]) for column, value in told]
+    scales = [noise.scale(truth, row, column) for column, _ in told]
+    errors = without_normaliser(raw, scales, unit, truth.vocab_size)
     gap = float(truth.logprobs[row, best] - truth.logprobs[row, own])
     gap_ratio = max(0.0, gap - unit) / noise.gap_scale(row, own, best) if own != best else 0.0
-    ratio = max((beyond(error, unit) / scale for error, scale in errors), key=abs, default=None)
+    ratio = max((beyond(one, unit) / scale for one, scale in zip(errors, scales, strict=True)), key=abs, default=None)
+    sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(errors, scales, strict=True)]
     return Position(
         ask=ask,
         row=row,
@@ -139,7 +143,7 @@ def judged_token(
         margin_ratio=margin_ratio(scored, row, best, unit),
         error=None if logprob is None else logprob - float(truth.logprobs[row, own]),
         error_ratio=ratio,
-        error_size=max((abs(error) / math.hypot(scale, unit / 2.0) for error, scale in errors), default=None),
+        error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
     )
 
@@ -149,6 +153,26 @@ def resolution(largest: float, bits: int) -> float:
     float32, in which log-probabilities are computed: they are the difference of a logit and a sum of exponentials."""
     exponent = math.frexp(largest)[1]
     return math.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * math.ldexp(1.0, exponent - 24)
+
+
+def without_normaliser(
+    errors: Sequence[float], scales: Sequence[float], unit: float, vocab_size: int
+) -> Sequence[float]:
+    """The errors of one position without what a sum of exponentials in float32 may add to all of them.
+
+    Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: llama.cpp's
+    log-probabilities are off by as much, all of a position by the same. With three told, one shift can't hide the
+    others; of all shifts that large the one that leaves the least is taken off.
+    """
+    if len(errors) < LEAST_TOLD:
+        return errors
+    most = math.ldexp(vocab_size, -25)
+
+    def left(shift: float) -> float:
+        return max(abs(beyond(one - shift, unit)) / scale for one, scale in zip(errors, scales, strict=True))
+
+    shift = min((0.0, *(min(most, max(-most, one)) for one in errors)), key=left)
+    return [one - shift for one in errors]
 
 
 def beyond(error: float, unit: float) -> float:

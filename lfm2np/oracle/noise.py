@@ -46,6 +46,7 @@ class Truth:
     best: NDArray[np.int64]  # [T] the greedy token
     squares: NDArray[np.float64]  # [T] sum of p^2
     largest: NDArray[np.float64]  # [T] the largest logit, in absolute value
+    vocab_size: int
 
     def at(self, row: int, token_id: int) -> int:
         """The column of a token. KeyError if it was not among those looked at."""
@@ -93,6 +94,7 @@ def truth_of(model: Model, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) 
         best=np.argmax(logits, axis=1),
         squares=np.sum(probabilities**2, axis=1),
         largest=np.max(np.abs(logits), axis=1).astype(np.float64),
+        vocab_size=logits.shape[1],
     )
 
 

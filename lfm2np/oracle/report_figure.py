@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.factors import ROWS
 from lfm2np.oracle.verdict import LIMIT, Position, Verdict
 
 MOST_MARKS = 2000  # more positions are put into cells
@@ -91,8 +90,8 @@ def axes(scale: Scale) -> str:
     for decade in range(0, scale.top_decade + 1, every):
         parts.append(label(LEFT - 6, scale.y(10.0**decade) + 4, power(decade), "end"))
     parts.append(label(LEFT - 6, BOTTOM + 4, "≤ 0.01", "end"))
-    for row in (*ROWS, *(2**k for k in range(10, 18))):
-        if row <= scale.last_row and (row < 3 or row & (row - 1) == 0):
+    for row in (0, *(2**k for k in range(18))):
+        if row <= scale.last_row:
             x = scale.x(row)
             parts.append(f'<path class="axis" d="M{x:.1f} {BOTTOM:g}v4"/>{label(x, BOTTOM + 17, str(row), "middle")}')
     parts.append(label((LEFT + RIGHT) / 2, HEIGHT - 6, "row (row t predicts token t + 1)", "middle"))
