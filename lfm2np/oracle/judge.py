@@ -14,7 +14,6 @@ from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of, truth_of
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
 
-LEAST_TOLD = 3  # log-probabilities at one position that tell an error of their normaliser from others
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
 Progress = Callable[[int, int], None]
@@ -131,7 +130,7 @@ def judged_token(
     gap = float(truth.logprobs[row, best] - truth.logprobs[row, own])
     gap_ratio = max(0.0, gap - unit) / noise.gap_scale(row, own, best) if own != best else 0.0
     ratio = max((beyond(one, unit) / scale for one, scale in zip(errors, scales, strict=True)), key=abs, default=None)
-    sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(errors, scales, strict=True)]
+    sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(raw, scales, strict=True)]
     return Position(
         ask=ask,
         row=row,
@@ -160,11 +159,11 @@ def without_normaliser(
 ) -> Sequence[float]:
     """The errors of one position without what a sum of exponentials in float32 may add to all of them.
 
-    Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: llama.cpp's
-    log-probabilities are off by as much, all of a position by the same. With three told, one shift can't hide the
-    others; of all shifts that large the one that leaves the least is taken off.
+    Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: log-probabilities of
+    llama.cpp and mlx-lm are off by as much, all of a position by the same. So with several told one shift can't hide
+    the others; of all shifts that large the one that leaves the least is taken off.
     """
-    if len(errors) < LEAST_TOLD:
+    if not errors:
         return errors
     most = math.ldexp(vocab_size, -25)
 

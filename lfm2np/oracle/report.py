@@ -225,6 +225,7 @@ def position_json(one: Position) -> dict[str, Any]:
         "margin_ratio": one.margin_ratio,
         "error": one.error,
         "error_ratio": one.error_ratio,
+        "error_size": one.error_size,
         "verdict": str(one.verdict),
     }
 

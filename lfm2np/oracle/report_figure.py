@@ -1,7 +1,7 @@
 """Error by position as SVG: each judged log-probability as a mark, its size in units of the noise on a log scale.
 
 The marks of one verdict are one path, so a page with thousands of them stays small. Where there are more positions than
-can be told apart, those of one verdict that fall into one cell of a grid are one mark: no drawing at random.
+can be told apart, those of one verdict that fall into one cell of a grid are one mark, where the first of them is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="figure-title figure-summary">\n'
         '<title id="figure-title">Error of log-probabilities by position</title>\n'
         f'<desc id="figure-summary">{summary}</desc>\n'
-        f"{axes(scale)}{legend([verdict for verdict in SHAPES if verdict in marks])}{drawn}</svg>\n"
+        f"{axes(scale)}{legend([verdict for verdict in SHAPES if verdict in marks])}{drawn}{lines(scale)}</svg>\n"
     )
     return text, sum(map(len, marks.values()))
 
@@ -69,13 +69,12 @@ def scale_of(told: Sequence[Position]) -> Scale:
 
 def marks_of(told: Sequence[Position], scale: Scale) -> Mapping[Verdict, list[Point]]:
     """Where marks stand, by verdict, from left to right and from top to bottom."""
-    marks: dict[Verdict, set[Point]] = {}
+    marks: dict[Verdict, dict[Point, Point]] = {}  # by cell
     for one in told:
-        x, y = scale.x(one.row), scale.y(abs(one.error_ratio or 0.0))
-        if len(told) > MOST_MARKS:
-            x, y = round(x / CELL) * CELL, round(y / CELL) * CELL
-        marks.setdefault(one.verdict, set()).add((round(x, 1), round(y, 1)))
-    return {verdict: sorted(points) for verdict, points in marks.items()}
+        x, y = round(scale.x(one.row), 1), round(scale.y(abs(one.error_ratio or 0.0)), 1)
+        cell = (x, y) if len(told) <= MOST_MARKS else (x // CELL, y // CELL)
+        marks.setdefault(one.verdict, {}).setdefault(cell, (x, y))
+    return {verdict: sorted(cells.values()) for verdict, cells in marks.items()}
 
 
 def path_of(verdict: Verdict, points: Sequence[Point]) -> str:
@@ -84,7 +83,7 @@ def path_of(verdict: Verdict, points: Sequence[Point]) -> str:
 
 
 def axes(scale: Scale) -> str:
-    """Both axes, and the lines at the noise and at the limit."""
+    """Both axes, with their numbers."""
     parts = [f'<path class="axis" d="M{LEFT:g} {TOP:g}V{BOTTOM:g}H{RIGHT:g}"/>\n']
     every = 1 + (scale.top_decade - FLOOR) // 8
     for decade in range(0, scale.top_decade + 1, every):
@@ -95,6 +94,12 @@ def axes(scale: Scale) -> str:
             x = scale.x(row)
             parts.append(f'<path class="axis" d="M{x:.1f} {BOTTOM:g}v4"/>{label(x, BOTTOM + 17, str(row), "middle")}')
     parts.append(label((LEFT + RIGHT) / 2, HEIGHT - 6, "row (row t predicts token t + 1)", "middle"))
+    return "".join(parts)
+
+
+def lines(scale: Scale) -> str:
+    """At the noise and at the limit, on top of the marks."""
+    parts = []
     for value, words, name in ((1.0, "1: the noise", "noise"), (LIMIT, f"{LIMIT:g}: the limit", "limit")):
         y = scale.y(value)
         parts.append(f'<path class="line {name}" d="M{LEFT:g} {y:.1f}H{RIGHT:g}"/>\n')

@@ -39,7 +39,7 @@ figure { margin: 0; }
 svg { display: block; width: 100%; max-width: 45rem; height: auto; }
 svg text { fill: var(--text); font: 13px system-ui, sans-serif; paint-order: stroke; stroke: var(--page);
   stroke-width: 3px; }
-.axis, .line { fill: none; stroke: var(--edge); }
+.axis, .line { fill: none; stroke: var(--edge); } .line { stroke: var(--text); }
 .noise { stroke-dasharray: 2 4; stroke-width: 1.5; } .limit { stroke-dasharray: 9 4; stroke-width: 1.5; }
 .mark { stroke: var(--text); stroke-width: .7; }
 .mark.exact { fill: var(--exact); stroke: none; } .mark.tie { fill: var(--tie); }

@@ -20,8 +20,9 @@ from lfm2np.oracle.workloads import CASES
 SEVERITY = (Verdict.EXACT, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)
 WRONG = (Verdict.DRIFT, Verdict.BUG)
 NOISE = (
-    "An error of 1 is the noise that the declared format is expected to have at that very position; "
-    f"up to {LIMIT:g} may be the format, beyond that it is not."
+    "An error of 1 is the noise that the declared format is expected to have at that very position. Single errors are "
+    f"counted beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole "
+    "errors, the rounding step being part of their unit."
 )
 
 

@@ -107,6 +107,7 @@ def judge_token(
     if logprob is not None:
         error = abs(logprob - top[rank][1])
         explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]
+        explained += math.ldexp(rules["model"]["vocab_size"], -25)  # a float32 sum loses terms below 2**-25 of it
         if error > explained:
             told = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
             return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {told}"

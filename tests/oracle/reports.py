@@ -1,0 +1,117 @@
+"""What a check may have found: by lfm2np's own engine, right and with a fault, and made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import lfm2np
+from lfm2np.faults import inject
+from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.checked import failed
+from lfm2np.oracle.python_target import PythonTarget
+from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.total import Total
+from lfm2np.oracle.verdict import Position, Verdict, root_mean_square
+
+COMMAND = "lfm2np check 'package.module:factory' --format float32"
+FACTS = {"lfm2np": "1.2.3", "python": "3.11.0", "numpy": "2.0.0", "platform": "Somewhere"}
+HOSTILE = (
+    "</title></style></bdi></td><script>alert(1)</script><img src=http://evil.example/x onerror=a()>\"'&amp;]]>-->"
+    "\x00\x07\x1b[2J\r\n\u202eevil\u2066\u200b\ud800\ufffe"
+)
+
+
+@lru_cache
+def right() -> Checked:
+    return run_check()
+
+
+@lru_cache
+def wrong() -> Checked:
+    with inject("state-never-advanced"):
+        return run_check()
+
+
+def run_check() -> Checked:
+    """Of lfm2np's own engine, whose cache and state the oracle does not use: a fault there is the engine's alone."""
+    model = lfm2np.load()
+    target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+    return check(model, target, "float32", cases=("short-prompts",))
+
+
+def position(ask: Ask, row: int, verdict: Verdict, error: float | None, flip: bool = False) -> Position:
+    return Position(
+        ask=ask,
+        row=row,
+        is_new=True,
+        token_id=5,
+        best=6 if flip else 5,
+        gap=0.25 if flip else 0.0,
+        gap_ratio=3.5 if flip else 0.0,
+        margin_ratio=3.5 if flip else 77.0,
+        error=None if error is None else error / 1000,
+        error_ratio=error,
+        error_size=None if error is None else abs(error),
+        verdict=verdict,
+    )
+
+
+def made(verdict: Verdict, positions: list[Position], reason: str, engine: str = "hand made") -> Checked:
+    """A Checked that no engine said; each position's request has one answer."""
+    pairs = {one.ask.id: (one.ask, Answer(one.ask.id, (5,))) for one in positions}
+    ratios = [abs(one.error_ratio) for one in positions if one.error_ratio is not None]
+    wrong = [one for one in positions if one.verdict in (Verdict.DRIFT, Verdict.BUG)]
+    total = Total(
+        verdict=verdict,
+        reasons=(reason,),
+        counts={str(one): sum(p.verdict is one for p in positions) for one in {p.verdict for p in positions}},
+        rms=root_mean_square(ratios),
+        worst=max(ratios, default=0.0),
+        flips=sum(one.is_flip for one in positions),
+        flip_chance=0.125,
+        first_wrong=wrong[0] if wrong else None,
+        unanswered=(),
+    )
+    return Checked(
+        Abilities(engine, tells_logprobs=True), "float32", tuple(pairs.values()), (), tuple(positions), total
+    )
+
+
+def short(case: str = "borders", index: int = 1) -> Ask:
+    return Ask(f"{case}-{index}", case, (1, 2, 3), 4, factors={"length": 3, "beside": False})
+
+
+def drift() -> Checked:
+    positions = [position(short(), row, Verdict.DRIFT, 12.5 + row) for row in range(4)]
+    return made(Verdict.DRIFT, positions, "errs like bfloat16 everywhere: not the float32 that it declares")
+
+
+def inconclusive() -> Checked:
+    return made(Verdict.INCONCLUSIVE, [position(short(), 2, Verdict.EXACT, None)], "no log-probabilities were told")
+
+
+def tie() -> Checked:
+    positions = [position(short(), 0, Verdict.EXACT, 0.5), position(short(), 1, Verdict.TIE, 1.5, flip=True)]
+    return made(Verdict.TIE, positions, "every flip is within what float32 explains")
+
+
+def hostile() -> Checked:
+    """Everything that an engine, a file of answers or a prompt may say."""
+    ask = Ask(f"{HOSTILE}-1", HOSTILE, (1, 2, 3), 4, HOSTILE, factors={"length": 3, "prefix": HOSTILE})
+    base = made(Verdict.BUG, [position(ask, row, Verdict.BUG, 99.0, True) for row in range(4)], HOSTILE, HOSTILE)
+    silent = Ask("silent-1", "silent", (1,), 4, factors={"length": 1})
+    pairs = (*base.pairs, (silent, Answer(silent.id, error=HOSTILE)))
+    return replace(
+        base, format=HOSTILE, pairs=pairs, not_put=(HOSTILE,), total=replace(base.total, unanswered=(silent.id,))
+    )
+
+
+def unanswered() -> Checked:
+    """Some requests failed, with twelve messages; some could not be put."""
+    asks = [short("prefixes", index) for index in range(24)]
+    pairs = tuple((ask, failed(ask, f"message {min(index, 11)}")) for index, ask in enumerate(asks))
+    base = made(Verdict.INCONCLUSIVE, [], "24 requests got no usable answer")
+    total = replace(base.total, unanswered=tuple(ask.id for ask in asks))
+    return replace(base, pairs=pairs, not_put=("borders-7", "borders-9", "families-2"), total=total)

@@ -1,0 +1,264 @@
+"""The report as text, JSON and JUnit XML: the numbers are those of the check."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports import COMMAND, FACTS, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
+from reports import right as right_check
+from reports import wrong as wrong_check
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle import factors
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.report import as_json, as_text, exit_code
+from lfm2np.oracle.report_html import as_html
+from lfm2np.oracle.report_junit import as_junit
+from lfm2np.oracle.report_parts import number, visible
+from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.verdict import Verdict
+from lfm2np.oracle.whole_file import write_whole
+
+
+@pytest.fixture
+def right() -> Checked:
+    return right_check()
+
+
+@pytest.fixture
+def wrong() -> Checked:
+    return wrong_check()
+
+
+# --- exit codes
+
+
+def test_exit_codes_say_right_wrong_or_unknown() -> None:
+    assert {str(one): exit_code(one) for one in Verdict} == {
+        "EXACT": 0,
+        "TIE": 0,
+        "DRIFT": 1,
+        "BUG": 1,
+        "INCONCLUSIVE": 2,
+    }
+
+
+# --- text
+
+
+def lines_of(checked: Checked) -> list[str]:
+    return as_text(checked, COMMAND, FACTS).splitlines()
+
+
+def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked) -> None:
+    lines = lines_of(right)
+    count = len(right.positions)
+    assert lines[0] == "verdict    EXACT"
+    assert "because    every token is the oracle's" in lines
+    assert f"engine     {right.abilities.engine}" in lines
+    assert f"positions  {count}: {count} EXACT" in lines
+    row = next(line.split() for line in lines if line.startswith("short-prompts"))
+    assert row == ["short-prompts", str(len(right.pairs)), str(count), str(count), "0", "0", "0", "EXACT"]
+    assert not any("first wrong" in line or "flip in" in line for line in lines)
+    for name, value in FACTS.items():
+        assert f"{name:<11}{value}" in lines
+    assert lines[-1] == f"again      {COMMAND}"
+
+
+def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checked) -> None:
+    text = as_text(wrong, COMMAND, FACTS)
+    first, total = wrong.total.first_wrong, wrong.total
+    assert first is not None and first.error is not None
+    assert text.startswith("verdict    BUG\n")
+    for reason in total.reasons:
+        assert reason in text
+    assert f"RMS {total.rms:.3g}, worst {total.worst:.3g}" in text
+    row = next(line.split() for line in text.splitlines() if line.startswith("short-prompts "))
+    count = str(len(wrong.positions))
+    sizes = [f"{total.rms:.3g}", f"{total.worst:.3g}"]
+    assert row == ["short-prompts", str(len(wrong.pairs)), count, count, *sizes, str(total.flips), "BUG"]
+    where = text[text.index("first wrong position: BUG") :]
+    ids = ",".join(map(str, first.ask.prompt_token_ids))
+    assert f"{first.ask.id} of short-prompts, prompt of {len(first.ask.prompt_token_ids)} tokens: {ids}\n" in where
+    assert f"row {first.row}, which predicts token {first.row + 1}" in where
+    assert f"token      {first.token_id}; the oracle's is {first.best}" in where
+    assert f"{first.gap:.3g} nats, {first.gap_ratio:.3g} times the noise" in where
+    assert f"error      {first.error:.3g} nats" in where
+
+
+def test_ten_flips_are_listed_the_worst_first_and_the_others_counted(wrong: Checked) -> None:
+    lines = lines_of(wrong)
+    start = next(index for index, line in enumerate(lines) if line.startswith("flip in"))
+    flips = sorted((one for one in wrong.positions if one.is_flip), key=lambda one: -one.gap_ratio)
+    assert len(flips) == wrong.total.flips > 10
+    for line, one in zip(lines[start + 1 : start + 11], flips, strict=False):
+        numbers = [f"{value:.3g}" for value in (one.gap, one.gap_ratio, one.margin_ratio)]
+        ids = [len(one.ask.prompt_token_ids), one.row, one.token_id, one.best]
+        assert line.split() == [one.ask.id, *map(str, ids), *numbers, one.verdict]
+    assert lines[start + 11] == f"... {len(flips) - 10} more"
+
+
+def test_answers_that_failed_are_grouped_by_message() -> None:
+    lines = lines_of(unanswered())
+    start = lines.index("no usable answer to 24 requests of 24")
+    assert lines[start + 1].split(maxsplit=1) == ["13", "message 11"]
+    assert lines[start + 2].split(maxsplit=1) == ["1", "message 0"]
+    assert lines[start + 11] == "... 2 more"
+    assert "  not put: 3 requests (borders 2, families 1)" in lines
+    assert "  the engine does not tell log-probabilities of prompts" in lines
+    assert any(line.split() == ["prefixes", "24", "0", "0", "-", "-", "0", "INCONCLUSIVE"] for line in lines)
+
+
+def test_what_was_not_told_is_a_dash_and_not_a_zero() -> None:
+    text = as_text(inconclusive(), "", FACTS)
+    assert "errors     none told" in text
+    assert re.search(r"borders +1 +1 +0 +- +- +0 +INCONCLUSIVE", text)
+    assert "again" not in text
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize("name", ["right", "wrong"])
+def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.FixtureRequest) -> None:
+    checked: Checked = request.getfixturevalue(name)
+    total = checked.total
+    found = json.loads(json.dumps(as_json(checked, COMMAND, FACTS), allow_nan=False))
+    assert found["verdict"] == total.verdict and found["exit_code"] == exit_code(total.verdict)
+    assert found["reasons"] == list(total.reasons) and found["counts"] == total.counts
+    for field in ("rms", "worst", "flips", "flip_chance"):
+        assert found[field] == getattr(total, field)
+    odd = [one for one in checked.positions if one.verdict is not Verdict.EXACT]
+    assert [(one["id"], one["row"], one["error_ratio"]) for one in found["positions"]] == [
+        (one.ask.id, one.row, one.error_ratio) for one in odd
+    ]
+    assert found["prompts"] == {one.ask.id: list(one.ask.prompt_token_ids) for one in odd}
+    assert (found["first_wrong"] is None) == (total.first_wrong is None)
+    for factor in factors.FACTORS:
+        groups = factors.grouped(checked.positions, factor)
+        assert {level: one["rms"] for level, one in found["groups"][factor].items()} == {
+            level: group.rms for level, group in groups.items()
+        }
+    assert found["environment"] == FACTS and found["command"] == COMMAND
+    assert found["abilities"]["engine"] == checked.abilities.engine
+
+
+def test_json_numbers_that_are_not_finite_are_text() -> None:
+    base = made(Verdict.BUG, [position(short(), 0, Verdict.BUG, float("inf"), True)], "x")
+    found = json.loads(json.dumps(as_json(base), allow_nan=False))
+    assert found["worst"] == "inf" and found["positions"][0]["error_ratio"] == "inf"
+
+
+# --- JUnit
+
+
+def suite_of(checked: Checked) -> ElementTree.Element:
+    return ElementTree.fromstring(as_junit(checked, COMMAND, FACTS).encode())
+
+
+def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checked, wrong: Checked) -> None:
+    passed = suite_of(right)
+    names = [case.get("name") for case in passed.findall("testcase")]
+    assert names == [*(ask.id for ask, _ in right.pairs), "verdict"]
+    assert {case.get("classname") for case in passed.findall("testcase")} == {"short-prompts", "lfm2np check"}
+    assert passed.attrib == {
+        "name": "lfm2np check",
+        "tests": str(len(names)),
+        "failures": "0",
+        "skipped": "0",
+        "errors": "0",
+    }
+    failed_ids = {one.ask.id for one in wrong.positions if one.verdict in (Verdict.DRIFT, Verdict.BUG)}
+    suite = suite_of(wrong)
+    failing = [case for case in suite.findall("testcase") if case.find("failure") is not None]
+    assert {case.get("name") for case in failing} == failed_ids | {"verdict"}
+    assert suite.get("failures") == str(len(failing))
+    for case in failing[:-1]:
+        own = [one for one in wrong.positions if one.ask.id == case.get("name") and one.verdict is not Verdict.EXACT]
+        message = case.find("failure")
+        assert message is not None and message.text is not None
+        assert f"{number(own[0].error)} nats" in message.text and f"row {own[0].row}" in message.text
+
+
+def test_junit_skips_what_can_not_be_told() -> None:
+    for checked in (inconclusive(), unanswered()):
+        suite = suite_of(checked)
+        cases = suite.findall("testcase")
+        assert len(cases) == len(checked.pairs) + len(checked.not_put) + 1
+        assert all(case.find("skipped") is not None for case in cases)
+        assert suite.get("skipped") == str(len(cases)) and suite.get("failures") == "0"
+    names = {case.get("name"): case.get("classname") for case in cases}
+    assert names["families-2"] == "families"
+
+
+def test_junit_fails_for_drift_and_passes_for_a_tie() -> None:
+    assert suite_of(drift()).get("failures") == "2"
+    assert suite_of(tie()).get("failures") == "0"
+
+
+@given(st.text())
+def test_junit_parses_whatever_the_engine_says(text: str) -> None:
+    base = tie()
+    suite = suite_of(replace(base, abilities=Abilities(text), total=replace(base.total, reasons=(text,))))
+    found = suite.find("properties/property[@name='engine']")
+    assert found is not None and found.get("value") == visible(text)
+
+
+# --- text from outside
+
+
+def test_hostile_text_is_shown_and_does_nothing() -> None:
+    checked = hostile()
+    for form in (as_junit(checked, HOSTILE), as_text(checked, HOSTILE)):
+        assert all(c == "\n" or c.isprintable() for c in form)
+    assert visible(HOSTILE) in as_text(checked)
+    suite = suite_of(checked)
+    assert {case.get("name") for case in suite.findall("testcase")} >= {visible(HOSTILE), f"{visible(HOSTILE)}-1"}
+    assert json.loads(json.dumps(as_json(checked, HOSTILE)))["format"] == HOSTILE
+
+
+def test_a_long_text_is_cut_and_its_length_said() -> None:
+    assert visible("x" * 1001) == "x" * 1000 + "... (1001 characters)"
+    assert visible("x" * 1000) == "x" * 1000
+    assert visible("é ε א 語") == "é ε א 語"
+
+
+def test_the_same_check_gives_the_same_bytes(wrong: Checked) -> None:
+    again = replace(wrong, positions=wrong.positions[:])
+    for form in (as_html, as_junit, as_text, as_json):
+        assert form(wrong, COMMAND, FACTS) == form(again, COMMAND, FACTS)
+
+
+# --- files
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_whole(path, "first\n")
+    write_whole(path, "é\n")
+    assert path.read_bytes() == "é\n".encode()
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "x" * 100_000 + "\ud800")
+    assert path.read_bytes() == "é\n".encode()
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", ["missing/report.html", ".", "x" * 300])
+def test_a_file_that_can_not_be_written_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RequestError, match="can't be written"):
+        write_whole(tmp_path / name, "text")
+    assert list(tmp_path.iterdir()) == []

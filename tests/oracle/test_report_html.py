@@ -1,0 +1,217 @@
+"""The report as a page: whole, asking for nothing, and no text from outside does anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports import COMMAND, FACTS, HOSTILE, drift, hostile, inconclusive, made, position, short, tie, unanswered
+from reports import right as right_check
+from reports import wrong as wrong_check
+
+from lfm2np.oracle import factors
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.report import as_text
+from lfm2np.oracle.report_figure import BOTTOM, CELL, MOST_MARKS, TOP
+from lfm2np.oracle.report_html import MOST_ROWS, as_html
+from lfm2np.oracle.report_parts import number, visible
+from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.verdict import LIMIT, Verdict
+
+
+@pytest.fixture
+def right() -> Checked:
+    return right_check()
+
+
+@pytest.fixture
+def wrong() -> Checked:
+    return wrong_check()
+
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Its elements balanced, its text, its figures; AssertionError for what a report must not have."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.labels: list[str] = []
+        self.words: list[str] = []
+        self.rows: list[list[str]] = []
+        self.marks: dict[str, int] = {}
+        self.policy = ""
+        self.lang: str | None = None
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert len(given) == len(attrs)
+        assert tag not in ("script", "img", "link", "iframe", "object", "embed", "base", "form")
+        for name, value in attrs:
+            assert not name.startswith("on") and name not in ("src", "style", "srcdoc", "xlink:href")
+            assert name != "href" or (value or "").startswith("#")
+        self.tags.append(tag)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.links += [(given["href"] or "")[1:]] if "href" in given else []
+        self.labels += (given.get("aria-labelledby") or "").split()
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = given["content"] or ""
+        self.lang = given.get("lang", self.lang)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "path" and (given.get("class") or "").startswith("mark"):
+            assert given["class"] is not None and given["d"] is not None
+            self.marks[given["class"]] = self.marks.get(given["class"], 0) + given["d"].count("M")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.words).split())
+
+
+def page_of(checked: Checked) -> Page:
+    return Page(as_html(checked, COMMAND, FACTS))
+
+
+def test_every_page_is_whole_and_asks_for_nothing(right: Checked, wrong: Checked) -> None:
+    for checked in (right, wrong, drift(), inconclusive(), tie(), unanswered(), hostile(), made(Verdict.EXACT, [], "")):
+        page = page_of(checked)
+        assert page.lang == "en"
+        assert page.policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in page.policy
+        assert len(set(page.ids)) == len(page.ids)
+        assert set(page.links) | set(page.labels) <= set(page.ids)
+        assert [page.tags.count(tag) for tag in ("h1", "main", "header", "nav", "footer", "svg", "script")] == [
+            *(1, 1, 1, 1, 1, 1),
+            0,
+        ]
+        assert "@import" not in as_html(checked) and "url(" not in as_html(checked)
+
+
+def test_the_policy_allows_exactly_the_style_that_is_there() -> None:
+    text = as_html(tie(), COMMAND, FACTS)
+    style = text[text.index("<style>") + 7 : text.index("</style>")]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in Page(text).policy
+
+
+def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked) -> None:
+    page, total = page_of(wrong), wrong.total
+    assert "lfm2np check: ✕ BUG" in page.text
+    for reason in (*total.reasons, *factors.findings(wrong.positions)):
+        assert reason in page.text
+    assert f"RMS {number(total.rms)}, worst {number(total.worst)}" in page.text
+    for factor in factors.FACTORS:
+        for level, group in factors.grouped(wrong.positions, factor).items():
+            numbers = [str(group.count), str(group.told), number(group.rms), number(group.worst), str(group.bugs)]
+            assert any(row[:-1] == [level, *numbers] for row in page.rows), (factor, level)
+    for one in wrong.positions:
+        if one.is_flip:
+            numbers = [number(value) for value in (one.gap, one.gap_ratio, one.margin_ratio)]
+            assert any(row[0] == one.ask.id and row[5:8] == numbers for row in page.rows)
+    for value in (*FACTS.values(), COMMAND, wrong.abilities.engine):
+        assert value in page.text
+
+
+def test_the_figure_has_a_mark_for_each_place_and_the_table_the_same_positions(wrong: Checked) -> None:
+    page = page_of(wrong)
+    for verdict, count in wrong.total.counts.items():
+        assert 1 < page.marks[f"mark {verdict.lower()}"] <= count + 1  # and one in the legend
+    rows = {row[0]: row for row in page.rows if len(row) == 10}
+    for level, group in factors.grouped(wrong.positions, "row").items():
+        assert rows[level][1:5] == [str(group.count), str(group.told), number(group.rms), number(group.worst)]
+        assert sum(map(int, rows[level][5:])) == group.count
+
+
+def test_a_mark_stands_above_the_limit_exactly_if_its_error_does() -> None:
+    sizes = (0.0, 1e-9, 0.02, 0.9, 1.1, LIMIT * 0.98, LIMIT * 1.02, 1e6, 1e30, float("inf"))
+    for size in sizes:
+        text = as_html(made(Verdict.BUG, [position(short(), 0, Verdict.BUG, -size, True)], "x"), COMMAND, FACTS)
+        limit, noise = (
+            float(re.search(rf'class="line {name}" d="M52 ([\d.]+)H', text)[1])  # type: ignore[index]
+            for name in ("limit", "noise")
+        )
+        y = [float(found) for found in re.findall(r'class="mark bug" d="M[\d.]+ ([\d.]+)m', text)][1]
+        assert TOP <= y <= BOTTOM
+        assert (y < limit) == (size > LIMIT) and (y < noise) == (size > 1.0)
+
+
+def test_one_mark_for_many_stands_where_one_of_them_does() -> None:
+    sizes = [LIMIT * (0.96 + 0.02 * (index % 5)) for index in range(2 * MOST_MARKS)]
+    kinds = [Verdict.DRIFT if size > LIMIT else Verdict.EXACT for size in sizes]
+    positions = [position(short(), index % 900, kinds[index], size) for index, size in enumerate(sizes)]
+    text = as_html(made(Verdict.DRIFT, positions, "x"), COMMAND, FACTS)
+    limit = re.search(r'class="line limit" d="M52 ([\d.]+)H', text)
+    assert limit is not None and text.rindex('class="mark') < limit.start()
+    for name, is_above in (("exact", False), ("drift", True)):
+        drawn = re.findall(rf'class="mark {name}" d="([^"]*)"', text)[1]
+        places = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)m", drawn)]
+        assert len(places) > 50 and all((y <= float(limit[1])) is is_above or y == float(limit[1]) for y in places)
+
+
+def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
+    asks = [short("borders", index) for index in range(100)]
+    kinds = list(Verdict)
+    positions = [
+        position(asks[index % 100], index * 7 % 5000, kinds[index * 13 % 5], 10.0 ** (index * 31 % 997 / 100 - 3), True)
+        for index in range(100_000)
+    ]
+    text = as_html(made(Verdict.BUG, positions, "many"), COMMAND, FACTS)
+    assert len(text.encode()) < 2_000_000
+    page = Page(text)
+    marks = sum(page.marks.values()) - len(page.marks)
+    cells = (400 / CELL + 2) * (252 / CELL + 2) * len(Verdict)
+    assert MOST_MARKS < marks <= cells
+    assert f"{marks:,} marks for 100,000 positions" in page.text
+    assert f"... {100_000 - MOST_ROWS:,} more" in page.text
+    assert len(as_text(made(Verdict.BUG, positions, "many")).splitlines()) < 50
+
+
+# --- text from outside
+
+
+def test_hostile_text_is_shown_and_does_nothing() -> None:
+    page, text = page_of(hostile()), as_html(hostile(), HOSTILE, {HOSTILE: HOSTILE})
+    assert visible(HOSTILE) in page.text
+    assert "<U+202E>evil<U+2066><U+200B><U+D800><U+FFFE>" in page.text
+    assert "<U+0000><U+0007><U+001B>[2J<U+000D><U+000A>" in page.text
+    assert visible(HOSTILE) in Page(text).text
+    assert all(c == "\n" or c.isprintable() for c in text)
+
+
+@given(st.text())
+def test_the_elements_of_a_page_do_not_depend_on_what_the_engine_says(text: str) -> None:
+    base = tie()
+    said = replace(base, abilities=Abilities(text), total=replace(base.total, reasons=(text,)))
+    usual = replace(base, abilities=Abilities("engine"), total=replace(base.total, reasons=("reason",)))
+    assert page_of(said).tags == page_of(usual).tags
