@@ -94,7 +94,8 @@ class Books(Moments):
         account = self.accounts[first.request_id]
         hit = () if first.host_blocks else self.longest_prefix(account)
         start = account.computed if first.host_blocks else len(hit) * self.config.block_size
-        needed = self.blocks_for(min(len(account.tokens), start + left)) - len(hit)
+        most = self.config.max_num_batched_tokens  # what was left when admission was tried is not known
+        needed = self.blocks_for(min(len(account.tokens), start + most)) - len(hit)
         free = set(scheduler.pool.free_order()) - set(hit)
         spare = int(self.config.watermark * self.config.num_blocks) if scheduler.running else 0
         demand_at_most(len(free) - spare, needed - 1, f"blocks left while {first.request_id} waits", plan.step)

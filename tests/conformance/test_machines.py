@@ -30,6 +30,31 @@ def test_any_schedule_computes_what_each_request_alone_demands():
     run_state_machine_as_test(SchedulerMachine, settings=profile(150, 15))
 
 
+def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
+    """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left in the end.
+
+    A false alarm of the machine's own demand that no room is left while a request waits.
+    """
+    state = SchedulerMachine()
+    state.start(
+        block_size=5,
+        num_blocks=3,
+        max_num_seqs=3,
+        budget=2,
+        policy="prefill-first",
+        watermark=0.0,
+        no_caching=False,
+        num_host_blocks=3,
+        taps=2,
+    )
+    state.step(count=1)
+    state.step(count=1)
+    state.abandon(aborted=False, drafts=0, executed=False, patience=1)
+    state.add(beyond=0, blocks=1, family=0, forks=0, more=1, most=4, options=0)
+    state.holds_what_it_must()
+    state.teardown()
+
+
 # Each bug: its edits (where in scheduler, what stands there, what instead), and what the machine says, if one thing.
 ABORT_LEAKS = 'self.pool.release_table(request.block_table[request.finish_reason == "abort" :])'
 FORGETS_OUTPUT = "request.num_computed_tokens = 0; del request.token_ids[request.num_prompt_tokens :]"
