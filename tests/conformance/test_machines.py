@@ -31,7 +31,7 @@ def test_any_schedule_computes_what_each_request_alone_demands():
 
 
 def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
-    """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left in the end.
+    """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left then.
 
     A false alarm of the machine's own demand that no room is left while a request waits.
     """
