@@ -30,6 +30,7 @@ from lfm2np.weights import ModelWeights, prepare_weights
 Array = NDArray[Any]
 Ids = tuple[int, ...]
 DRAWS = 8  # engines that could be
+LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
 
 
@@ -72,12 +73,12 @@ class Noise:
         p = float(np.exp(truth.logprobs[row, column]))
         shape = (1.0 - p) ** 2 + max(0.0, float(truth.squares[row]) - p * p)
         own = float(np.mean(np.square(self.errors[:, row, column], dtype=np.float64)))
-        return float(np.sqrt((own + self.spread[row] ** 2 * shape) / 2.0))
+        return max(LEAST, float(np.sqrt((own + self.spread[row] ** 2 * shape) / 2.0)))
 
     def gap_scale(self, row: int, one: int, other: int) -> float:
         """Standard deviation of the difference of two tokens' log-probabilities, which is that of their logits."""
         difference = self.errors[:, row, one].astype(np.float64) - self.errors[:, row, other]
-        return float(np.sqrt((np.mean(difference**2) + 2.0 * self.spread[row] ** 2) / 2.0))
+        return max(LEAST, float(np.sqrt((np.mean(difference**2) + 2.0 * self.spread[row] ** 2) / 2.0)))
 
 
 def truth_of(model: Model, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) -> Truth:

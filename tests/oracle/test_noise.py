@@ -124,6 +124,15 @@ def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
     assert np.array_equal(chosen_columns(logits[:, :20], {}), np.tile(np.arange(20), (4, 1)))
 
 
+def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
+    truth = truth_of(model, IDS[:4], {})
+    (noise,) = noise_of(model, [truth], "float32", draws=1)
+    certain = replace(truth, logprobs=np.zeros_like(truth.logprobs), squares=np.ones_like(truth.squares))
+    silent = replace(noise, errors=np.zeros_like(noise.errors), spread=np.zeros_like(noise.spread))
+    assert silent.scale(certain, 0, 0) > 0.0
+    assert silent.gap_scale(0, 0, 1) > 0.0
+
+
 def test_a_token_that_was_not_looked_at_is_no_number(model: Model) -> None:
     truth = truth_of(model, IDS[:4], {})
     missing = next(one for one in range(model.config.vocab_size) if one not in truth.columns[0])
