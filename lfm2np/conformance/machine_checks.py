@@ -74,7 +74,6 @@ class Books(Moments):
             raise AssertionError(f"{step}: admitted {order[-1]} while {min(waiting)} waits")
         if not reserves:
             demand(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
-            self._require_no_rest(plan)
         if plan.preempted:
             demand(reserves, False, "preemption though blocks are reserved:", step)
             least = min(self.accounts[name].key for name in plan.preempted)
@@ -84,10 +83,11 @@ class Books(Moments):
             if self.config.policy != "prefill-first":
                 demand(plan.admitted, (), "admitted though blocks ran out:", step)
 
-    def _require_no_rest(self, plan: BatchPlan) -> None:
-        """While there are tokens, slots and blocks, the first that waits is admitted; who runs has work to do."""
+    def require_no_rest(self, plan: BatchPlan) -> None:
+        """While there are tokens, slots and blocks, the first that waits is admitted. Right after schedule()."""
+        if self.scheduler.policy.reserves:
+            return
         scheduler, left = self.scheduler, self.config.max_num_batched_tokens - plan.num_tokens
-        left += sum(entry.num_drafts for entry in plan.scheduled)
         first = next(iter(scheduler.waiting), None)
         if plan.preempted or not left or first is None or not scheduler.memory.free_slots:
             return

@@ -256,6 +256,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         books, scheduler = self.books, self.scheduler
         ran = [request.request_id for request in scheduler.running]
         plan = scheduler.schedule()
+        books.require_no_rest(plan)
         books.preempted += len(plan.preempted)
         for name in plan.preempted:
             books.accounts[name].preemptions += 1

@@ -55,6 +55,37 @@ def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_too
     state.teardown()
 
 
+def test_who_waits_is_looked_at_before_an_abort_changes_it():
+    """Found by `deep`: another false alarm of that demand, made after a request was aborted in flight."""
+    state = SchedulerMachine()
+    state.start(
+        block_size=1,
+        num_blocks=5,
+        max_num_seqs=3,
+        budget=5,
+        policy="fcfs",
+        watermark=0.0,
+        no_caching=False,
+        num_host_blocks=0,
+        taps=2,
+    )
+    state.add(beyond=0, blocks=2, family=0, forks=2, more=1, most=3, options=0)
+    state.abandon(aborted=True, drafts=0, executed=False, patience=0)
+    state.step(count=1)
+    state.step(count=1)
+    state.step(count=2)
+    state.add(beyond=0, blocks=2, family=0, forks=0, more=0, most=4, options=0)
+    state.add(beyond=0, blocks=2, family=0, forks=2, more=0, most=1, options=2)
+    state.step(count=1)
+    state.finish_in_flight(drafts=0, early=False, which=1)
+    state.step(count=2)
+    state.add(beyond=0, blocks=2, family=0, forks=0, more=0, most=1, options=0)
+    state.add(beyond=0, blocks=0, family=0, forks=0, more=0, most=1, options=0)
+    state.finish_in_flight(drafts=0, early=True, which=2)
+    state.holds_what_it_must()
+    state.teardown()
+
+
 # Each bug: its edits (where in scheduler, what stands there, what instead), and what the machine says, if one thing.
 ABORT_LEAKS = 'self.pool.release_table(request.block_table[request.finish_reason == "abort" :])'
 FORGETS_OUTPUT = "request.num_computed_tokens = 0; del request.token_ids[request.num_prompt_tokens :]"
@@ -85,11 +116,11 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "a hit that covers the whole prompt": (
         [("prefix_cache:PrefixCache.find", "request.first_logits //", "request.num_tokens //")],
-        "blocks of the prefix hit",
+        "blocks of the prefix hit|statistics of the prefix cache",
     ),
     "a hit that skips prompt logits": (
         [("request:Request.first_logits", "self.prompt_logits and", "False and")],
-        "prompt positions with logits|blocks of the prefix hit",
+        "prompt positions with logits|blocks of the prefix hit|first logits",
     ),
     "no copy on write, and no guard": (
         [
@@ -116,7 +147,7 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "output lost by preemption": (
         [("scheduler:Scheduler._withdraw", "request.num_computed_tokens = 0", FORGETS_OUTPUT)],
-        "tokens|drafts",
+        "tokens|drafts|blocks of the prefix hit",
     ),
     "the budget ignored": ([("scheduler:Scheduler._schedule", "step.budget -= count", "pass")], "tokens .* at most"),
     "rejected drafts kept": (
