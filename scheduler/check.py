@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler.errors import PoolError
-from scheduler.request import Status
+from scheduler.request import Status, is_queued
 from scheduler.scheduler import Scheduler
 
 
@@ -32,7 +32,7 @@ def check(scheduler: Scheduler) -> None:
 
 
 def _check_requests(scheduler: Scheduler) -> None:
-    running = scheduler.running
+    running, reserves = scheduler.running, scheduler.policy.reserves
     slots = [request.slot for request in running]
     _require(len(set(slots)) == len(slots) and None not in slots, f"slots {slots}: each running request has its own")
     _require(
@@ -43,18 +43,23 @@ def _check_requests(scheduler: Scheduler) -> None:
     _require(keys == sorted(keys), "the running requests are out of order")
     prefilling = sum(not request.is_decoding for request in running)
     _require(scheduler._num_prefilling == prefilling, f"{prefilling} prefill, counted {scheduler._num_prefilling}")
-    _require(len(list(scheduler.waiting)) == len(scheduler.waiting), "the queue's length is wrong")
     for request in scheduler.requests.values():
         is_running = request.status is Status.RUNNING
         in_place = is_running == (request.slot is not None) and not (is_running and request.awaits_split)
         _require(in_place, f"request {request.request_id!r}: {request.status}, in no place")
         _require(request.num_computed_tokens < request.num_tokens, f"request {request.request_id!r}: nothing to do")
         if is_running:
-            tokens = request.most_computed_tokens if scheduler.policy.reserves else request.num_computed_tokens
+            tokens = request.most_computed_tokens if reserves else request.num_computed_tokens
             needed, held = scheduler.memory.blocks_for(tokens), len(request.block_table)
             _require(held == needed, f"request {request.request_id!r}: {held} blocks, its tokens need {needed}")
+            unwritten = request.block_table[request.num_computed_tokens // scheduler.memory.block_size :]
+            its_own = not any(scheduler.pool.is_shared(block) for block in unwritten)
+            _require(its_own or not reserves, f"request {request.request_id!r}: shares a block that it reserves")
         else:
             _require(not request.block_table, f"request {request.request_id!r}: {request.status}, but owns blocks")
+    waiting = [request for request in scheduler.requests.values() if is_queued(request)]
+    waiting.sort(key=scheduler.policy.key)
+    _require(scheduler.waiting == waiting, "the queue is out of order, or not of those that wait")
     host = Counter(block for request in scheduler.requests.values() for block in request.host_blocks)
     host_pool = scheduler.memory.host_pool
     if host_pool is not None:

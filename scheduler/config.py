@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.errors import RequestRefused
-from scheduler.policy import POLICIES, FirstComeFirstServed
+from scheduler.policy import POLICIES, FirstComeFirstServed, WaitingServed
 
 LEAST = {
     "num_blocks": 1,
@@ -50,7 +50,5 @@ class SchedulerConfig:
 
 def make_policy(config: SchedulerConfig) -> FirstComeFirstServed:
     if config.policy == "waiting-served":
-        return POLICIES[config.policy](  # type: ignore[call-arg]
-            waiting_served_ratio=config.waiting_served_ratio, max_waiting_tokens=config.max_waiting_tokens
-        )
+        return WaitingServed(config.waiting_served_ratio, config.max_waiting_tokens)
     return POLICIES[config.policy]()

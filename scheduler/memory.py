@@ -100,7 +100,7 @@ class Memory:
         used = self.blocks_for(computed)
         partial = computed % self.block_size != 0
         reserve = self.blocks_for(child.most_computed_tokens) - used + partial if reserves else 0
-        if parent.slot is None or computed == 0 or not self.free_slots or reserve > self.pool.num_free:
+        if parent.slot is None or not self.free_slots or reserve > self.pool.num_free:
             return False
         child.slot = self.free_slots.pop()
         child.block_table = parent.block_table[:used]

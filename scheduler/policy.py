@@ -18,7 +18,7 @@ static          the next batch begins when the last one ended; requests enter in
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler.request import Request
 
@@ -46,10 +46,9 @@ class Phase:
     form_batch: bool = False  # admit beyond the token budget: the batch is formed now
 
 
-@dataclass
 class FirstComeFirstServed:
-    name: str = "fcfs"
-    reserves: bool = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
+    name = "fcfs"
+    reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival, 0)
@@ -61,22 +60,20 @@ class FirstComeFirstServed:
         """After each plan: whether it had decodes, and whether it admitted requests."""
 
 
-@dataclass
 class Priority(FirstComeFirstServed):
     """Lower `priority` first; one level is worth `patience` steps of waiting."""
 
-    name: str = "priority"
-    patience: int = 1000
+    name = "priority"
+    patience = 1000
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival_step + request.priority * self.patience, request.arrival)
 
 
-@dataclass
 class PrefillFirst(FirstComeFirstServed):
-    name: str = "prefill-first"
-    max_prefill_steps: int = 8
-    _without_decodes: int = 0
+    name = "prefill-first"
+    max_prefill_steps = 8
+    _without_decodes = 0
 
     def phase(self, load: Load) -> Phase:
         owed = self._without_decodes >= self.max_prefill_steps
@@ -86,7 +83,6 @@ class PrefillFirst(FirstComeFirstServed):
         self._without_decodes = 0 if decoded else self._without_decodes + 1
 
 
-@dataclass
 class WaitingServed(FirstComeFirstServed):
     """TGI's rule, not chunked: backends/v3/src/backend.rs, batching_task, and queue.rs, next_batch.
 
@@ -95,12 +91,14 @@ class WaitingServed(FirstComeFirstServed):
     step always follows. A prompt longer than the token budget, which TGI refuses, is computed in several steps.
     """
 
-    name: str = "waiting-served"
-    reserves: bool = True
-    waiting_served_ratio: float = field(kw_only=True)
-    max_waiting_tokens: int = field(kw_only=True)
-    _waiting_tokens: int = 1
-    _must_decode: bool = False
+    name = "waiting-served"
+    reserves = True
+    _waiting_tokens = 1
+    _must_decode = False
+
+    def __init__(self, waiting_served_ratio: float, max_waiting_tokens: int) -> None:
+        self.waiting_served_ratio = waiting_served_ratio
+        self.max_waiting_tokens = max_waiting_tokens
 
     def phase(self, load: Load) -> Phase:
         if load.num_prefilling:
@@ -121,12 +119,11 @@ class WaitingServed(FirstComeFirstServed):
             self._waiting_tokens, self._must_decode = self._waiting_tokens + 1, False
 
 
-@dataclass
 class Static(FirstComeFirstServed):
     """Request-level batching: a batch is formed once and runs until its longest member ends."""
 
-    name: str = "static"
-    reserves: bool = True
+    name = "static"
+    reserves = True
 
     def phase(self, load: Load) -> Phase:
         if load.num_running == 0:

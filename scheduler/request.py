@@ -116,3 +116,7 @@ class Request:
         if token_id in self.stop_token_ids and num_output_tokens >= self.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None
+
+
+def is_queued(request: Request) -> bool:
+    return request.status in (Status.WAITING, Status.PREEMPTED) and not request.awaits_split

@@ -18,9 +18,8 @@ from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import Load, Phase
-from scheduler.queue import WaitingQueue
 from scheduler.refusals import require_fork, require_known, require_new, require_room
-from scheduler.request import FinishReason, Request, Status
+from scheduler.request import FinishReason, Request, Status, is_queued
 
 
 class Scheduler:
@@ -30,7 +29,7 @@ class Scheduler:
         self.memory = Memory(config)
         self.pool = self.memory.pool
         self.prefix_cache = self.memory.prefix_cache
-        self.waiting = WaitingQueue(self.policy.key)
+        self.waiting: list[Request] = []  # in the policy's order, as are those that run
         self.running: list[Request] = []  # in the policy's order: the last is preempted first
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.step = 0
@@ -221,7 +220,7 @@ class Scheduler:
         if phase.least_admitted > 1 and not self._enough_fit(phase.least_admitted):
             return
         while self.waiting and self.memory.free_slots and (step.budget or phase.form_batch):
-            request = self.waiting.peek()
+            request = self.waiting[0]
             if not self._enter(step, request, phase):
                 return
             if step.budget:
@@ -246,7 +245,7 @@ class Scheduler:
         available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)
         if needed > available - (self._watermark if self.running else 0):
             return False
-        self.waiting.pop()
+        del self.waiting[0]
         self.memory.enter(request, hit, needed, step.moves)
         if reason:
             self.prefix_cache.count(request, hit, reason)
@@ -372,12 +371,10 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """Releases everything, or leaves that to update() while the request is in flight."""
-        in_flight = request.request_id in self._in_flight
-        in_queue = request.status in (Status.WAITING, Status.PREEMPTED) and not request.awaits_split
+        if is_queued(request):
+            del self.waiting[bisect_left(self.waiting, self.policy.key(request), key=self.policy.key)]
         request.status = Status.FINISHED
-        if in_queue:
-            self.waiting.left()
-        if in_flight:
+        if request.request_id in self._in_flight:
             return
         if request.slot is not None:
             self._leave_running(request)
@@ -390,7 +387,7 @@ class Scheduler:
 
     def _queue(self, request: Request) -> None:
         request.awaits_split = False
-        self.waiting.push(request)
+        insort(self.waiting, request, key=self.policy.key)
 
     def _leave_running(self, request: Request) -> None:
         del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]

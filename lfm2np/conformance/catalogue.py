@@ -7,6 +7,7 @@ from lfm2np.conformance.corruptions import CORRUPTION
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.internals import INTERNALS
 from lfm2np.conformance.large import LARGE
+from lfm2np.conformance.memory_demands import MEMORY_DEMANDS
 from lfm2np.conformance.misuse import MISUSE
 from lfm2np.conformance.properties import PROPERTIES
 from lfm2np.conformance.scheduler_demands import SCHEDULER_DEMANDS
@@ -22,6 +23,7 @@ ALL: tuple[Property | Machine, ...] = (
     *CORRUPTION,
     *LARGE,
     *CACHE_DEMANDS,
+    *MEMORY_DEMANDS,
 )
 
 

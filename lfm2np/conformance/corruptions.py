@@ -5,6 +5,7 @@ Every run of the suite trusts it to see a block that is lost, owned twice or cac
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 
 from hypothesis import strategies as st
@@ -45,6 +46,23 @@ def swapped() -> Scheduler:
     while not any(one.host_blocks for one in subject.requests.values()):
         answer_step(subject)
     return subject
+
+
+def reserved() -> Scheduler:
+    """Two requests with the blocks for their whole length."""
+    subject = Scheduler(SchedulerConfig(num_blocks=12, block_size=2, policy="static"))
+    subject.add(Request("a", (1, 2, 3), 4))
+    subject.add(Request("b", (4, 5, 6), 4))
+    answer_step(subject)
+    return subject
+
+
+def shared_reserve(subject: Scheduler) -> None:
+    """b's last block, which it will write to, is a's."""
+    a, b = subject.requests["a"], subject.requests["b"]
+    subject.pool.share(a.block_table[-1])
+    subject.pool.release(b.block_table[-1])
+    b.block_table = (*b.block_table[:-1], a.block_table[-1])
 
 
 def with_free_list(subject: Scheduler, order: list[int]) -> None:
@@ -131,11 +149,16 @@ def count_prefilling(difference: int) -> Callable[[Scheduler], None]:
     return change
 
 
-def count_waiting(difference: int) -> Callable[[Scheduler], None]:
-    def change(subject: Scheduler) -> None:
-        subject.waiting._count += difference
+def queue_shorter(subject: Scheduler) -> None:
+    subject.waiting.pop()
 
-    return change
+
+def queue_out_of_order(subject: Scheduler) -> None:
+    subject.waiting.reverse()
+
+
+def queued_too(name: str) -> Callable[[Scheduler], None]:
+    return lambda subject: insort(subject.waiting, subject.requests[name], key=subject.policy.key)
 
 
 def nothing_to_do(subject: Scheduler) -> None:
@@ -171,6 +194,7 @@ def host_block_forgotten(subject: Scheduler) -> None:
 
 
 IN_NO_PLACE = "in no place"
+NOT_THE_QUEUE = "the queue is out of order, or not of those that wait"
 CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], None]], ...] = (
     ("blocks expected", busy, count_free(1)),
     ("blocks expected", busy, count_free(-1)),
@@ -193,8 +217,11 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("the running requests are out of order", busy, out_of_order),
     ("prefill, counted", busy, count_prefilling(1)),
     ("prefill, counted", busy, count_prefilling(-1)),
-    ("the queue's length is wrong", busy, count_waiting(1)),
-    ("the queue's length is wrong", busy, count_waiting(-1)),
+    (NOT_THE_QUEUE, busy, queue_shorter),
+    (NOT_THE_QUEUE, busy, queue_out_of_order),
+    (NOT_THE_QUEUE, busy, queued_too("a")),
+    (NOT_THE_QUEUE, busy, queued_too("w")),
+    (NOT_THE_QUEUE, busy, queued_too("y")),
     (IN_NO_PLACE, busy, set_attribute("w", "slot", 3)),
     (IN_NO_PLACE, busy, set_attribute("a", "status", Status.WAITING)),
     (IN_NO_PLACE, busy, set_attribute("a", "awaits_split", True)),
@@ -204,6 +231,7 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("nothing to do", busy, set_attribute("w", "num_computed_tokens", 1)),
     ("blocks, its tokens need", busy, one_block_more),
     ("blocks, its tokens need", busy, one_block_less),
+    ("shares a block that it reserves", reserved, shared_reserve),
     ("but owns blocks", busy, set_attribute("w", "block_table", (11,))),
     ("host blocks", swapped, host_block_lost),
     ("host blocks", swapped, host_block_shared),

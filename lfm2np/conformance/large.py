@@ -8,7 +8,7 @@ from lfm2np.conformance.demands import Property
 from lfm2np.conformance.driver import Violation
 from lfm2np.conformance.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig
+from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
 
 LONG = 700  # tokens
 MANY = 560  # requests
@@ -60,6 +60,21 @@ def long_output(factory: Factory, policy: str) -> None:
         raise Violation(f"it ended after {request.num_output_tokens} tokens for {request.finish_reason}")
 
 
+def large_batch(factory: Factory, policy: str) -> None:
+    """300 requests share one block; under static all are admitted at once, and most of their prompts wait."""
+    subject = Scheduler(
+        SchedulerConfig(num_blocks=4000, block_size=1, max_num_seqs=300, max_num_batched_tokens=300, policy=policy)
+    )
+    subject.add(Request("first", (1,), 1))
+    subject.update(subject.schedule(), {"first": [9]})
+    for index in range(300):
+        subject.add(Request(str(index), (1, *range(index % 7, 12)), 2))
+    while subject.has_unfinished:
+        plan = subject.schedule()
+        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+        check(subject)
+
+
 def check_decoding(request: Request, step: int) -> None:
     if request.is_decoding != (step > 0):
         raise Violation(f"step {step}: is decoding {request.is_decoding}")
@@ -85,6 +100,15 @@ LARGE: tuple[Property, ...] = (
         (),
         lambda: st.sampled_from(tuple(POLICIES)),
         large_schedule,
+    ),
+    Property(
+        "large-batches-add-up",
+        "Hundreds of requests that share a block, and whose prompts wait, add up as a few do.",
+        7,
+        ("own",),
+        (),
+        lambda: st.sampled_from(tuple(POLICIES)),
+        large_batch,
     ),
     Property(
         "long-outputs-end",

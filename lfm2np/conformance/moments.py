@@ -134,7 +134,7 @@ class Moments:
         own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
         room = bool(memory.free_slots) and own <= memory.pool.num_free
         done = self._split(parent, child, reserves, moves)
-        demand(done, room and computed > 0 and parent in self.scheduler.running, "shares:", child.request_id)
+        demand(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
             account = self.accounts[child.request_id]
             account.computed = account.furthest = account.inherited = computed

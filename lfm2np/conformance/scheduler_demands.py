@@ -123,36 +123,40 @@ def expected_batch(subject: Scheduler) -> list[str]:
     return [one.request_id for one in entered] if len(entered) >= least else []
 
 
-def decodes_wait_their_turn(factory: Factory, example: tuple[int, int]) -> None:
+def decodes_wait_their_turn(factory: Factory, example: tuple[int, int, int]) -> None:
     """Prompts that fill every step and end with their first token: the worst stream for a decode."""
-    budget, slots = example
+    budget, slots, chunks = example
     config = SchedulerConfig(
-        num_blocks=80, block_size=2, max_num_seqs=slots, max_num_batched_tokens=budget, policy="prefill-first"
+        num_blocks=120, block_size=2, max_num_seqs=slots, max_num_batched_tokens=budget, policy="prefill-first"
     )
     subject = Scheduler(config)
-    subject.add(Request("target", (1,), 4))
+    subject.add(Request("target", (1,) * (chunks * budget), 4))
+    first = max(chunks, LONGEST_WAIT - 1)  # its prompt was of steps without decodes, too
+    expected = [*range(chunks), *(first + LONGEST_WAIT * turn for turn in range(3))]
     served = []
-    for step in range(3 * LONGEST_WAIT + 1):
+    for step in range(expected[-1] + 1):
         plan = subject.schedule()
         served += [step] * any(entry.request_id == "target" for entry in plan.scheduled)
         answer(subject, plan)
         subject.add(Request(f"p{step}", tuple(100 * step + place for place in range(budget)), 1))
-    expected = [0, *(LONGEST_WAIT * turn - 1 for turn in (1, 2, 3))]  # its prompt was a step without decodes, too
     if served != expected:
         raise Violation(f"behind prompts a decode is served in steps {served}, expected {expected}")
 
 
-def priority_is_worth_steps(factory: Factory, example: tuple[int, int]) -> None:
+def priority_is_worth_steps(factory: Factory, example: tuple[int, int, int]) -> None:
     """One level of priority is worth a thousand steps of waiting: who came so much earlier goes first."""
-    levels, later = example
+    levels, later, step = example
     subject = Scheduler(SchedulerConfig(num_blocks=8, max_num_seqs=1, policy="priority"))
+    subject.step = step
     subject.add(Request("patient", (1,), 1, priority=levels))
-    subject.step = 1000 * levels + later
+    subject.step = step + 1000 * levels + later
     subject.add(Request("urgent", (1,), 1))
     first = "patient" if later >= 0 else "urgent"
     plan = subject.schedule()
     if plan.admitted != (first,):
-        raise Violation(f"{subject.step} steps after one of priority {levels}: {plan.admitted}, expected {first}")
+        raise Violation(
+            f"{subject.step - step} steps after one of priority {levels}: {plan.admitted}, expected {first}"
+        )
 
 
 # --- what may be told to update()
@@ -297,6 +301,7 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(0, 6)),
         waiting_served_counts,
+        5.0,
     ),
     Property(
         "batches-fit",
@@ -314,9 +319,8 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         7,
         ("own",),
         (),
-        lambda: st.tuples(st.integers(2, 10), st.integers(3, 5)),
+        lambda: st.tuples(st.integers(2, 10), st.integers(3, 5), st.integers(1, 12)),
         decodes_wait_their_turn,
-        0.3,
     ),
     Property(
         "priority-is-worth-steps",
@@ -324,8 +328,9 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         7,
         ("own",),
         (),
-        lambda: st.tuples(st.integers(0, 2), st.integers(-1, 1)).filter(lambda pair: sum(pair) >= 0),
+        lambda: st.tuples(st.integers(0, 2), st.integers(-1, 1), st.integers(1, 1500)),
         priority_is_worth_steps,
+        3.0,
     ),
     Property(
         "answers-are-judged",

@@ -314,8 +314,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "scheduler.scheduler:Scheduler._finish",
-                "if in_flight:\n        return",
-                "if in_flight:\n"
+                "if request.request_id in self._in_flight:\n        return",
+                "if request.request_id in self._in_flight:\n"
                 "        self.pool.release_table(request.block_table)\n"
                 "        request.block_table = ()\n"
                 "        return",

@@ -6,7 +6,6 @@ from lfm2np.faults.inject import Edit, Fault
 
 SCHEDULER = "scheduler.scheduler:Scheduler."
 LAST_IS_VICTIM = "victim = self.running[-1]"
-PUSH = "heapq.heappush(self._heap, (self._key(request), request))"
 
 FAULTS: tuple[Fault, ...] = (
     # --- preemption
@@ -118,12 +117,8 @@ FAULTS: tuple[Fault, ...] = (
         sentence="The queue is a stack: the oldest request waits as long as others come, a class of starvation.",
         seen_in=(),
         edits=(
-            Edit(
-                "scheduler.queue:WaitingQueue.push",
-                PUSH,
-                "newest_first = tuple(-part for part in self._key(request))\n"
-                "    heapq.heappush(self._heap, (newest_first, request))",
-            ),
+            Edit(SCHEDULER + "_admit", "self.waiting[0]", "self.waiting[-1]"),
+            Edit(SCHEDULER + "_enter", "del self.waiting[0]", "self.waiting.remove(request)"),
         ),
     ),
     Fault(
@@ -137,9 +132,9 @@ FAULTS: tuple[Fault, ...] = (
                 SCHEDULER + "_admit",
                 "        if not self._enter(step, request, phase):\n            return\n",
                 "        if not self._enter(step, request, phase):\n"
-                "            self.waiting.pop()\n"
+                "            skipped = self.waiting.pop(0)\n"
                 "            self._admit(step, phase)\n"
-                "            self.waiting.push(request)\n"
+                "            self.waiting.insert(0, skipped)\n"
                 "            return\n",
             ),
         ),
@@ -151,10 +146,11 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "scheduler.queue:WaitingQueue.push",
-                PUSH,
-                "heapq.heappush(self._heap, ((request.num_tokens, request.arrival), request))",
+                SCHEDULER + "_admit",
+                "self.waiting[0]",
+                "min(self.waiting, key=lambda one: (one.num_tokens, one.arrival))",
             ),
+            Edit(SCHEDULER + "_enter", "del self.waiting[0]", "self.waiting.remove(request)"),
         ),
     ),
     Fault(

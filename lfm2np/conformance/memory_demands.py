@@ -1,0 +1,129 @@
+"""Demands on what requests hold, asked of the memory itself: who fits, who grows, what is remembered of evictions."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from lfm2np.conformance.compare import demand
+from lfm2np.conformance.demands import Property
+from lfm2np.conformance.protocol import Factory
+from scheduler import Move, Request, Scheduler, SchedulerConfig
+from scheduler.memory import Memory
+
+
+def fit_is_counted(factory: Factory, example: tuple[int, list[tuple[int, int]], int, int]) -> None:
+    """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
+    size, wishes, most_tokens, free = example
+    memory = Memory(SchedulerConfig(num_blocks=4, block_size=size))
+    requests = [Request(str(index), (1,) * prompt, most) for index, (prompt, most) in enumerate(wishes)]
+    blocks = sum(-(-(prompt + most - 1) // size) for prompt, most in wishes)
+    tokens = sum(prompt for prompt, _ in wishes)
+    expected = blocks <= free and (len(wishes) < 2 or tokens <= most_tokens)
+    demand(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
+
+
+def growth_is_counted(factory: Factory, example: tuple[int, int, int, bool, int]) -> None:
+    """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
+    size, computed, count, is_shared, free = example
+    memory = Memory(SchedulerConfig(num_blocks=24, block_size=size))
+    request = Request("a", (1,) * (computed + 1), 9)
+    request.num_computed_tokens = computed
+    table = tuple(memory.pool.allocate()[0] for _ in range(-(-computed // size)))
+    request.block_table = table
+    for block in table if is_shared else ():
+        memory.pool.share(block)
+    while memory.pool.num_free > free:
+        memory.pool.allocate()
+    copies = is_shared and computed % size != 0
+    more = -(-(computed + count) // size) - len(table)
+    moves: list[Move] = []
+    done = memory.grow(request, count, moves)
+    demand(done, more + copies <= free, "grows:", f"{example}")
+    demand(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
+    demand(len(request.block_table), len(table) + (more if done else 0), "blocks", f"{example}")
+    kept = len(table) - (copies and done)
+    demand(request.block_table[:kept], table[:kept], "blocks that stay", f"{example}")
+    copied = [Move("copy_block", table[-1], request.block_table[len(table) - 1])] if copies and done else []
+    demand(moves, copied, "moves", f"{example}")
+
+
+def drafts_are_counted(factory: Factory, example: tuple[int, int, int, int]) -> None:
+    """As many drafts as the free blocks hold, from the first on."""
+    size, free, prompt, wanted = example
+    subject = Scheduler(SchedulerConfig(num_blocks=40, block_size=size, prefix_caching=False))
+    subject.add(Request("a", (1,) * prompt, 40 - prompt))
+    subject.update(subject.schedule(), {"a": [2]})
+    plan = subject.schedule()
+    while subject.pool.num_free > free:
+        subject.pool.allocate()
+    drafts = tuple(range(3, 3 + wanted))
+    (entry,) = subject.add_drafts(plan, {"a": drafts}).scheduled
+    in_last_block = -(prompt + 1) % size
+    fitting = drafts[: in_last_block + free * size]
+    demand(entry.token_ids, (2, *fitting), "tokens", f"{example}")
+    demand(entry.num_drafts, len(fitting), "drafts", f"{example}")
+    demand(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
+
+
+def evictions_are_remembered(factory: Factory, example: tuple[int, int]) -> None:
+    """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
+    num_blocks, count = example
+    subject = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=1, watermark=0.0))
+    for token in range(count):
+        subject.add(Request(str(token), (token,), 1))
+        subject.update(subject.schedule(), {str(token): [0]})
+    expected = []
+    for token in range(count):
+        newer = count - 1 - token
+        reason = "complete" if newer < num_blocks else "evicted" if newer < 2 * num_blocks else "unknown"
+        expected.append(reason)
+    found = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
+    demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
+
+
+MEMORY_DEMANDS: tuple[Property, ...] = (
+    Property(
+        "whole-batches-are-counted",
+        "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(
+            st.integers(1, 3),
+            st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
+            st.integers(1, 12),
+            st.integers(0, 10),
+        ),
+        fit_is_counted,
+        5.0,
+    ),
+    Property(
+        "growth-is-counted",
+        "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
+        growth_is_counted,
+        5.0,
+    ),
+    Property(
+        "drafts-are-counted",
+        "A plan takes as many drafts as free blocks hold, from the first on.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 8), st.integers(1, 16)),
+        drafts_are_counted,
+        3.0,
+    ),
+    Property(
+        "evictions-are-remembered",
+        "Of the keys that were evicted, the latest are known, as many as there are blocks.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
+        evictions_are_remembered,
+    ),
+)
