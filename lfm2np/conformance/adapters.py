@@ -126,6 +126,28 @@ def make_drafter(wish: Any) -> Drafter | None:
     raise RequestError(f"drafter {wish!r}: expected None, 'ngram' or a script by request id")
 
 
+def own_float32(model: str, sizes: dict[str, Any]) -> Rounded:
+    """lfm2np's engine in float32, which rounds as other engines do: for `--number-format float32`."""
+    return Rounded(Own(load_once(Path(model), "float32"), sizes))
+
+
+def own_bfloat16(model: str, sizes: dict[str, Any]) -> Rounded:
+    """The same in bfloat16."""
+    return Rounded(Own(load_once(Path(model), "bfloat16"), sizes))
+
+
+class Rounded:
+    """All that Own offers but what is demanded to the bit."""
+
+    def __init__(self, engine: Own) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("is_lfm2np", "verify"):
+            raise AttributeError(name)
+        return getattr(self._engine, name)
+
+
 PLANTED = ("slot-index-wraps-modulo-2", "request-seed-ignored", "parent-key-not-hashed")
 
 

@@ -8,6 +8,7 @@ from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.demands import Machine
 from lfm2np.conformance.models import TinyModel
 from lfm2np.conformance.protocol import Request, load_factory
+from lfm2np.conformance.rounding import Rounding
 from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.sampling_params import SamplingParams
@@ -15,9 +16,10 @@ from lfm2np.sampling_params import SamplingParams
 __all__ = ["Request", "SamplingParams", "Scenario", "TinyModel", "check"]
 
 
-def check(property_id: str, engine: str, example: Any) -> None:
+def check(property_id: str, engine: str, example: Any, number_format: str | None = None) -> None:
     """Holds one example against a property: a Violation says what is wrong, no answer that nothing is."""
     chosen = by_id(property_id)
     if isinstance(chosen, Machine):
         raise RequestError(f"property {property_id!r} is a state machine: run the program that it printed")
-    chosen.check(load_factory(engine), example)
+    factory = load_factory(engine)
+    chosen.check(factory if number_format is None else Rounding(factory, number_format), example)

@@ -9,7 +9,6 @@ from lfm2np.conformance.driver import (
     Outcome,
     Violation,
     drain,
-    first_difference,
     generate,
     make,
     require_equal,
@@ -20,6 +19,7 @@ from lfm2np.conformance.ledger import require_ledger
 from lfm2np.conformance.models import MAX_POSITIONS, TinyModel, checkpoint
 from lfm2np.conformance.plain import log_softmax, logits, read_checkpoint
 from lfm2np.conformance.protocol import Factory, Request
+from lfm2np.conformance.rounding import format_of, require_scores
 from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.sampling_params import SamplingParams
@@ -29,12 +29,12 @@ from scheduler import TraceError, replay
 
 
 def equals_reference(factory: Factory, scenario: Scenario) -> None:
-    require_truth(scenario, generate(factory, scenario))
+    require_truth(factory, scenario, generate(factory, scenario))
 
 
 def every_schedule(factory: Factory, scenario: Scenario) -> None:
     engine = make(factory, scenario.model, scenario.sizes)
-    require_truth(scenario, run(engine, scenario))
+    require_truth(factory, scenario, run(engine, scenario))
 
 
 # --- one engine against itself
@@ -43,13 +43,13 @@ def every_schedule(factory: Factory, scenario: Scenario) -> None:
 def batched_is_sequential(factory: Factory, scenario: Scenario) -> None:
     together = generate(factory, scenario)
     for one in scenario.requests:
-        require_equal(generate(factory, scenario, [one]), together, "in the batch", [one.request_id])
+        require_equal(factory, scenario, generate(factory, scenario, [one]), together, "in the batch", [one.request_id])
 
 
 def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
     small = generate(factory, scenario)
     large = generate(factory, scenario, max_num_batched_tokens=1000)
-    require_equal(large, small, f"with {scenario.sizes['max_num_batched_tokens']} tokens a step")
+    require_equal(factory, scenario, large, small, f"with {scenario.sizes['max_num_batched_tokens']} tokens a step")
 
 
 def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any, ...]]) -> None:
@@ -57,7 +57,7 @@ def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any,
     one = run(make(factory, scenario.model, scenario.sizes), scenario)
     shuffled = replace(scenario, requests=tuple(scenario.requests[i] for i in order), ops=ops)
     other = run(make(factory, scenario.model, scenario.sizes), shuffled)
-    require_equal(one, other, "in another order of arrival")
+    require_equal(factory, scenario, one, other, "in another order of arrival")
 
 
 def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) -> None:
@@ -66,20 +66,20 @@ def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) 
     renamed = [replace(one, request_id=f"{one.request_id}2") for one in others]
     one = generate(factory, scenario)
     other = generate(factory, scenario, [*renamed[:1], subject, *renamed[1:]])
-    require_equal(one, other, "beside other requests", [subject.request_id])
+    require_equal(factory, scenario, one, other, "beside other requests", [subject.request_id])
 
 
 def other_sizes(factory: Factory, example: tuple[Scenario, dict[str, Any]]) -> None:
     scenario, wishes = example
     one, other = generate(factory, scenario), generate(factory, scenario, **wishes)
-    require_equal(one, other, f"with sizes {wishes}")
+    require_equal(factory, scenario, one, other, f"with sizes {wishes}")
 
 
 def preempted(factory: Factory, scenario: Scenario) -> None:
     calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "preempt"))
     one = run(make(factory, scenario.model, scenario.sizes), calm)
     other = run(make(factory, scenario.model, scenario.sizes), scenario)
-    require_equal(one, other, "when it is preempted")
+    require_equal(factory, scenario, one, other, "when it is preempted")
 
 
 def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
@@ -90,11 +90,7 @@ def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
     for temperature in ("cold", "warm", "hot"):
         lists = engine.generate([replace(one, request_id=f"{one.request_id}-{temperature}") for one in seeded])
         found = Outcome({one.request_id: answer for one, answer in zip(seeded, lists, strict=True)})
-        for name, answers in found.completions.items():
-            for index, answer in enumerate(answers):
-                if answer != off.completions[name][index]:
-                    difference = first_difference(off.completions[name][index], answer)
-                    raise Violation(f"request {name}: {difference} with a {temperature} prefix cache")
+        require_equal(factory, scenario, off, found, f"with a {temperature} prefix cache")
 
 
 def with_seed(request: Request) -> SamplingParams:
@@ -103,7 +99,7 @@ def with_seed(request: Request) -> SamplingParams:
 
 
 def forks(factory: Factory, scenario: Scenario) -> None:
-    require_truth(scenario, run(make(factory, scenario.model, scenario.sizes), scenario))
+    require_truth(factory, scenario, run(make(factory, scenario.model, scenario.sizes), scenario))
 
 
 def aborts(factory: Factory, scenario: Scenario) -> None:
@@ -111,11 +107,15 @@ def aborts(factory: Factory, scenario: Scenario) -> None:
     one = run(make(factory, scenario.model, scenario.sizes), calm)
     other = run(make(factory, scenario.model, scenario.sizes), scenario)
     rest = [request.request_id for request in scenario.requests if request.request_id not in other.aborted]
-    require_equal(one, other, "when others are aborted", rest)
+    require_equal(factory, scenario, one, other, "when others are aborted", rest)
+    whole, cut = Outcome(), Outcome()
     for name in other.aborted:
-        for before, after in zip(one.completions[name], other.completions.get(name, []), strict=False):
-            if before.token_ids[: len(after.token_ids)] != after.token_ids:
-                raise Violation(f"request {name}: what came before it was aborted differs from an undisturbed run")
+        pairs = list(zip(one.completions[name], other.completions.get(name, []), strict=False))
+        cut.completions[name] = [after for _, after in pairs]
+        whole.completions[name] = [
+            replace(after, token_ids=before.token_ids[: len(after.token_ids)]) for before, after in pairs
+        ]
+    require_equal(factory, scenario, whole, cut, "before it was aborted")
 
 
 def speculative(factory: Factory, example: tuple[Scenario, list[bool], int]) -> None:
@@ -129,7 +129,7 @@ def speculative(factory: Factory, example: tuple[Scenario, list[bool], int]) -> 
             script[name if index == 0 else f"{name}#{index}"] = ids
     for drafter in (script, "ngram"):
         other = generate(factory, scenario, drafter=drafter, num_speculative_tokens=most)
-        require_equal(plain, other, "with drafts" if drafter is script else "with prompt lookup")
+        require_equal(factory, scenario, plain, other, "with drafts" if drafter is script else "with prompt lookup")
 
 
 def own_seed(factory: Factory, scenario: Scenario) -> None:
@@ -138,9 +138,9 @@ def own_seed(factory: Factory, scenario: Scenario) -> None:
     one = generate(factory, scenario, seeded, seed=1)
     twice = [*(replace(r, request_id=f"{r.request_id}2") for r in seeded), *seeded]
     other = generate(factory, scenario, twice, seed=2)
-    require_equal(one, other, "with another seed of the engine")
+    require_equal(factory, scenario, one, other, "with another seed of the engine")
     copies = Outcome({r.request_id: other.completions[f"{r.request_id}2"] for r in seeded})
-    require_equal(one, copies, "under another name")
+    require_equal(factory, scenario, one, copies, "under another name")
 
 
 def seeds_differ(factory: Factory, model: TinyModel) -> None:
@@ -233,7 +233,7 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
         pass
     else:
         raise Violation(f"{bad!r} was taken, expected a refusal")
-    require_equal(alone, Outcome(drain(engine)), "after another was refused")
+    require_equal(factory, scenario, alone, Outcome(drain(engine)), "after another was refused")
 
 
 def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -> None:
@@ -253,7 +253,7 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     if [one.finish_reason for one in found["bad"]] != ["error"]:
         raise Violation(f"an overflowing request ended for {found['bad'][0].finish_reason}, expected error")
     del found["bad"]
-    require_equal(alone, Outcome(found), "beside a request that overflows", found)
+    require_equal(factory, scenario, alone, Outcome(found), "beside a request that overflows", found)
 
 
 # --- the model itself
@@ -264,6 +264,12 @@ TOLERANCE = 1e-4  # of the largest logit: float32 activations against float64, w
 def is_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> None:
     model, ids = example
     mine = make(factory, model, {}).score(ids)
+    if len(mine) != len(ids) - 1:
+        raise Violation(f"{len(mine)} log-probabilities for {len(ids)} tokens, expected one each but the first")
+    number_format = format_of(factory)
+    if number_format is not None:
+        require_scores(number_format, model, ids, mine)
+        return
     config, tensors = read_checkpoint(checkpoint(model))
     rows = logits(config, tensors, ids)
     scale = max(1.0, max(abs(value) for row in rows for value in row))
@@ -271,5 +277,3 @@ def is_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> Non
         expected = log_softmax(row)[ids[position + 1]]
         if not abs(score - expected) <= TOLERANCE * scale:
             raise Violation(f"token {position + 1}: log-probability {score:.6f}, LFM2 has {expected:.6f}")
-    if len(mine) != len(ids) - 1:
-        raise Violation(f"{len(mine)} log-probabilities for {len(ids)} tokens, expected one each but the first")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ from lfm2np.conformance.draining import Violation as Violation
 from lfm2np.conformance.draining import drain as drain
 from lfm2np.conformance.models import TinyModel, checkpoint, loaded
 from lfm2np.conformance.protocol import Completion, Factory, Request
+from lfm2np.conformance.rounding import format_of, require_explained
 from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.generation import token_logprobs
@@ -143,8 +144,19 @@ def reference_logits(model: TinyModel, token_ids: tuple[int, ...]) -> NDArray[np
     return logits
 
 
-def require_truth(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> None:
-    """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
+@dataclass(frozen=True)
+class Sample:
+    """One answer of a run, and what it answers; `seeds` by output position."""
+
+    where: str
+    request: Request
+    answer: Completion
+    seeds: Sequence[int]
+    index: int = 0
+
+
+def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Iterator[Sample]:
+    """All of a run, forks included. Violation where there are too few of a request."""
     for request in scenario.requests:
         name = request.request_id
         answers = outcome.completions.get(name, [])
@@ -155,43 +167,61 @@ def require_truth(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) ->
         seed = request_seed(request.params, engine_seed, name)
         for index, answer in enumerate(answers):
             where = f"request {name}, sample {index}" if index else f"request {name}"
-            require_sample(scenario.model, request, answer, where, [seed] * len(answer.token_ids), index)
+            yield Sample(where, request, answer, [seed] * len(answer.token_ids), index)
     for name, (parent, seed, taken) in outcome.forks.items():
         (answer,) = outcome.completions.get(name, [Completion(())])
         own = request_seed(parent.params, engine_seed, parent.request_id)
         seeds = [own if position < taken else seed for position in range(len(answer.token_ids))]
-        require_sample(scenario.model, parent, answer, f"fork {name}", seeds, 0)
+        yield Sample(f"fork {name}", parent, answer, seeds)
 
 
-def require_sample(
-    model: TinyModel, request: Request, answer: Completion, where: str, seeds: Sequence[int], index: int
-) -> None:
-    """One sample; `seeds` by output position."""
-    config, params = loaded(model).config, request.params
-    prompt, ids, eos = request.prompt_token_ids, list(answer.token_ids), tuple(sorted(config.eos_token_ids))
-    rows = reference_logits(model, (*prompt, *ids[:-1]))
-    stops = set(params.stop_token_ids) | set(() if params.ignore_eos else eos)
+def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> None:
+    """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
+    number_format, found = format_of(factory), list(samples(scenario, outcome))
+    for one in found:
+        require_ending(scenario.model, one)
+        if number_format is None:
+            require_sample(scenario.model, one)
+    if number_format is not None:
+        said = [(one.where, one.request.prompt_token_ids, one.answer) for one in found]
+        require_explained(number_format, scenario.model, said)
+
+
+def require_ending(model: TinyModel, sample: Sample) -> None:
+    """It ends with the first token that ends it, for the reason that it says, and not in an error."""
+    where, params, answer = sample.where, sample.request.params, sample.answer
+    stops = set(params.stop_token_ids) | set(() if params.ignore_eos else loaded(model).config.eos_token_ids)
     ended = None
-    for position, token in enumerate(ids):
-        place = f"{where}, output token {position}"
+    for position, token in enumerate(answer.token_ids):
         if ended is not None:
-            raise Violation(f"{place}: {token}, but it had ended ({ended})")
-        row = rows[len(prompt) - 1 + position]
-        if answer.logits is not None and answer.logits[position] != row.tobytes():
-            mine = np.frombuffer(answer.logits[position], row.dtype)
-            far = float(np.abs(mine - row).max()) if mine.shape == row.shape else float("nan")
-            raise Violation(f"{place}: logits differ from the reference, by up to {far:.3g}")
-        expected = choose(row, params, prompt, ids[:position], eos, seeds[position], index)
-        if token != expected:
-            raise Violation(f"{place}: {token}, the reference has {expected}")
+            raise Violation(f"{where}, output token {position}: {token}, but it had ended ({ended})")
         if token in stops and position + 1 >= params.min_tokens:
             ended = "stop"
         elif position + 1 == params.max_tokens:
             ended = "length"
     if answer.finish_reason in ("stop", "length") and answer.finish_reason != ended:
-        raise Violation(f"{where}: ended after {len(ids)} tokens ({answer.finish_reason}), the reference says {ended}")
+        tokens = len(answer.token_ids)
+        raise Violation(f"{where}: ended after {tokens} tokens ({answer.finish_reason}), the reference says {ended}")
     if answer.finish_reason == "error":
         raise Violation(f"{where}: ended in an error")
+
+
+def require_sample(model: TinyModel, sample: Sample) -> None:
+    """One sample, to the bit."""
+    where, request, answer = sample.where, sample.request, sample.answer
+    config, params = loaded(model).config, request.params
+    prompt, ids, eos = request.prompt_token_ids, list(answer.token_ids), tuple(sorted(config.eos_token_ids))
+    rows = reference_logits(model, (*prompt, *ids[:-1]))
+    for position, token in enumerate(ids):
+        place = f"{where}, output token {position}"
+        row = rows[len(prompt) - 1 + position]
+        if answer.logits is not None and answer.logits[position] != row.tobytes():
+            mine = np.frombuffer(answer.logits[position], row.dtype)
+            far = float(np.abs(mine - row).max()) if mine.shape == row.shape else float("nan")
+            raise Violation(f"{place}: logits differ from the reference, by up to {far:.3g}")
+        expected = choose(row, params, prompt, ids[:position], eos, sample.seeds[position], sample.index)
+        if token != expected:
+            raise Violation(f"{place}: {token}, the reference has {expected}")
     require_logprobs(model, request, answer, rows, where)
 
 
@@ -216,9 +246,22 @@ def require_logprobs(
                 raise Violation(f"{where}, prompt token {position + 1}: log-probability {mine}, expected {expected}")
 
 
-def require_equal(one: Outcome, other: Outcome, how: str, names: Iterable[str] | None = None) -> None:
-    """Violation at the first request whose answers differ between two runs of one engine."""
-    for name in one.completions if names is None else names:
+def require_equal(
+    factory: Factory, scenario: Scenario, one: Outcome, other: Outcome, how: str, names: Iterable[str] | None = None
+) -> None:
+    """Violation at the first request whose answers differ between two runs of one engine, the first of which is plain.
+
+    Of an engine that rounds: at the first answer of the second run that its number format does not explain.
+    """
+    chosen = list(one.completions if names is None else names)
+    number_format = format_of(factory)
+    if number_format is not None:
+        prompts = {request.request_id: request.prompt_token_ids for request in scenario.requests}
+        prompts |= {name: parent.prompt_token_ids for name, (parent, _, _) in one.forks.items()}
+        said = [(f"request {name}", prompts[name], answer) for name in chosen for answer in other.completions[name]]
+        require_explained(number_format, scenario.model, said, how)
+        return
+    for name in chosen:
         mine, theirs = one.completions[name], other.completions[name]
         for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             if a != b:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from lfm2np.conformance.driver import Outcome, Violation, count, disturb, is_finished, make, require_truth
 from lfm2np.conformance.models import TinyModel
 from lfm2np.conformance.protocol import Factory, Request, lacking
+from lfm2np.conformance.rounding import unjudged
 from lfm2np.conformance.strategies import Scenario, fit, models, prompts, sampling_params, sizes
 from lfm2np.sampling_params import SamplingParams
 
@@ -31,7 +32,8 @@ def engine_machine(factory: Factory) -> type[RuleBasedStateMachine]:
 
         @rule(prompt=prompts(), params=sampling_params(), priority=st.integers(0, 2))
         def add(self, prompt: tuple[int, ...], params: SamplingParams, priority: int) -> None:
-            request: Request = fit(Request(f"r{len(self.requests)}", prompt, params, priority), lacking(self.engine))
+            lacks = lacking(self.engine) | unjudged(factory)
+            request: Request = fit(Request(f"r{len(self.requests)}", prompt, params, priority), lacks)
             self.engine.add(request)
             self.requests.append(request)
             self.alive.add(request.request_id)
@@ -59,6 +61,6 @@ def engine_machine(factory: Factory) -> type[RuleBasedStateMachine]:
             if self.alive:
                 raise Violation(f"{sorted(self.alive)}: the engine says that it is done, but these never ended")
             count(self.outcome)
-            require_truth(Scenario(self.model, tuple(self.requests), self.sizes), self.outcome)
+            require_truth(factory, Scenario(self.model, tuple(self.requests), self.sizes), self.outcome)
 
     return EngineMachine

@@ -17,6 +17,7 @@ class Line:
 
     computed: int = 0  # positions in memory
     furthest: int = 0  # most of them so far
+    is_new: bool = False  # admitted, and nothing of it computed since
     forks: tuple[str, ...] = ()  # samples that take its memory over when its prompt is computed, if there is room
     offered: int = 0  # positions that it takes over, if it is not admitted by itself
 
@@ -36,6 +37,7 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
         "recomputed_tokens": 0,
     }
     lines: dict[str, Line] = {}
+    ends: dict[int, int] = {}  # block -> the position of the checkpoint that it holds
     config = json.loads(trace[0])["config"]
     for text in trace[1:]:
         entry = json.loads(text)
@@ -44,7 +46,7 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
             lines[entry["request"]["request_id"]] = Line(forks=tuple(names))
             lines |= {name: Line() for name in names}
         if entry["kind"] == "step":
-            _require_step(config, entry, lines, counted)
+            _require_step(config, entry, lines, ends, counted)
     for name, mine in counted.items():
         if metrics[name] != mine:
             raise Violation(f"metric {name}: {metrics[name]}, the trace says {mine}")
@@ -58,29 +60,38 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
 
 
 def _require_step(
-    config: Mapping[str, Any], step: Mapping[str, Any], lines: dict[str, Line], counted: dict[str, int]
+    config: Mapping[str, Any],
+    step: Mapping[str, Any],
+    lines: dict[str, Line],
+    ends: dict[int, int],
+    counted: dict[str, int],
 ) -> None:
     plan, size = step["plan"], config["block_size"]
     tokens = sum(len(entry["token_ids"]) for entry in plan["scheduled"])
     if tokens > config["max_num_batched_tokens"]:
         raise Violation(f"step {plan['step']}: {tokens} tokens, the budget is {config['max_num_batched_tokens']}")
     loads = {move["destination"] for move in plan["moves"] if move["kind"] == "load_state"}
+    hits = [ends[move["source"]] for move in plan["moves"] if move["kind"] == "restore_state"]
     counted["scheduled_tokens"] += tokens
+    counted["cached_tokens"] += sum(hits)
+    for name in plan["admitted"]:
+        lines[name].is_new = True
     for name in plan["preempted"]:
         lines[name].furthest = max(lines[name].furthest, lines[name].offered)
         lines[name].computed = lines[name].offered = 0
     for entry in plan["scheduled"]:
         name = entry["request_id"]
         line = lines[name]
-        if line.offered and name not in plan["admitted"]:
+        if line.offered and not line.is_new:
             line.computed = line.furthest = line.offered
         line.offered = 0
-        if name in plan["admitted"] and entry["slot"] not in loads:
+        for position, block in entry["checkpoints"]:
+            ends[block] = position
+        if line.is_new and entry["slot"] not in loads:
             if entry["start"] % size:
                 raise Violation(f"step {plan['step']}: request {name} enters at {entry['start']}, no border of a block")
-            counted["cached_tokens"] += entry["start"]
             line.furthest = max(line.furthest, entry["start"])
-        elif name not in plan["admitted"] and entry["start"] != line.computed:
+        elif not line.is_new and entry["start"] != line.computed:
             raise Violation(
                 f"step {plan['step']}: request {name} goes on at {entry['start']}, it stands at {line.computed}"
             )
@@ -89,6 +100,7 @@ def _require_step(
         stop = entry["start"] + kept
         counted["draft_tokens"] += entry["num_drafts"]
         counted["recomputed_tokens"] += max(0, min(stop, line.furthest) - entry["start"])
+        line.is_new = False
         line.computed, line.furthest = stop, max(line.furthest, stop)
         for fork in line.forks if entry["samples"] else ():
             lines[fork].offered = stop

@@ -52,7 +52,7 @@ def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> 
 
     with patch("lfm2np.engine.forward", interrupted):
         outcome = run(Patient(), scenario)
-    require_truth(scenario, outcome)
+    require_truth(factory, scenario, outcome)
     replay(engine.trace())
     if engine.state()["free_blocks"] != engine.state()["num_blocks"]:
         raise Violation("after an interrupt some blocks are lost")
@@ -67,7 +67,8 @@ def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
     script = {
         name: [*answers[0].token_ids[:right], *[poison] * 20] for name, answers in plain.completions.items() if answers
     }
-    require_equal(plain, generate(factory, scenario, drafter=script, num_speculative_tokens=3), "with drafts")
+    other = generate(factory, scenario, drafter=script, num_speculative_tokens=3)
+    require_equal(factory, scenario, plain, other, "with drafts")
 
 
 def many_leave(factory: Factory, example: tuple[int, int, list[int]]) -> None:
@@ -160,7 +161,7 @@ MISUSE: tuple[Property, ...] = (
         "wrong-drafts-that-overflow",
         "A guess that overflows where the truth does not changes nothing.",
         7,
-        ("generate", "drafter"),
+        ("generate", "drafter", "overflow"),
         ("llama.cpp 23652",),
         lambda: st.tuples(scenarios(greedy_params(), most=3), st.integers(0, 3)),
         overflowing_drafts,

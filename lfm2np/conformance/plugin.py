@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 PROFILES = ("quick", "ci", "deep")
+NUMBER_FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")  # emulate.FORMATS, which would load NumPy here
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
         "--xfails": {"metavar": "FILE", "help": "property ids that are known to fail, one a line, # for comments"},
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
+        "--number-format": {
+            "choices": NUMBER_FORMATS,
+            "help": "how the engine computes: what that explains is no failure (default: it is exact)",
+        },
     }
     for name, settings in options.items():
         with contextlib.suppress(ValueError):  # another plugin has an option of that name: see `option`
@@ -30,10 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def option(config: pytest.Config, name: str) -> str | None:
-    """--engine, --xfails or --profile; where another plugin owns that name, LFM2NP_ENGINE and so on."""
+    """--engine, --xfails and so on; where another plugin owns that name, LFM2NP_ENGINE, LFM2NP_XFAILS."""
     value = config.getoption(f"--{name}", None)
     value = value if isinstance(value, str) else None
-    return value or os.environ.get(f"LFM2NP_{name.upper()}")
+    return value or os.environ.get(f"LFM2NP_{name.upper().replace('-', '_')}")
 
 
 def chosen_profile(config: pytest.Config) -> str:

@@ -244,7 +244,7 @@ PROPERTIES: tuple[Property, ...] = (
         "overflow-stays-home",
         "A request whose numbers overflow ends in an error, alone.",
         7,
-        ("generate", "steps"),
+        ("generate", "steps", "overflow"),
         ("llama.cpp 23652",),
         overflowing,
         checks.overflow_stays_home,

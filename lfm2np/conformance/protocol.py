@@ -52,6 +52,7 @@ FEATURES = (
     "processors",  # penalties, biases, masks, filters, min_tokens
     "stops",  # stop_token_ids, and ending at EOS
     "convolution-only",  # models without attention
+    "overflow",  # a request whose numbers overflow ends with finish_reason "error"
 )
 METRICS = (
     "scheduled_tokens",

@@ -16,6 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.models import TinyModel, checkpoint
 from lfm2np.conformance.protocol import Factory, lacking, missing
+from lfm2np.conformance.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.strategies import fit, size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
@@ -52,7 +53,10 @@ def run_property(prop: Property | Machine, factory: Factory, name: str, shrink: 
     """One property under a profile; never raises for what the engine does."""
     began = time.perf_counter()
     engine = factory(str(checkpoint(TinyModel())), {})
-    reason, lacks = missing(engine, prop.needs), lacking(engine)
+    reason, lacks = missing(engine, prop.needs), lacking(engine) | unjudged(factory)
+    for need in prop.needs:
+        if need in unjudged(factory):
+            reason = reason or f"{need}: not judged where an engine computes in {format_of(factory)}"
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
     chosen = profile(name, prop.weight, shrink)
@@ -141,12 +145,15 @@ def described(error: BaseException) -> str:
 
 def script_of(property_id: str, factory: Factory, example: Any) -> str:
     """A few lines that show the failure again."""
-    engine = f"{factory.__module__}:{factory.__qualname__}"
+    number_format = format_of(factory)
+    made_by = factory.factory if isinstance(factory, Rounding) else factory
+    engine = f"{made_by.__module__}:{made_by.__qualname__}"
+    rounding = "" if number_format is None else f", {number_format!r}"
     return "\n".join(
         [
             "# shows it again:",
             "from lfm2np.conformance.again import *",
-            f"check({property_id!r}, {engine!r}, {short(example)})",
+            f"check({property_id!r}, {engine!r}, {short(example)}{rounding})",
         ]
     )
 

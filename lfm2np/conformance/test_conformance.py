@@ -7,6 +7,7 @@ import pytest
 from lfm2np.conformance.demands import Machine, Property
 from lfm2np.conformance.plugin import chosen_profile, option
 from lfm2np.conformance.protocol import load_factory
+from lfm2np.conformance.rounding import Rounding
 from lfm2np.conformance.runner import run_property
 from lfm2np.errors import RequestError
 
@@ -15,6 +16,9 @@ def test_property(property_: Property | Machine, request: pytest.FixtureRequest)
     name = option(request.config, "engine") or "lfm2np.conformance.adapters:own"
     try:
         factory = load_factory(name)
+        number_format = option(request.config, "number-format")
+        if number_format is not None:
+            factory = Rounding(factory, number_format)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
     result = run_property(property_, factory, chosen_profile(request.config))

@@ -166,7 +166,10 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
         [("request:Request.reason_to_end", "num_output_tokens >= self.min_tokens", "True")],
         "finished",
     ),
-    "blocks freed while they are in flight": ([("scheduler:Scheduler._finish", "if in_flight:", "if False:")], ""),
+    "blocks freed while they are in flight": (
+        [("scheduler:Scheduler._finish", "if request.request_id in self._in_flight:", "if False:")],
+        "",
+    ),
     "an abandoned step whose swapped-out copies are believed": (
         [("scheduler:Scheduler.abandon", "if request.host_blocks:", "if False:")],
         "its host blocks|state on the host",
