@@ -71,7 +71,7 @@ def decided(
     drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
     size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
     if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
-        like = explaining_format(model, format_name, pairs, progress, known)
+        like = explaining_format(model, format_name, pairs, positions, progress, known)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         reasons = []
@@ -97,17 +97,26 @@ def explaining_format(
     model: Model,
     declared: str,
     pairs: Sequence[Pair],
+    positions: Sequence[Position],
     progress: Callable[[int, int], None] | None,
     known: Known | None,
 ) -> str | None:
-    """Another format under which all errors are as they should be, everywhere, no less; the finest of them."""
+    """Another format under which all errors are as they should be, everywhere, no less; the finest of them.
+
+    The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
+    """
+    worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
+    first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     for name in FORMATS:
         if name == declared:
             continue
         try:
-            positions = judge(model, name, pairs, progress, known)
+            found = judge(model, name, first, progress, known)
+            if any(one.verdict in (Verdict.BUG, Verdict.DRIFT) for one in found):
+                continue
+            found = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        if positions and factors.is_uniform(positions) and flip_probability(positions)[1] >= FLIPS_LIMIT:
+        if found and factors.is_uniform(found) and flip_probability(found)[1] >= FLIPS_LIMIT:
             return name
     return None
