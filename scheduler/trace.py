@@ -28,6 +28,7 @@ from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
 VERSION = 2
+LONGEST = 200  # characters of a value in a message
 
 
 class TraceWriter:
@@ -203,4 +204,5 @@ def _require_equal(what: str, replayed: object, recorded: object) -> None:
             if replayed.get(name) != recorded.get(name):
                 what, replayed, recorded = f"{what}.{name}", replayed.get(name), recorded.get(name)
                 break
-    raise TraceError(f"{what}: the replay has {str(replayed)[:200]}, the trace {str(recorded)[:200]}")
+    mine, theirs = (str(value)[:LONGEST] for value in (replayed, recorded))
+    raise TraceError(f"{what}: the replay has {mine}, the trace {theirs}")

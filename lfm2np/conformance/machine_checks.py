@@ -249,5 +249,7 @@ class Books(Moments):
         demand(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
         demand(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
         demand((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")
+        preemptions = sum(account.preemptions for account in self.accounts.values())
+        demand(scheduler.num_preemptions, preemptions, "preemptions", "at the end")
         host_pool = scheduler.memory.host_pool
         demand(host_pool.num_free if host_pool else 0, self.config.num_host_blocks, "free host blocks", "at the end")

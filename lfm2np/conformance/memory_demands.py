@@ -81,6 +81,57 @@ def evictions_are_remembered(factory: Factory, example: tuple[int, int]) -> None
     demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
 
 
+def hits_are_counted(factory: Factory, example: tuple[str, int, int, bool, int]) -> None:
+    """A request enters if what no cached block gives it fits into what is free without those blocks.
+
+    The blocks are a running request's, or free and kept; the policy asks for the prompt's, or for the whole length's.
+    """
+    policy, size, prompt, is_running, taken = example
+    config = SchedulerConfig(
+        num_blocks=24,
+        block_size=size,
+        policy=policy,
+        watermark=0.0,
+        waiting_served_ratio=1.0,
+        max_num_batched_tokens=64,
+    )
+    subject = Scheduler(config)
+    ids = tuple(range(prompt))
+    subject.add(Request("first", ids, 9))
+    subject.update(subject.schedule(), {"first": [7]})
+    if not is_running:
+        subject.abort("first")
+    hits = (prompt - 1) // size
+    cached = prompt // size  # free blocks that hold something, if its request has ended
+    for _ in range(min(taken, subject.pool.num_free - (0 if is_running else cached))):
+        subject.pool.allocate()
+    free = subject.pool.num_free - (0 if is_running else hits)
+    if is_running and policy == "fcfs":
+        free -= -(-(prompt + 1) // size) - -(-prompt // size)  # for its own next token; none left: it is preempted
+    subject.add(Request("second", ids, 4))
+    tokens = prompt + 3 if subject.policy.reserves else prompt
+    admitted = 0 <= free >= -(-tokens // size) - hits and not (is_running and policy == "static")
+    demand(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
+
+
+def moves_are_awaited(factory: Factory, example: tuple[str, int, list[int], int]) -> None:
+    """Who was split off since the last step waits for its state, and nobody else, whatever block is copied."""
+    policy, size, prompts, which = example
+    subject = Scheduler(SchedulerConfig(num_blocks=60, block_size=size, policy=policy, prefix_caching=False))
+    for index, length in enumerate(prompts):
+        subject.add(
+            Request(str(index), (index,) * length, 1 if index == 0 and len(prompts) > 1 else 3, cache_salt="xy")
+        )
+    plan = subject.schedule()
+    subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+    parent = subject.running[which % len(subject.running)]
+    salt = "".join(("x", "y"))  # equal, but another object
+    demand(subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt)), True, "", "")
+    for request in subject.running:
+        awaits = subject.awaits_moves(request)
+        demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
+
+
 MEMORY_DEMANDS: tuple[Property, ...] = (
     Property(
         "whole-batches-are-counted",
@@ -92,10 +143,10 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
             st.integers(1, 3),
             st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
             st.integers(1, 12),
-            st.integers(0, 10),
+            st.integers(0, 30),
         ),
         fit_is_counted,
-        5.0,
+        20.0,
     ),
     Property(
         "growth-is-counted",
@@ -105,7 +156,7 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
         growth_is_counted,
-        5.0,
+        20.0,
     ),
     Property(
         "drafts-are-counted",
@@ -125,5 +176,36 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
         evictions_are_remembered,
+    ),
+    Property(
+        "hits-are-counted",
+        "A request enters exactly if what it needs beside cached blocks is free.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(
+            st.sampled_from(("fcfs", "waiting-served", "static")),
+            st.integers(1, 4),
+            st.integers(1, 12),
+            st.booleans(),
+            st.integers(0, 24),
+        ),
+        hits_are_counted,
+        10.0,
+    ),
+    Property(
+        "moves-are-awaited",
+        "Exactly those that were split off since the last step wait for their state.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(
+            st.sampled_from(("fcfs", "waiting-served", "static")),
+            st.integers(1, 4),
+            st.lists(st.integers(1, 6), min_size=1, max_size=5),
+            st.integers(0, 4),
+        ),
+        moves_are_awaited,
+        5.0,
     ),
 )

@@ -77,7 +77,11 @@ def batches_fit(factory: Factory, example: tuple[dict[str, Any], list[tuple[int,
     subject = Scheduler(config)
     for index, (prompt, most) in enumerate(early + late):
         if index == len(early):
-            answer(subject, subject.schedule())
+            expected = expected_batch(subject)
+            plan = subject.schedule()
+            if list(plan.admitted) != expected:
+                raise Violation(f"the first batch: admitted {plan.admitted}, expected {expected}")
+            answer(subject, plan)
         if -(-(prompt + most - 1) // config.block_size) <= config.num_blocks:
             subject.add(Request(str(index), (7,) * prompt, most))
     must_decode = False  # after decodes paused for a batch
@@ -141,6 +145,30 @@ def decodes_wait_their_turn(factory: Factory, example: tuple[int, int, int]) -> 
         subject.add(Request(f"p{step}", tuple(100 * step + place for place in range(budget)), 1))
     if served != expected:
         raise Violation(f"behind prompts a decode is served in steps {served}, expected {expected}")
+
+
+def decodes_go_first(factory: Factory, example: tuple[int, int]) -> None:
+    """A long prompt that is computed again, and that came before: a decode waits eight steps behind it, no more."""
+    budget, chunks = example
+    subject = Scheduler(
+        SchedulerConfig(
+            num_blocks=200, block_size=2, max_num_batched_tokens=budget, policy="prefill-first", prefix_caching=False
+        )
+    )
+    subject.add(Request("old", (1,) * (budget * chunks), 4))
+    subject.add(Request("target", (2,), 4))
+    while not all(one.is_decoding for one in subject.running) or len(subject.running) < 2:
+        answer(subject, subject.schedule())
+    answer(subject, subject.schedule())  # both decode
+    subject.preempt("old")
+    full_steps = subject.requests["old"].num_tokens // budget
+    due = min(full_steps, LONGEST_WAIT - 1)
+    for step in range(due + 1):
+        plan = subject.schedule()
+        served = [entry.request_id for entry in plan.scheduled]
+        if ("target" in served) != (step == due):
+            raise Violation(f"{step} steps after a prompt of {full_steps} full steps came back: served {served}")
+        answer(subject, plan)
 
 
 def priority_is_worth_steps(factory: Factory, example: tuple[int, int, int]) -> None:
@@ -321,6 +349,15 @@ SCHEDULER_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(st.integers(2, 10), st.integers(3, 5), st.integers(1, 12)),
         decodes_wait_their_turn,
+    ),
+    Property(
+        "decodes-go-first",
+        "Under prefill-first a decode that is due goes before an older prompt.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(st.integers(2, 5), st.integers(1, 14)),
+        decodes_go_first,
     ),
     Property(
         "priority-is-worth-steps",

@@ -5,6 +5,8 @@ The message is part of the demand: it names the thing, its value and what was ex
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +27,8 @@ from scheduler import (
     Scheduler,
     SchedulerConfig,
     TraceError,
+    TraceWriter,
+    reasons,
     replay,
 )
 
@@ -51,6 +55,13 @@ def drafts_too_early(fork: str | None, budget: int) -> None:
     subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=budget))
     subject.add(Request("a", (1, 2, 3), 9), [Request(fork, (1, 2, 3), 9)] if fork else [])
     subject.add_drafts(subject.schedule(), {"a": [5]})
+
+
+def preempted() -> None:
+    """A request that was preempted waits, and can't be again."""
+    subject = settled()
+    subject.preempt("a")
+    subject.preempt("a")
 
 
 def settled() -> Scheduler:
@@ -157,6 +168,7 @@ SCHEDULER: tuple[Case, ...] = (
     (RequestRefused, "request 'a': not known, or finished", lambda: ended(lambda s: s.abort("a"))),
     (RequestRefused, "request 'a': not known, or finished", lambda: aborted_in_flight(lambda s: s.abort("a"))),
     (RequestRefused, "request 'b': waiting, can't be preempted", lambda: waiting().preempt("b")),
+    (RequestRefused, "request 'a': preempted, can't be preempted", preempted),
     (RequestRefused, "request id '': expected a string that is not empty", lambda: Request("", (1,), 1)),
     (RequestRefused, "request id 1: expected a string that is not empty", lambda: Request(1, (1,), 1)),  # type: ignore[arg-type]
     (RequestRefused, "request 'a': prompt of 0 tokens, expected at least 1", lambda: Request("a", (), 1)),
@@ -275,13 +287,39 @@ POOL: tuple[Case, ...] = (
 
 # --- traces
 
+
+def changed(field: str, value: object) -> None:
+    """The replay of one step whose plan, or one field of it, says something else."""
+    file = io.StringIO()
+    subject = Scheduler(SchedulerConfig(num_blocks=200, block_size=2))
+    trace = TraceWriter(file, subject.config)
+    request = Request("a", PROMPT, 1)
+    subject.add(request)
+    trace.add(request, [])
+    plan = subject.schedule()
+    trace.step(plan, {}, {"a": [5]}, [], reasons(subject.update(plan, {"a": [5]})), (0, 0, 200), None)
+    *lines, last = file.getvalue().splitlines()
+    step = json.loads(last)
+    (step["plan"] if field else step)[field or "plan"] = value
+    replay([*lines, json.dumps(step)])
+
+
 HEADER = "expected header, 2"
+PROMPT = tuple(range(100, 300))
+CUT = str([{"request_id": "a", "start": 0, "token_ids": list(PROMPT)}])[:200]
 TRACES: tuple[Case, ...] = (
     (TraceError, "an empty trace: expected a header line", lambda: replay([])),
     (TraceError, f"line 1: kind 'add', version None: {HEADER}", lambda: replay(['{"kind": "add"}'])),
     (TraceError, f"line 1: kind 'add', version 2: {HEADER}", lambda: replay(['{"kind": "add", "version": 2}'])),
     (TraceError, f"line 1: kind 'header', version 1: {HEADER}", lambda: replay(['{"kind": "header", "version": 1}'])),
     (TraceError, f"line 1: kind 'header', version 3: {HEADER}", lambda: replay(['{"kind": "header", "version": 3}'])),
+    (TraceError, f"line 1: kind 'zeroth', version 2: {HEADER}", lambda: replay(['{"kind": "zeroth", "version": 2}'])),
+    (TraceError, "line 3: plan.step: the replay has 0, the trace 7", lambda: changed("step", 7)),
+    (TraceError, "line 3: plan.step: the replay has 0, the trace -7", lambda: changed("step", -7)),
+    (TraceError, "line 3: plan: the replay has {'step': 0, ", lambda: changed("", 5)),
+    (TraceError, "line 3: plan.more: the replay has None, the trace 5", lambda: changed("more", 5)),
+    (TraceError, "line 3: plan.preempted: the replay has [], the trace ['a']", lambda: changed("preempted", ["a"])),
+    (TraceError, f"line 3: plan.scheduled: the replay has {CUT}, the trace []", lambda: changed("scheduled", [])),
     (TraceError, "line 1: not a line of a trace: ", lambda: replay(["{"])),
     (TraceError, "line 1: not a line of a trace: ", lambda: replay(["[]"])),
     (TraceError, "line 1: not a line of a trace: ", lambda: replay(['{"kind": "header", "version": 2}'])),
