@@ -28,6 +28,20 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function `(what, done, total)`: one such bar a kind of work."""
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Callable[[int, int], None]] = {}
+
+        def show(what: str, done: int, count: int) -> None:
+            if what not in bars:
+                bars[what] = stack.enter_context(progress_bar(what))
+            bars[what](done, count)
+
+        yield show
+
+
 def parse_ids(text: str, source: str) -> list[int]:
     """ "1,2,3", also with blanks or line ends -> [1, 2, 3]. Digits only: to Python's int "1_0" would be 10."""
     parts = re.split(r"\s*,\s*|\s+", text.strip())

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
@@ -26,7 +26,7 @@ from lfm2np.oracle.target import Target, TargetError
 from lfm2np.oracle.transformers_target import TransformersTarget
 from lfm2np.oracle.whole_file import write_whole
 from lfm2np.oracle.workloads import CASES
-from lfm2np.terminal import progress_bar, terminal_text
+from lfm2np.terminal import progress_bar, progress_bars, terminal_text
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
@@ -94,10 +94,10 @@ def checked(arguments: argparse.Namespace) -> Checked:
     with progress_bar("loading") as show:
         model = load(arguments.model, "exact", show)
     if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
-        with progress() as shown:
+        with progress_bars() as shown:
             return judged_file(model, arguments, shown)
     target = target_of(arguments, model)
-    with contextlib.closing(target), transcript_of(arguments) as transcript, progress() as shown:
+    with contextlib.closing(target), transcript_of(arguments) as transcript, progress_bars() as shown:
         return check(model, target, arguments.format, arguments.at_once, arguments.seed, cases, transcript, shown)
 
 
@@ -149,17 +149,3 @@ def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
         raise RequestError(f"--save {name}: exists already; --resume goes on with it")
     with Transcript(name) as transcript:
         yield transcript
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Progress]:
-    """One bar a kind of work, with the time that remains."""
-    with contextlib.ExitStack() as stack:
-        bars: dict[str, Callable[[int, int], None]] = {}
-
-        def show(what: str, done: int, count: int) -> None:
-            if what not in bars:
-                bars[what] = stack.enter_context(progress_bar(what))
-            bars[what](done, count)
-
-        yield show

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,10 @@ from typing import Any
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors import BOUNDED, Difference, Progress, make, verify
+from lfm2np.oracle.vectors import BOUNDED, Difference, make, verify
 from lfm2np.oracle.vectors_files import DOCUMENT, VectorSet, packaged_set, read_set, require_replaceable, write_set
 from lfm2np.oracle.vectors_form import VectorsError
-from lfm2np.terminal import progress_bar, terminal_text
+from lfm2np.terminal import progress_bar, progress_bars, terminal_text
 
 EXIT_CODES = """exit codes:
   0    made, or as it should be
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 def run_make(arguments: argparse.Namespace) -> None:
     require_replaceable(arguments.output)
     model = loaded(arguments)
-    with progress() as shown:
+    with progress_bars() as shown:
         made = make(model, arguments.seed, progress=shown)
     size = write_set(made, arguments.output)
     tell(arguments, {"folder": arguments.output, "bytes": size, **counted(made)}, [f"{summary(made)}, {size} bytes"])
@@ -82,7 +80,7 @@ def run_make(arguments: argparse.Namespace) -> None:
 def run_verify(arguments: argparse.Namespace) -> None:
     known = read_set(folder_of(arguments))
     model = loaded(arguments)
-    with progress() as shown:
+    with progress_bars() as shown:
         found = verify(model, known, shown)
     fields = {**counted(known), "differences": [asdict(one) for one in found]}
     tell(arguments, fields, shown_differences(found) or [f"{summary(known)}: bit for bit as computed here"])
@@ -145,17 +143,3 @@ def tell(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]
         print(json.dumps(fields))
     else:
         print(terminal_text("\n".join(lines)))
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Progress]:
-    """One bar a kind of work, with the time that remains."""
-    with contextlib.ExitStack() as stack:
-        bars: dict[str, Callable[[int, int], None]] = {}
-
-        def show(what: str, done: int, count: int) -> None:
-            if what not in bars:
-                bars[what] = stack.enter_context(progress_bar(what))
-            bars[what](done, count)
-
-        yield show
