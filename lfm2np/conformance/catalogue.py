@@ -9,6 +9,7 @@ from lfm2np.conformance.internals import INTERNALS
 from lfm2np.conformance.large import LARGE
 from lfm2np.conformance.memory_demands import MEMORY_DEMANDS
 from lfm2np.conformance.misuse import MISUSE
+from lfm2np.conformance.policy_demands import POLICY_DEMANDS
 from lfm2np.conformance.properties import PROPERTIES
 from lfm2np.conformance.scheduler_demands import SCHEDULER_DEMANDS
 from lfm2np.conformance.wrong_calls import WRONG_CALLS
@@ -16,6 +17,7 @@ from lfm2np.errors import RequestError
 
 ALL: tuple[Property | Machine, ...] = (
     *INTERNALS,
+    *POLICY_DEMANDS,
     *SCHEDULER_DEMANDS,
     *PROPERTIES,
     *MISUSE,
