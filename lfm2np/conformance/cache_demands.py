@@ -77,6 +77,7 @@ CACHE_DEMANDS: tuple[Property, ...] = (
         ("SGLang 35270",),
         cache_sizes,
         cache_is_sized,
+        5.0,
     ),
     Property(
         "memory-is-bounded",
