@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 from hypothesis import strategies as st
@@ -46,6 +47,13 @@ def cache_is_sized(factory: Factory, example: tuple[TinyModel, str, SchedulerCon
         demand(len(layers), len(attention), "layers with keys and values", name)
         for array in (array for layer in layers for array in layer):
             demand(array.shape[:2], (count, sizes.block_size), "blocks and their size", name)
+    demand(cache == make_cache(config, numerics, sizes), False, "is another cache:", name)
+    try:
+        cache.states = cache.checkpoints  # type: ignore[misc]
+    except FrozenInstanceError:
+        pass
+    else:
+        raise AssertionError("the arrays of a cache can be exchanged")
     demand(cache.nbytes, sum(array.nbytes for array in arrays_of(cache)), "bytes in all", name)
     of_blocks = [cache.checkpoints, *(array for layer in cache.blocks for array in layer)]
     one_block = sum(array.nbytes for array in of_blocks) // sizes.num_blocks
