@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lfm2np.conformance.compare import demand
 from lfm2np.conformance.demands import Property
 from lfm2np.conformance.protocol import Factory
-from scheduler import Move, Request, Scheduler, SchedulerConfig
+from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory
 
 
@@ -137,6 +137,35 @@ def moves_are_awaited(factory: Factory, example: tuple[str, int, list[int], int,
         demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
 
 
+def swapped_in_mid_step(factory: Factory, example: tuple[int, int, int, int]) -> None:
+    """A prompt that grew in this step loses its memory to a decode in the same step: what was computed is swapped out,
+    and only that."""
+    num_blocks, decoding, prompt, budget = example
+    subject = Scheduler(
+        SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=1,
+            max_num_batched_tokens=budget,
+            policy="prefill-first",
+            prefix_caching=False,
+            num_host_blocks=num_blocks,
+            watermark=0.0,
+        )
+    )
+    subject.add(Request("decoding", (1,) * decoding, num_blocks - decoding))
+    subject.add(Request("prompt", (2,) * min(prompt, num_blocks), 1))
+    for _ in range(20 * num_blocks):
+        if not subject.has_unfinished:
+            break
+        before = {one.request_id: one.num_computed_tokens for one in subject.requests.values()}
+        plan = subject.schedule()
+        saved = [move for move in plan.moves if move.kind == "save_block"]
+        demand(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")
+        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+        check(subject)
+    demand(subject.has_unfinished, False, "is unfinished:", f"{example}")
+
+
 MEMORY_DEMANDS: tuple[Property, ...] = (
     Property(
         "whole-batches-are-counted",
@@ -197,6 +226,16 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
         ),
         hits_are_counted,
         10.0,
+    ),
+    Property(
+        "swapped-out-in-mid-step",
+        "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
+        7,
+        ("own",),
+        (),
+        lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
+        swapped_in_mid_step,
+        5.0,
     ),
     Property(
         "moves-are-awaited",
