@@ -39,6 +39,21 @@ UNGUARDED_SHARE = Edit(
 )
 
 FAULTS: tuple[Fault, ...] = (
+    Fault(
+        name="attention-crosses-requests",
+        section="B",
+        sentence="A request attends to those before it in the step: causal over the flat batch, not block by block.",
+        seen_in=(),
+        edits=(
+            Edit(
+                "lfm2np.model:attention",
+                "cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])",
+                "cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])\n"
+                "            before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
+                "            cached = tuple(np.concatenate(parts) for parts in zip(*before, cached, strict=True))",
+            ),
+        ),
+    ),
     # --- which content a key stands for
     Fault(
         name="evicted-key-still-leads-to-its-block",
