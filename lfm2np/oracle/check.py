@@ -125,10 +125,10 @@ def fitting(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
     told = [*answer.token_ids, *(one for top in answer.top_logprobs or () for one in top)]
     for token_id in told:
         if token_id >= vocab_size:
-            return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}")
+            return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}", refuted=True)
     if len(answer.token_ids) > ask.max_tokens:
-        return failed(ask, f"{len(answer.token_ids)} tokens, {ask.max_tokens} were asked for")
+        return failed(ask, f"{len(answer.token_ids)} tokens, {ask.max_tokens} were asked for", refuted=True)
     for logprob in (*(answer.logprobs or ()), *(answer.prompt_logprobs or ())):
         if logprob > MOST_LOGPROB:
-            return failed(ask, f"log-probability {logprob}: expected at most 0")
+            return failed(ask, f"log-probability {logprob}: expected at most 0", refuted=True)
     return answer

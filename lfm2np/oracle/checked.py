@@ -19,18 +19,18 @@ def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
     except RequestError as problem:
         return failed(ask, str(problem))
     if answer.error is not None:
-        return failed(ask, answer.error)
+        return failed(ask, answer.error, bool(answer.refuted))
     if answer.token_ids is None:
         return failed(ask, "token_ids: missing, expected the new tokens")
     expected = len(ask.prompt_token_ids) - 1
     if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != expected:
-        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}")
+        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}", refuted=True)
     return answer
 
 
-def failed(ask: Ask, why: str) -> Answer:
-    """No answer, and why; on one line, cut where it is long."""
-    return Answer(ask.id, error=shortened(why) or "an error without a message")
+def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:
+    """No answer that can be judged, and why, on one line, cut where it is long; `refuted`: no right engine gives it."""
+    return Answer(ask.id, error=shortened(why) or "an error without a message", refuted=refuted or None)
 
 
 def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:

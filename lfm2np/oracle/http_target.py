@@ -213,14 +213,16 @@ def judged(ask: Ask, said: Said, vocab_size: int | None, is_whole: bool = True) 
     is_short = is_whole and len(ids) < ask.max_tokens and answer.finish_reason != "stop"
     if len(ids) > ask.max_tokens or is_short:
         why = f"finish_reason {answer.finish_reason!r}"
-        return failed(ask, f"token_ids: {len(ids)} with {why}, expected {ask.max_tokens}, or fewer with 'stop'")
-    for where, told in (
+        told = f"token_ids: {len(ids)} with {why}, expected {ask.max_tokens}, or fewer with 'stop'"
+        return failed(ask, told, refuted=len(ids) > ask.max_tokens)
+    for where, named in (
         ("token_ids", ids),
         *((f"top_logprobs[{i}]", t) for i, t in enumerate(answer.top_logprobs or ())),
     ):
-        for token_id in told:
+        for token_id in named:
             if vocab_size is not None and token_id >= vocab_size:
-                return failed(ask, f"{where}: id {token_id}, expected ids below vocab_size={vocab_size}")
+                told = f"{where}: id {token_id}, expected ids below vocab_size={vocab_size}"
+                return failed(ask, told, refuted=True)
     return answer
 
 

@@ -40,7 +40,8 @@ class Answer:
     prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
     text: str | None = None
     finish_reason: str | None = None
-    error: str | None = None  # why there is no answer; nothing else is then set
+    error: str | None = None  # why there is no answer that can be judged; nothing but `refuted` is then set
+    refuted: bool | None = None  # there was one, and no right engine gives it: too many tokens, ids that are none
 
 
 def ask_as_json(ask: Ask) -> dict[str, Any]:
@@ -83,7 +84,8 @@ def answer_from_json(raw: Any) -> Answer:
     texts = {
         name: None if fields.get(name) is None else _text(fields, name) for name in ("text", "finish_reason", "error")
     }
-    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, **texts)
+    refuted = True if fields.get("refuted") else None
+    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, **texts)
 
 
 def parse_line(line: str, what: str) -> Any:

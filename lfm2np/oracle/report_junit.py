@@ -44,7 +44,9 @@ def as_junit(checked: Checked, command: str = "", facts: Mapping[str, str] | Non
 def add_ask(suite: Element, ask: Ask, answer: Answer, positions: Sequence[Position]) -> None:
     case = add_case(suite, ask.case, ask.id)
     verdict = common_verdict(positions)
-    if answer.error is not None:
+    if answer.refuted:
+        fail(case, Verdict.BUG, f"no right engine gives this: {answer.error}", [])
+    elif answer.error is not None:
         skip(case, f"no usable answer: {answer.error}")
     elif not positions:
         skip(case, "no usable answer: no tokens that could be judged")

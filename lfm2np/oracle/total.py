@@ -13,6 +13,8 @@ from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
 
+LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
+
 
 @dataclass(frozen=True)
 class Total:
@@ -44,6 +46,11 @@ def total(
     wrong = [one for one in positions if one.verdict in (Verdict.BUG, Verdict.DRIFT)]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress, known)
+    refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
+    if refuted:
+        name, why = refuted[0]
+        told = f"{len(refuted)} answers that no right engine gives, first of {name}: {why}"
+        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in (Verdict.BUG, Verdict.DRIFT) else [])]
     return Total(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -71,7 +78,8 @@ def decided(
     drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
     size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
     if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
-        like = explaining_format(model, format_name, pairs, positions, progress, known)
+        fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
+        like = None if fits else explaining_format(model, format_name, pairs, positions, progress, known)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         reasons = []
@@ -117,6 +125,7 @@ def explaining_format(
             found = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        if found and factors.is_uniform(found) and flip_probability(found)[1] >= FLIPS_LIMIT:
+        size = root_mean_square([one.error_size for one in found if one.error_size is not None])
+        if size >= LEAST_SIZE and factors.is_uniform(found) and flip_probability(found)[1] >= FLIPS_LIMIT:
             return name
     return None

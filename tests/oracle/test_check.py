@@ -16,11 +16,13 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting, judged
+from lfm2np.oracle.checked import checked_answer
 from lfm2np.oracle.file_target import Transcript
 from lfm2np.oracle.judge import Known, judge, whole_sequences
 from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.records import Answer, Ask, answer_as_json
 from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.total import total
 from lfm2np.oracle.verdict import LIMIT, SPREAD, Position, Verdict, flip_probability, position_verdict
 from lfm2np.oracle.workloads import CASES, Writer, rounds
 
@@ -114,6 +116,38 @@ def test_one_wrong_token_among_all_is_a_bug(model: Model) -> None:
     result = judged(model, Abilities("wrong once"), "float32", pairs)
     assert result.total.verdict is Verdict.BUG
     assert result.total.first_wrong is not None and result.total.first_wrong.token_id == wrong
+
+
+def test_answers_that_no_right_engine_gives_are_a_bug(model: Model) -> None:
+    with inject("one-token-beyond-max-tokens"):
+        result = checked(model, "float32", "float32", ["short-prompts"])
+    assert result.total.verdict is Verdict.BUG
+    assert "answers that no right engine gives, first of " in result.total.reasons[0]
+    assert "were asked for" in result.total.reasons[0]
+    pairs = told(model)
+    place = next(index for index, (ask, _) in enumerate(pairs) if len(ask.prompt_token_ids) > 2)
+    ask, answer = pairs[place]
+    fields = {**answer_as_json(answer), "prompt_logprobs": [-1.0] * (len(ask.prompt_token_ids) - 2)}
+    pairs[place] = (ask, checked_answer(ask, fields))
+    found = judged(model, Abilities("forgets"), "float32", pairs).total
+    assert found.verdict is Verdict.BUG
+    assert f"1 answers that no right engine gives, first of {ask.id}: prompt_logprobs: " in found.reasons[0]
+
+
+def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_format(model: Model) -> None:
+    asks = [ask for one in rounds(Writer(model.config, model.tokenizer, 3)) for ask in one.asks][:12]
+    with_truth = PythonTarget("engines:bfloat16", model.path)
+    pairs = list(zip(asks, with_truth.answer(asks), strict=True))
+    right = judge(model, "bfloat16", pairs)
+    worst = next(one for one in right if one.is_new and one.error is not None and one.margin_ratio > 50)
+    index = worst.row + 1 - len(worst.ask.prompt_token_ids)
+    place = asks.index(worst.ask)
+    logprobs = list(pairs[place][1].logprobs or ())
+    logprobs[index] -= 30.0 * max(abs(one.error or 0.0) for one in right)
+    pairs[place] = (asks[place], replace(pairs[place][1], logprobs=tuple(logprobs)))
+    verdict = total(model, "bfloat16", pairs, judge(model, "bfloat16", pairs))
+    assert verdict.verdict is Verdict.BUG
+    assert "errs like" not in verdict.reasons[0]
 
 
 def told(model: Model) -> list[tuple[Ask, Answer]]:
