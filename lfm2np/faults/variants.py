@@ -10,7 +10,6 @@ PRODUCT = "round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T"
 ATTEND = "lfm2np.numerics.exact:attend_cached"
 WEIGHTED = "high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0"
 GRID = "x, w = round_to_grid(scaled, matrix.grid.activation_bits), matrix.values\n    product: Float64 = "
-HOST_IS_FULL = "self.host_pool is None or not 0 < used <= self.host_pool.num_free"
 
 VARIANTS: tuple[Variant, ...] = (
     # --- sizes
@@ -96,16 +95,6 @@ VARIANTS: tuple[Variant, ...] = (
             Edit("scheduler.memory:Memory.enter", "self.free_slots.pop()", "self.free_slots.pop(0)"),
             Edit("scheduler.memory:Memory.split", "self.free_slots.pop()", "self.free_slots.pop(0)"),
         ),
-    ),
-    Variant(
-        "never-swap",
-        "Preempted requests are computed again, also where there is room to save them.",
-        (Edit("scheduler.memory:Memory.swap_out", HOST_IS_FULL, "True"),),
-    ),
-    Variant(
-        "samples-share-nothing",
-        "Samples and forks are computed on their own, and share no block with their parent.",
-        (Edit("scheduler.memory:Memory.split", "parent.slot is None or ", "True or "),),
     ),
     Variant(
         "cache-written-backwards",
