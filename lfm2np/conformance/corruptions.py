@@ -204,7 +204,7 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
     ("references, but", busy, count_references(owned=True, difference=-1)),
     ("references, but", busy, count_references(owned=False, difference=1)),
     ("references, but", busy, count_references(owned=False, difference=-1)),
-    ("blocks [1]: free and owned", busy, free_though_owned),
+    ("]: free and owned", busy, free_though_owned),
     ("a block is neither free nor owned", busy, lost),
     ("its key leads elsewhere", busy, key_that_leads_nowhere),
     ("its key leads elsewhere", busy, key_that_leads_elsewhere),
