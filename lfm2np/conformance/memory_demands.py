@@ -131,7 +131,8 @@ def moves_are_awaited(factory: Factory, example: tuple[str, int, list[int], int,
         subject.pool.allocate()
     parent = subject.running[which % len(subject.running)]
     salt = "".join(("x", "y"))  # equal, but another object
-    demand(subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt)), True, "", "")
+    shares = subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt))
+    demand(shares, True, "shares:", f"child, {example}")
     for request in subject.running:
         awaits = subject.awaits_moves(request)
         demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
