@@ -190,8 +190,7 @@ def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> Non
 def require_ending(model: TinyModel, sample: Sample) -> None:
     """It ends with the first token that ends it, for the reason that it says, and not in an error."""
     where, params, answer = sample.where, sample.request.params, sample.answer
-    stops = set(params.stop_token_ids) | set(() if params.ignore_eos else loaded(model).config.eos_token_ids)
-    ended = None
+    stops, ended = stop_ids(model, sample.request), None
     for position, token in enumerate(answer.token_ids):
         if ended is not None:
             raise Violation(f"{where}, output token {position}: {token}, but it had ended ({ended})")
@@ -204,6 +203,12 @@ def require_ending(model: TinyModel, sample: Sample) -> None:
         raise Violation(f"{where}: ended after {tokens} tokens ({answer.finish_reason}), the reference says {ended}")
     if answer.finish_reason == "error":
         raise Violation(f"{where}: ended in an error")
+
+
+def stop_ids(model: TinyModel, request: Request) -> set[int]:
+    """The tokens that end it."""
+    eos = () if request.params.ignore_eos else loaded(model).config.eos_token_ids
+    return {*request.params.stop_token_ids, *eos}
 
 
 def require_sample(model: TinyModel, sample: Sample) -> None:
@@ -251,22 +256,23 @@ def require_equal(
 ) -> None:
     """Violation at the first request whose answers differ between two runs of one engine, the first of which is plain.
 
-    Of an engine that rounds: at the first answer of the second run that its number format does not explain.
+    Of an engine that rounds: at the first answer of the second run that breaks off without a token that ends it, or
+    that its number format does not explain.
     """
-    chosen = list(one.completions if names is None else names)
-    number_format = format_of(factory)
-    if number_format is not None:
-        prompts = {request.request_id: request.prompt_token_ids for request in scenario.requests}
-        prompts |= {name: parent.prompt_token_ids for name, (parent, _, _) in one.forks.items()}
-        said = [(f"request {name}", prompts[name], answer) for name in chosen for answer in other.completions[name]]
-        require_explained(number_format, scenario.model, said, how)
-        return
-    for name in chosen:
-        mine, theirs = one.completions[name], other.completions[name]
+    number_format, said = format_of(factory), []
+    requests = {request.request_id: request for request in scenario.requests}
+    requests |= {name: parent for name, (parent, _, _) in one.forks.items()}
+    for name in one.completions if names is None else names:
+        mine, theirs, stops = one.completions[name], other.completions[name], stop_ids(scenario.model, requests[name])
         for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            if a != b:
-                where = f"request {name}, sample {index}" if index else f"request {name}"
+            where = f"request {name}, sample {index}" if index else f"request {name}"
+            if number_format is None and a != b:
                 raise Violation(f"{where}: {first_difference(a, b)} {how}")
+            if len(b.token_ids) < len(a.token_ids) and not stops.intersection(b.token_ids[-1:]):
+                raise Violation(f"{where}: {len(a.token_ids)} tokens, but {len(b.token_ids)} {how}")
+            said.append((where, requests[name].prompt_token_ids, b))
+    if number_format is not None:
+        require_explained(number_format, scenario.model, said, how)
 
 
 def first_difference(a: Completion, b: Completion) -> str:

@@ -119,6 +119,26 @@ def test_formats_of_a_small_range_are_not_asked_to_overflow():
         Rounding(adapters.own, "fp8")
 
 
+class Short(adapters.Rounded):
+    """Beside others a request gets its first token only, or none, and nothing says why."""
+
+    kept = 1
+
+    def generate(self, requests):
+        answers = self._engine.generate(requests)
+        if len(requests) == 1:
+            return answers
+        return [[adapters.Completion(one.token_ids[: self.kept]) for one in each] for each in answers]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_answers_that_break_off_are_no_rounding(kept, monkeypatch):
+    monkeypatch.setattr(Short, "kept", kept)
+    together = Rounding(lambda model, sizes: Short(adapters.Own(adapters.load_once(Path(model)), sizes)), "float32")
+    with pytest.raises(Violation, match=f"request a: 6 tokens, but {kept} in the batch"):
+        by_id("batched-is-sequential").check(together, SCENARIO)
+
+
 def test_the_plugin_takes_a_format(tmp_path: Path):
     def plugin(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "lfm2np.conformance", *arguments]
