@@ -106,6 +106,11 @@ def draft_fixture() -> Path:
     return _fixture("draft")
 
 
+def hand_fixture() -> Path:
+    """The model of the drawings whose numbers fit on paper; it has no tokenizer, its words are in words.json."""
+    return _fixture("hand")
+
+
 def _fixture(name: str) -> Path:
     packaged = Path(__file__).parent / "_fixtures" / name
     checkout = Path(__file__).parent.parent / "fixtures" / name

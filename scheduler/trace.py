@@ -8,6 +8,7 @@
     {"kind": "step", "plan": {...}, "drafts": {"id": [7, 9]}, "tokens": {"id": [7, 8]}, "errors": [...],
      "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
     {"kind": "abandon", "plan": {...}, "drafts": {...}}
+    {"kind": "detail", ...}: what the step before computed, for drawings; a replay passes it over
 
 `drafts` are those offered; the plan holds those that fitted, `tokens` those accepted and one more. The lines stand in
 the order of the calls, so replaying is making the same calls: `replay` does, and compares each plan
@@ -191,7 +192,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
         for name, ids in line["tokens"].items():
             result.outputs.setdefault(name, []).extend(ids)
             result.tokens += len(ids)
-    else:
+    elif kind != "detail":
         raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step or abandon")
 
 
