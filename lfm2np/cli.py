@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_batch, cli_conformance, digest, scoring, summary
+from lfm2np import cli_batch, cli_conformance, cli_draw, digest, scoring, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
@@ -250,6 +250,14 @@ def build_parser() -> argparse.ArgumentParser:
         model=False,
     )
     replay.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
+    drawing = command(
+        "draw",
+        cli_draw.run,
+        "show a recorded run step by step: one HTML page, or a step in the terminal",
+        cli_draw.EXAMPLE,
+        model=False,
+    )
+    cli_draw.add_options(drawing)
     faults = command(
         "faults",
         cli_conformance.run_faults,

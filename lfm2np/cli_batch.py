@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lfm2np.cli_requests import Job, read_jobs
 from lfm2np.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.drafters import Drafter, NgramDrafter
+from lfm2np.drawings.recorded import DetailedTrace
 from lfm2np.engine import Engine
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.generation import require_count
@@ -68,6 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft-model", metavar="DIR", help=draft_help)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
     group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
+    group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
     group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
     group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
 
@@ -82,6 +84,8 @@ def is_wanted(arguments: argparse.Namespace) -> bool:
 
 
 def run(model: Model, arguments: argparse.Namespace) -> None:
+    if arguments.trace_detail and arguments.trace is None:
+        raise RequestError("--trace-detail goes with --trace FILE")
     drafter = make_drafter(model, arguments)
     jobs = read_jobs(model, arguments)
     engine_seed = require_count("seed", 0 if arguments.seed is None else arguments.seed, 0, 2**64 - 1)
@@ -150,8 +154,9 @@ def run_batched(
     keep = record.add if arguments.prove else None
     outputs: dict[str, RequestOutput] = {}
     with open_trace(arguments.trace) as trace, progress_bar("generating") as show:
+        detailed = DetailedTrace(model, trace) if trace is not None and arguments.trace_detail else None
         engine = Engine(
-            model,
+            model if detailed is None else detailed.model,
             prefix_caching=not arguments.no_prefix_caching,
             seed=seed,
             trace=trace,
@@ -169,7 +174,7 @@ def run_batched(
                     engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
                 except RequestError as error:
                     refused[job.request_id] = str(error)
-            for output in engine.step():
+            for output in engine.step() if detailed is None else detailed.step(engine):
                 outputs[output.request_id] = output
             if screen:
                 screen.draw(outputs)

@@ -1,0 +1,69 @@
+"""`lfm2np draw`: a recorded run as one HTML page, or one of its steps in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from lfm2np.drawings import demo
+from lfm2np.drawings.draw import draw
+from lfm2np.drawings.run import Run, read_run
+from lfm2np.drawings.text import as_text
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model, load
+from lfm2np.oracle.whole_file import write_whole
+from lfm2np.terminal import progress_bar, read_file
+
+EXAMPLE = """lfm2np draw --demo -o page.html
+  lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
+  lfm2np draw run.jsonl -o page.html
+  lfm2np draw run.jsonl --terminal --step 3"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
+    source.add_argument("--demo", action="store_true", help="a run of the trained fixture that shows everything")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
+    target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
+    parser.add_argument("--step", metavar="N", type=int, help="of --terminal (the last)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """RequestError for a file that is no trace, a step that it does not have, or a page that can't be written."""
+    with progress_bar("loading") as show:
+        trained = load(None, "exact", show)
+    chosen = read(arguments, trained)
+    if arguments.terminal:
+        last = len(chosen.steps) - 1
+        number = last if arguments.step is None else arguments.step
+        if not 0 <= number <= last:
+            raise RequestError(f"--step {number}: expected 0 to {last}")
+        print(as_text(chosen, number, sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        return
+    if arguments.step is not None:
+        raise RequestError("--step goes with --terminal; the page has them all")
+    source = "the demo's run on the trained fixture" if arguments.demo else Path(arguments.trace).name
+    command = shlex.join(["lfm2np", "draw", "--demo" if arguments.demo else source, "-o", Path(arguments.output).name])
+    with progress_bar("drawing") as show:
+        page = draw(chosen, trained, source, command, show)
+    write_whole(Path(arguments.output), page)
+    if arguments.json:
+        print(json.dumps({"page": arguments.output, "bytes": len(page.encode()), "steps": len(chosen.steps)}))
+    else:
+        print(f"{arguments.output}: {len(chosen.steps)} steps, {len(page.encode()) / 1e6:.1f} MB")
+
+
+def read(arguments: argparse.Namespace, trained: Model) -> Run:
+    if arguments.demo:
+        return read_run(demo.main_lines(trained))
+    lines = read_file(arguments.trace).splitlines()
+    try:
+        return read_run(lines)
+    except RequestError as error:
+        raise RequestError(f"{arguments.trace}: {error}") from None

@@ -1,0 +1,97 @@
+"""The runs behind the page: the hand model's, the trained fixture's, and the two broken steps. All are made here and
+now, and the same everywhere: exact arithmetic, fixed seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from lfm2np.checkpoint import widen
+from lfm2np.drafters import NgramDrafter
+from lfm2np.drawings.leaks import Leak, leak
+from lfm2np.drawings.orders import Orders, both_orders
+from lfm2np.drawings.recorded import Coming, recorded, texts
+from lfm2np.drawings.run import Run, read_run
+from lfm2np.loading import Model, hand_fixture, load
+from lfm2np.sampling_params import SamplingParams
+
+HAND_SIZES: dict[str, Any] = {"block_size": 2, "num_blocks": 16, "max_num_batched_tokens": 6, "max_num_seqs": 4}
+MAIN_SIZES: dict[str, Any] = {
+    "block_size": 4,
+    "num_blocks": 20,
+    "max_num_batched_tokens": 14,
+    "max_num_seqs": 5,
+    "watermark": 0.0,
+}
+LEAKING = {"a": "copy: red blue ->", "b": "sort: 3 1 2 -> 1 2 3 copy:", "c": "kim has"}
+LEAKING_BUDGET = 13  # a and seven tokens of b, then a's decode, the rest of b and all of c
+
+
+def greedy(max_tokens: int, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **more})
+
+
+def hand_model() -> tuple[Model, list[str], Mapping[str, Any]]:
+    """The model, its words, and its weights by name."""
+    folder = hand_fixture()
+    words: list[str] = json.loads((folder / "words.json").read_text(encoding="utf-8"))
+    return load(folder), words, load_file(folder / "model.safetensors")
+
+
+def hand_alone(model: Model, words: list[str]) -> Run:
+    ids = [words.index(word) for word in ["<start>", "the", "cat", "sees"]]
+    return read_run(recorded(model, [Coming("a", ids, greedy(6))], words, **HAND_SIZES))
+
+
+def hand_together(model: Model, words: list[str]) -> Run:
+    prompts = {
+        "a": ("<start> the cat sees", 6, 0),
+        "b": ("<start> a red ball", 4, 0),
+        "c": ("<start> the dog sees a", 5, 2),
+    }
+    coming = [
+        Coming(name, [words.index(word) for word in text.split()], greedy(most), arrival)
+        for name, (text, most, arrival) in prompts.items()
+    ]
+    return read_run(recorded(model, coming, words, **HAND_SIZES))
+
+
+def main_lines(model: Model) -> list[str]:
+    """Everything at once: shared prefixes, two samples of one prompt, drafts, and a pool that is too small."""
+    coming = [
+        Coming("a", "copy: cat dog cat dog ->", greedy(14)),
+        Coming("b", "12+30=", greedy(12)),
+        Coming("c", "copy: cat dog cat dog -> cat", greedy(10), 2),
+        Coming("d", "sort: 3 1 2 ->", greedy(12), 2),
+        Coming(
+            "e", "ann has a red ball.", SamplingParams(temperature=1.0, n=2, seed=3, max_tokens=8, ignore_eos=True), 5
+        ),
+        Coming("f", "bob has", greedy(10), 6),
+    ]
+    return recorded(model, coming, drafter=NgramDrafter(), num_speculative_tokens=2, **MAIN_SIZES)
+
+
+def leaking(model: Model) -> Leak:
+    return leak(model, LEAKING, LEAKING_BUDGET, texts(model, (), range(model.config.vocab_size)))
+
+
+def dot_product(model: Model) -> tuple[Orders, str]:
+    """A row of the head times a hidden state, the first whose float32 sums differ between the two orders."""
+    from lfm2np import reference
+
+    ids = model.prompt_ids("ann has a red ball")
+    states = reference.hidden_states(model.weights, model.config, model.numerics, ids).astype(np.float32)
+    embedding = model.weights.embedding
+    rows = widen(embedding.values, embedding.dtype)
+    for token in range(len(rows)):
+        chosen = both_orders(states[-1][:16], rows[token][:16])
+        if chosen.forwards[-1] != chosen.backwards[-1]:
+            return (
+                chosen,
+                f"the first 16 numbers of a hidden state and of the head's row of token {token}",
+            )
+    return both_orders(states[-1][:16], rows[0][:16]), "of token 0"

@@ -1,0 +1,76 @@
+"""All views of a run, in the order of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lfm2np.drawings import demo
+from lfm2np.drawings.markup import Markup, element, joined, visible
+from lfm2np.drawings.page import page
+from lfm2np.drawings.run import Run
+from lfm2np.drawings.view import View
+from lfm2np.drawings.views.isolation import isolation
+from lfm2np.drawings.views.ledger import ledger
+from lfm2np.drawings.views.memory import memory
+from lfm2np.drawings.views.order import order
+from lfm2np.drawings.views.policies import policies
+from lfm2np.drawings.views.positions import positions
+from lfm2np.drawings.views.ragged import request_level, token_level
+from lfm2np.drawings.views.single import single
+from lfm2np.drawings.views.speculation import speculation
+from lfm2np.drawings.views.timeline import timeline
+from lfm2np.drawings.views.worksheet import worksheet
+from lfm2np.loading import Model
+
+Progress = Callable[[int, int], None]
+
+
+def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
+    """The page. `run` is what views 5 and 7 to 10 show; the others show the hand model and the trained fixture."""
+    model, words, weights = demo.hand_model()
+    alone, together = demo.hand_alone(model, words), demo.hand_together(model, words)
+    progress(1, 4)
+    leaking = demo.leaking(trained)
+    progress(2, 4)
+    chosen, where = demo.dot_product(trained)
+    progress(3, 4)
+    views = [
+        single(alone, weights),
+        request_level(together),
+        token_level(together),
+        positions(together),
+        ledger(run),
+        isolation(leaking),
+        memory(run),
+        timeline(run),
+        policies(run),
+        speculation(run),
+        worksheet(alone, together, weights),
+        order(chosen, where),
+    ]
+    numbered = [replace(view, title=f"{index}. {view.title}") for index, view in enumerate(views, start=1)]
+    text = page("Continuous batching of LFM2, on real numbers", about(run, source, command), numbered)
+    progress(4, 4)
+    return text
+
+
+def about(run: Run, source: str, command: str) -> Markup:
+    config = run.config
+    return joined(
+        [
+            element(
+                "p",
+                "Every number here comes from a run. Views 1 to 4 and the worksheet show a model that fits on paper; "
+                f"views 5 and 7 to 10 show {visible(source)}: {len(run.requests)} sequences in {len(run.steps)} steps, "
+                f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
+                f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
+            ),
+            element(
+                "p", "Made by ", element("code", visible(command)), ". Arrow keys step the run of the view in sight."
+            ),
+        ]
+    )
+
+
+__all__ = ["View", "draw"]

@@ -1,0 +1,141 @@
+"""HTML and SVG as text: every value is escaped where it enters, so text from prompts can't become markup."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable
+
+VISIBLE = {"\t": "\u2409", "\n": "\u240a", "\r": "\u240d", "\0": "\u2400", " ": "\u2423"}
+
+
+class Markup(str):
+    """Text that is markup already, made by the functions here."""
+
+    __slots__ = ()
+
+
+def escaped(value: object) -> Markup:
+    """Markup as it is; anything else as text that no browser takes for markup."""
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(harmless(number(value) if isinstance(value, float) else str(value)), quote=True))
+
+
+def harmless(text: str) -> str:
+    """Characters that reorder, hide or end text (bidirectional marks, zero widths, controls) written as U+...."""
+    return "".join(one if one.isprintable() or one == "\n" else f"\u27e8U+{ord(one):04X}\u27e9" for one in text)
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
+    """`element("p", "a < b", class_="x", data_step=3)`; None and False leave an attribute out, True is bare."""
+    parts = [name]
+    for key, value in attributes.items():
+        written = key.rstrip("_").replace("_", "-")
+        if value is True:
+            parts.append(written)
+        elif value is not None and value is not False:
+            parts.append(f'{written}="{escaped(value)}"')
+    opened = " ".join(parts)
+    if name in ("input", "br", "meta", "link", "hr", "col"):
+        return Markup(f"<{opened}>")
+    return Markup(f"<{opened}>{joined(children)}</{name}>")
+
+
+def joined(children: Iterable[object]) -> Markup:
+    """One after another; lists are opened, None is nothing."""
+    parts: list[str] = []
+    for child in children:
+        if isinstance(child, list | tuple):
+            parts.append(joined(child))
+        elif child is not None:
+            parts.append(escaped(child))
+    return Markup("".join(parts))
+
+
+def number(value: float, digits: int = 4) -> str:
+    """As few characters as show it: whole numbers without a point, others with so many significant digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.{digits}g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def visible(text: str) -> str:
+    """A token's text as something that can be seen: blanks and common controls by their symbols."""
+    return harmless("".join(VISIBLE.get(one, one) for one in text))
+
+
+def table(
+    caption: object, head: Iterable[object], rows: Iterable[Iterable[object]], class_: str | None = None
+) -> Markup:
+    """A table whose first column names the row."""
+    body = []
+    for row in rows:
+        first, *rest = list(row)
+        body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption),
+            element("thead", element("tr", [element("th", cell, scope="col") for cell in head])),
+            element("tbody", body),
+        ),
+        class_=f"scroll {class_}" if class_ else "scroll",
+        tabindex=0,
+        role="region",
+        aria_label=caption,
+    )
+
+
+def scrolled(drawn: Markup, label: str) -> Markup:
+    """Something that may be wider than the page, to be moved by pointer or keys."""
+    return element("div", drawn, class_="scroll", tabindex=0, role="region", aria_label=label)
+
+
+def details(summary: object, *children: object, **attributes: object) -> Markup:
+    return element("details", element("summary", summary), children, **attributes)
+
+
+def figure(title: str, description: str, width: float, height: float, *shapes: object, class_: str = "") -> Markup:
+    """An SVG with a title and a description, as wide as there is room, never wider than drawn."""
+    identity = f"figure-{abs(hash_of(title + description)):x}"
+    return element(
+        "svg",
+        element("title", title, id=f"{identity}-t"),
+        element("desc", description, id=f"{identity}-d"),
+        shapes,
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        width=number(width),
+        role="img",
+        aria_labelledby=f"{identity}-t {identity}-d",
+        class_=class_ or None,
+    )
+
+
+def hash_of(text: str) -> int:
+    """The same number in every process, unlike hash()."""
+    value = 0
+    for one in text.encode("utf-8", "surrogatepass"):
+        value = (value * 131 + one) % (1 << 31)
+    return value
+
+
+def rectangle(x: float, y: float, width: float, height: float, *children: object, **attributes: object) -> Markup:
+    sizes = {"x": number(x), "y": number(y), "width": number(width), "height": number(height)}
+    return element("rect", children, **sizes, **attributes)
+
+
+def words(x: float, y: float, text: object, anchor: str = "start", **attributes: object) -> Markup:
+    return element("text", text, x=number(x), y=number(y), text_anchor=anchor, **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> Markup:
+    return element("line", x1=number(x1), y1=number(y1), x2=number(x2), y2=number(y2), **attributes)

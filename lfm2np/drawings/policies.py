@@ -1,0 +1,96 @@
+"""The same requests under other policies: the real scheduler again, with the answers that the run recorded.
+
+Tokens do not depend on the schedule, so no model is needed: the recorded ones come when the scheduler asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.drawings.run import Run
+from scheduler import Request, Scheduler, SchedulerConfig
+
+MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy made of the requests. Steps are counted from 0; times are steps after the arrival."""
+
+    name: str
+    tokens: tuple[tuple[int, int, int], ...]  # of each step: rows computed, requests of the batch, longest share
+    first: Mapping[str, int]  # request -> steps until its first token
+    last: Mapping[str, int]  # request -> steps until its last
+
+    @property
+    def steps(self) -> int:
+        return sum(count > 0 for count, _, _ in self.tokens)
+
+    @property
+    def rows(self) -> int:
+        return sum(count for count, _, _ in self.tokens)
+
+    @property
+    def padding(self) -> int:
+        """Cells that rectangles waste: each step the batch's requests by the longest share.
+
+        Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests.
+        """
+        return sum(requests * longest - count for count, requests, longest in self.tokens)
+
+
+def answers(run: Run) -> dict[str, list[int]]:
+    """All tokens that a run gave each request; requests that got none are left out."""
+    found: dict[str, list[int]] = {}
+    for step in run.steps:
+        for name, ids in step.tokens.items():
+            found.setdefault(name, []).extend(ids)
+    return found
+
+
+def under(run: Run, name: str, **changes: Any) -> Outcome:
+    """All requests, each by itself, through a scheduler with these sizes."""
+    known = answers(run)
+    left = [one for key, one in run.requests.items() if key in known]
+    scheduler = Scheduler(SchedulerConfig(**{**run.config, **changes}))
+    arrived: dict[str, int] = {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    tokens = []
+    batch: set[str] = set()
+    for step in range(MOST_STEPS):
+        for one in [one for one in left if one.arrival <= step]:
+            left.remove(one)
+            arrived[one.request_id] = step
+            scheduler.add(Request(one.request_id, one.prompt, len(known[one.request_id])))
+        if not left and not scheduler.has_unfinished:
+            break
+        if scheduler.config.policy != "static" or not scheduler.running:
+            batch = set()
+        plan = scheduler.schedule()
+        said = {
+            name_: [known[name_][scheduler.requests[name_].num_output_tokens]]
+            for entry in plan.scheduled
+            for name_ in entry.samples
+        }
+        for ended in scheduler.update(plan, said):
+            last[ended.request_id] = step - arrived[ended.request_id]
+        for name_ in said:
+            first.setdefault(name_, step - arrived[name_])
+        shares = [len(entry.token_ids) for entry in plan.scheduled]
+        batch |= {entry.request_id for entry in plan.scheduled}
+        tokens.append((sum(shares), len(batch), max(shares, default=0)))
+    return Outcome(name, tuple(tokens), first, last)
+
+
+def one_after_another(run: Run) -> tuple[int, int, int]:
+    """Without any batch: passes, rows computed with a cache, and rows without one."""
+    passes = with_cache = without = 0
+    for name, ids in answers(run).items():
+        prompt = len(run.requests[name].prompt)
+        passes += len(ids)
+        with_cache += prompt + len(ids) - 1
+        without += sum(prompt + count for count in range(len(ids)))
+    return passes, with_cache, without

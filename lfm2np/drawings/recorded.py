@@ -1,0 +1,76 @@
+"""Runs that the page shows, made here and now: an engine, its trace, and the detail of every step."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TextIO, cast
+
+from lfm2np.detail import Detail, detail_line
+from lfm2np.engine import Engine
+from lfm2np.loading import Model
+from lfm2np.numerics import Numerics
+from lfm2np.outputs import RequestOutput
+from lfm2np.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A request and the step at which it comes."""
+
+    request_id: str
+    prompt: str | Sequence[int]
+    params: SamplingParams
+    arrival: int = 0
+
+
+class DetailedTrace:
+    """Adds a line of detail after each step's line of a trace. The engine must run `model`."""
+
+    def __init__(self, model: Model, trace: TextIO, words: Sequence[str] = ()) -> None:
+        self._detail = Detail(model.weights, model.numerics)
+        self._trace, self._words = trace, words
+        self._told: set[int] = set()
+        self._original = model
+        self.model = replace(model, numerics=cast(Numerics, self._detail))
+
+    def step(self, engine: Engine) -> list[RequestOutput]:
+        """One step of the engine, and its line."""
+        requests = dict(engine.scheduler.requests)
+        self._detail.taken()
+        outputs = engine.step()
+        operations = self._detail.taken()
+        ids = {one for request in requests.values() for one in request.token_ids} | set(range(len(self._words)))
+        ids -= self._told
+        self._told |= ids
+        self._trace.write(detail_line(operations, texts(self._original, self._words, sorted(ids))))
+        return outputs
+
+
+def texts(model: Model, words: Sequence[str], ids: Sequence[int]) -> Mapping[int, str]:
+    """Of tokens: the words given, or the tokenizer's entries; nothing where there is neither."""
+    if words:
+        return {one: words[one] for one in ids}
+    if not model.has_tokenizer:
+        return {}
+    found = {}
+    for one in ids:
+        text = model.tokenizer.token_bytes(one).decode("utf-8", "replace")
+        found[one] = text or model.tokenizer.token(one) or str(one)  # special tokens add no text
+    return found
+
+
+def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), **options: Any) -> list[str]:
+    """The lines of a trace with detail, of these requests on a fresh engine."""
+    file = io.StringIO()
+    detailed = DetailedTrace(model, file, words)
+    engine = Engine(detailed.model, trace=file, **options)
+    left, step = list(coming), 0
+    while left or engine.has_unfinished:
+        for one in [one for one in left if one.arrival <= step]:
+            left.remove(one)
+            engine.add_request(one.request_id, one.prompt, one.params)
+        detailed.step(engine)
+        step += 1
+    return file.getvalue().splitlines()

@@ -1,0 +1,159 @@
+"""A recorded run as plain data: what the views are drawn from. Nothing here knows how it will look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lfm2np.errors import RequestError
+
+Operation = Mapping[str, Any]  # one line of detail.py
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request's share of a step."""
+
+    request_id: str
+    start: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    slot: int
+    num_drafts: int
+    samples: tuple[str, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what was planned, and what came of it. An abandoned one has no tokens."""
+
+    number: int
+    entries: tuple[Entry, ...]
+    moves: tuple[tuple[str, int, int], ...]  # kind, source, destination
+    admitted: tuple[str, ...]
+    preempted: tuple[str, ...]
+    tokens: Mapping[str, tuple[int, ...]]
+    finished: Mapping[str, str]
+    waiting: int
+    running: int
+    free_blocks: int
+    abandoned: bool = False
+    operations: tuple[Operation, ...] = ()  # only with --trace-detail
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(entry.token_ids) for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, or one of its samples, as it came."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    arrival: int  # the number of steps before it came
+    parent: str | None = None  # of a fork, or of a further sample
+
+
+@dataclass(frozen=True)
+class Run:
+    config: Mapping[str, Any]  # of the scheduler
+    header: Mapping[str, Any]
+    requests: Mapping[str, Asked]
+    steps: tuple[Step, ...]
+    events: tuple[tuple[int, str, str], ...]  # between steps: (steps before it, what, request)
+    texts: Mapping[int, str] = field(default_factory=dict)  # of token ids, where the trace tells them
+
+    def word(self, token_id: int) -> str:
+        """A token's text, or its number where the trace does not tell."""
+        return self.texts.get(token_id, str(token_id))
+
+
+def read_run(lines: Iterable[str]) -> Run:
+    """RequestError that names the line for what is no trace, or one without a single step."""
+    header: Mapping[str, Any] | None = None
+    requests: dict[str, Asked] = {}
+    steps: list[Step] = []
+    events: list[tuple[int, str, str]] = []
+    texts: dict[int, str] = {}
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+            kind = line["kind"]
+            if header is None:
+                if kind != "header":
+                    raise RequestError(f"line {number}: kind {kind!r}, expected the header of a trace")
+                header = line
+            elif kind in ("step", "abandon"):
+                steps.append(step_from(line, len(steps)))
+            elif kind == "detail":
+                steps[-1] = with_detail(steps[-1], line)
+                texts |= {int(one): word for one, word in line["texts"].items()}
+            elif kind in ("add", "fork"):
+                for asked in asked_from(line, len(steps)):
+                    requests[asked.request_id] = asked
+                if kind == "fork":
+                    events.append((len(steps), f"fork of {line['parent']}", line["child"]["request_id"]))
+            elif kind in ("finish", "preempt"):
+                events.append((len(steps), line.get("reason", kind), line["request_id"]))
+            else:
+                raise RequestError(f"line {number}: kind {kind!r}, expected a line of a trace")
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+            raise RequestError(f"line {number}: not a line of a trace: {problem!r}") from None
+    if header is None:
+        raise RequestError("an empty trace: expected a header line")
+    if not steps:
+        raise RequestError("a trace without a step: there is nothing to draw")
+    return Run(header["config"], header, requests, tuple(steps), tuple(events), texts)
+
+
+def step_from(line: Mapping[str, Any], number: int) -> Step:
+    plan = line["plan"]
+    entries = tuple(
+        Entry(
+            request_id=one["request_id"],
+            start=one["start"],
+            token_ids=tuple(one["token_ids"]),
+            block_table=tuple(one["block_table"]),
+            slot=one["slot"],
+            num_drafts=one["num_drafts"],
+            samples=tuple(one["samples"]),
+        )
+        for one in plan["scheduled"]
+    )
+    return Step(
+        number=number,
+        entries=entries,
+        moves=tuple((one["kind"], one["source"], one["destination"]) for one in plan["moves"]),
+        admitted=tuple(plan["admitted"]),
+        preempted=tuple(plan["preempted"]),
+        tokens={name: tuple(ids) for name, ids in line.get("tokens", {}).items()},
+        finished=line.get("finished", {}),
+        waiting=line.get("waiting", 0),
+        running=line.get("running", 0),
+        free_blocks=line.get("free_blocks", 0),
+        abandoned=line["kind"] == "abandon",
+    )
+
+
+def with_detail(step: Step, line: Mapping[str, Any]) -> Step:
+    return replace(step, operations=tuple(line["operations"]))
+
+
+def asked_from(line: Mapping[str, Any], arrival: int) -> list[Asked]:
+    """A request and its further samples; or a fork."""
+
+    def one(raw: Mapping[str, Any], parent: str | None) -> Asked:
+        return Asked(raw["request_id"], tuple(raw["prompt_token_ids"]), raw["max_tokens"], arrival, parent)
+
+    if line["kind"] == "fork":
+        return [one(line["child"], line["parent"])]
+    first = one(line["request"], None)
+    return [first, *(one(raw, first.request_id) for raw in line["forks"])]

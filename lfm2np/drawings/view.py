@@ -1,0 +1,81 @@
+"""What a view is made of, and the marks that all views share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lfm2np.drawings.markup import Markup, element, joined, number, rectangle, visible, words
+from lfm2np.drawings.run import Run
+
+NUM_COLOURS = 8
+
+
+@dataclass(frozen=True)
+class View:
+    """A section of the page. `player` names the run whose steps it shows: main, hand, or none."""
+
+    id: str
+    title: str
+    lesson: str  # one sentence
+    body: Markup
+    player: str = "none"
+    num_steps: int = 0
+    start: int = 0  # the step that the script shows first; without it the last one stands
+
+
+def fullest(run: Run) -> int:
+    """The step with the most requests, of these the one with the most tokens: where there is most to see."""
+    return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
+
+
+def at_step(step: int, last: int, *children: object, name: str = "div") -> Markup:
+    """Shown only at this step; without the script, at the last one."""
+    return element(name, children, class_="at", data_step=step, hidden=step != last)
+
+
+def mark(step: int, *children: object, name: str = "g", class_: str = "") -> Markup:
+    """Always shown, and brought out at this step."""
+    return element(name, children, class_=f"mark {class_}".strip(), data_step=step)
+
+
+def cell(
+    x: float, y: float, width: float, height: float, colour: int | None, letter: str, kind: str = "", title: str = ""
+) -> Markup:
+    """A square of an owner's colour with a letter, so that no colour stands alone; a title for the pointer."""
+    owner = "none" if colour is None else f"o{colour % NUM_COLOURS}"
+    rounding = number(width / 2) if kind == "decode" else None
+    shapes: list[object] = [rectangle(x, y, width, height, class_=f"cell {owner} {kind}".strip(), rx=rounding)]
+    if letter:
+        shapes.append(words(x + width / 2, y + height / 2, letter, "middle", class_="letter"))
+    if title:
+        shapes.append(element("title", title))
+    return element("g", shapes)
+
+
+def short_names(names: Iterable[str], most: int = 2) -> dict[str, str]:
+    """Something for a small square: the name (of a sample without its #) where it is short, else its number from 1."""
+    chosen = list(names)
+    short = {name: visible(name.replace("#", "")) for name in chosen}
+    if all(len(one) <= most for one in short.values()) and len(set(short.values())) == len(chosen):
+        return short
+    return {name: str(index) for index, name in enumerate(chosen, start=1)}
+
+
+def legend(entries: Iterable[tuple[str, Markup]]) -> Markup:
+    """A list of samples and what they mean."""
+    return element(
+        "ul",
+        [
+            element("li", element("svg", sample, width=18, height=18, viewBox="0 0 18 18", aria_hidden="true"), text)
+            for text, sample in entries
+        ],
+        class_="legend",
+    )
+
+
+def columns(count: int, width: float, left: float, top: float, bottom: float) -> Markup:
+    """One band a step, brought out at its step."""
+    return joined(
+        mark(step, rectangle(left + step * width, top, width, bottom - top, class_="band")) for step in range(count)
+    )

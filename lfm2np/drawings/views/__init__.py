@@ -1,0 +1,1 @@
+"""The views: each a function from recorded runs to a section of the page."""

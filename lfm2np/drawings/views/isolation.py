@@ -1,0 +1,204 @@
+"""Who can see whom: the mask of a ragged step beside the reach of the convolution, and what happens where one leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lfm2np.drawings.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
+from lfm2np.drawings.markup import (
+    Markup,
+    counted,
+    element,
+    figure,
+    joined,
+    line,
+    number,
+    rectangle,
+    scrolled,
+    table,
+    visible,
+    words,
+)
+from lfm2np.drawings.view import View, legend
+
+SIDE, LEFT, TOP = 14.0, 74.0, 20.0
+CHOICES = (SOUND, *BROKEN)
+
+Leaks = Callable[[int, int], list[tuple[int, int]]]  # request, position -> the (request, position) that it must not see
+
+
+def isolation(leak: Leak) -> View:
+    return View(
+        id="isolation",
+        title="Who can see whom",
+        lesson="The usual picture says that only attention lets tokens meet, so a mask keeps requests apart. In LFM2 "
+        "that is false: the convolution mixes neighbours too.",
+        body=joined(
+            [
+                element(
+                    "fieldset",
+                    element("legend", "The step, as it was computed"),
+                    [
+                        element(
+                            "label",
+                            element("input", type="radio", name="leak", value=index, checked=index == 0),
+                            f" {what if what != SOUND else 'sound: each request by itself'}",
+                        )
+                        for index, what in enumerate(CHOICES)
+                    ],
+                    class_="choices needs-script",
+                ),
+                element("p", step_text(leak)),
+                legend(
+                    [
+                        ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
+                        (
+                            "sees what is kept of an earlier step: keys and values, or the state",
+                            rectangle(5, 5, 8, 8, class_="sees"),
+                        ),
+                        ("sees a token of another request: a leak", rectangle(2, 2, 14, 14, class_="sees leak")),
+                    ]
+                ),
+                [choice(leak, index, what) for index, what in enumerate(CHOICES)],
+                element(
+                    "p",
+                    f"A convolution of {leak.taps} taps reaches {leak.taps - 1} rows back. Packed without a state of "
+                    f"its own, the first {leak.taps - 1} rows of a prompt take in the last rows of the request before "
+                    "it, and every block above spreads that further; no mask of attention can mend it. To see the "
+                    "fault: ",
+                    element("code", "lfm2np faults convolution-crosses-requests --show"),
+                    ".",
+                ),
+            ]
+        ),
+    )
+
+
+def step_text(leak: Leak) -> str:
+    """What the requests of the step do."""
+    told = []
+    for share in leak.shares:
+        rows = counted(share.stop - share.start, "row")
+        kind = "a whole prompt" if share.start == 0 else f"after {counted(share.start, 'position')} in its cache"
+        told.append(f"{visible(share.name)} has {rows}, {kind}")
+    return "A step of the trained fixture: " + "; ".join(told) + "."
+
+
+def choice(leak: Leak, index: int, what: str) -> Markup:
+    """Both pictures and the logits of one choice; without the script all stand below each other."""
+    attention = attention_leaks(leak) if what == ATTENTION else no_leaks(leak)
+    convolution = convolution_leaks(leak) if what == CONVOLUTION else no_leaks(leak)
+    how = "sound" if what == SOUND else what
+    return element(
+        "div",
+        element("h3", "Sound" if what == SOUND else f"Broken: {what}"),
+        element(
+            "div",
+            picture(leak, "Attention: its mask", how, "looks at", None, attention),
+            picture(leak, "Convolution: its reach", how, "takes in", leak.taps, convolution),
+            class_="pair",
+        ),
+        changed_text(leak, what),
+        logits_table(leak, what),
+        class_="choice",
+        data_choice=index,
+    )
+
+
+def picture(leak: Leak, title: str, how: str, verb: str, reach: int | None, leaks: Leaks) -> Markup:
+    """Rows of the step against the positions of every request: causal squares, or the band of the convolution."""
+    lefts = offsets([share.stop for share in leak.shares])
+    tops = offsets([share.stop - share.start for share in leak.shares])
+    width, height = lefts[-1] * SIDE, tops[-1] * SIDE
+    shapes: list[object] = []
+    for index, share in enumerate(leak.shares):
+        for position in range(share.start, share.stop):
+            y = TOP + (tops[index] + position - share.start) * SIDE
+            first = 0 if reach is None else max(0, position - reach + 1)
+            told = f"{visible(share.name)} at position {position} {verb}"
+            for seen in range(first, position + 1):
+                inset = 1.0 if seen >= share.start else 4.0
+                where = "" if seen >= share.start else ", from before this step"
+                shapes.append(
+                    square(LEFT + (lefts[index] + seen) * SIDE, y, inset, f"{told} its {seen}{where}", "sees")
+                )
+            for other, seen in leaks(index, position):
+                text = f"LEAKS: {told} position {seen} of {visible(leak.shares[other].name)}"
+                shapes.append(square(LEFT + (lefts[other] + seen) * SIDE, y, 1.0, text, "sees leak"))
+    for index, share in enumerate(leak.shares):
+        rows, columns = (tops[index] + tops[index + 1]) / 2, (lefts[index] + lefts[index + 1]) / 2
+        shapes.append(words(LEFT - 6, TOP + rows * SIDE, f"rows of {visible(share.name)}", "end", class_="label"))
+        shapes.append(words(LEFT + columns * SIDE, 10, f"positions of {visible(share.name)}", "middle", class_="tick"))
+        down, across = TOP + tops[index + 1] * SIDE, LEFT + lefts[index + 1] * SIDE
+        shapes.append(line(LEFT, down, LEFT + width, down, class_="wire"))
+        shapes.append(line(across, TOP, across, TOP + height, class_="wire"))
+    shapes.append(rectangle(LEFT, TOP, width, height, class_="wire"))
+    description = f"Each of the {tops[-1]} rows of the step {verb} the marked positions, of {lefts[-1]} in all."
+    drawn = figure(f"{title} ({how})", description, LEFT + width + 8, TOP + height + 8, shapes)
+    return element("div", element("h4", title), scrolled(drawn, f"{title} ({how})"))
+
+
+def offsets(sizes: list[int]) -> list[int]:
+    """Where each of some neighbours begins, and where the last one ends."""
+    return [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+
+
+def square(x: float, y: float, inset: float, title: str, class_: str) -> Markup:
+    side = SIDE - 2 * inset
+    return rectangle(x + inset, y + inset, side, side, element("title", title), class_=class_)
+
+
+def no_leaks(leak: Leak) -> Leaks:
+    return lambda index, position: []
+
+
+def convolution_leaks(leak: Leak) -> Leaks:
+    """The rows of the flat batch just before a prompt's first ones, as the fault of that name takes them."""
+    flat = [(index, at) for index, share in enumerate(leak.shares) for at in range(share.start, share.stop)]
+
+    def of(index: int, position: int) -> list[tuple[int, int]]:
+        missing = leak.taps - 1 - position
+        if leak.shares[index].start > 0 or missing <= 0:
+            return []
+        first = flat.index((index, 0))
+        return flat[max(0, first - missing) : first]
+
+    return of
+
+
+def attention_leaks(leak: Leak) -> Leaks:
+    """All rows of the flat batch of the requests before."""
+    return lambda index, position: [
+        (other, at) for other, share in enumerate(leak.shares[:index]) for at in range(share.start, share.stop)
+    ]
+
+
+def changed_text(leak: Leak, what: str) -> Markup:
+    if what == SOUND:
+        return element("p", "Each request's logits are those that it has alone, bit for bit.")
+    parts = []
+    for share in leak.shares:
+        rows = leak.changed(what, share.name)
+        parts.append(f"{visible(share.name)}: {sum(rows)} of {counted(len(rows), 'row')}")
+    return element("p", element("strong", "Rows with other logits: ", class_="changed"), "; ".join(parts) + ".")
+
+
+def logits_table(leak: Leak, what: str) -> Markup:
+    """The three largest logits of each request's last row, and what they should be."""
+    rows = []
+    for name in (share.name for share in leak.shares):
+        row = leak.logits[what][name][-1]
+        truth = leak.logits[SOUND][name][-1]
+        top = np.argsort(-row, kind="stable")[:3]
+        said = [f"{visible(leak.words.get(int(one), str(one)))} {number(float(row[one]), 5)}" for one in top]
+        right = int(np.argmax(truth))
+        verdict = (
+            "the right token"
+            if int(top[0]) == right
+            else f"WRONG: it should be {visible(leak.words.get(right, str(right)))}"
+        )
+        rows.append([visible(name), *said, number(float(np.max(np.abs(row - truth))), 3), verdict])
+    head = ["request", "largest logit", "second", "third", "largest difference of all logits", ""]
+    return table("Logits of the next token", head, rows)

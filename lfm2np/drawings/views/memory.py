@@ -1,0 +1,183 @@
+"""Memory: the pool of key/value blocks over time, who owns what, and what of a request does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lfm2np.drawings.derive import colours, loads, owners
+from lfm2np.drawings.markup import Markup, details, element, figure, joined, scrolled, table, visible, words
+from lfm2np.drawings.run import Run, Step
+from lfm2np.drawings.view import View, at_step, cell, columns, fullest, legend, short_names
+
+SIDE, LEFT, TOP = 22.0, 70.0, 16.0
+MOVES = {
+    "zero_state": "state slot {1} is set to zeros: a request that begins",
+    "restore_state": "the checkpoint of block {0} is copied to state slot {1}: a prefix hit brings attention AND state",
+    "copy_block": "block {0} is copied to block {1}: copy-on-write, since another request shares it",
+    "copy_state": "state slot {0} is copied to slot {1}: a fork goes on by itself",
+    "save_block": "block {0} is saved to host block {1}: swapped out",
+    "load_block": "host block {0} is loaded to block {1}: swapped in",
+    "save_state": "state slot {0} is saved with host block {1}",
+    "load_state": "the state with host block {0} is loaded to slot {1}",
+}
+
+
+def memory(run: Run) -> View:
+    owned, last = owners(run), len(run.steps) - 1
+    return View(
+        id="memory",
+        title="Memory",
+        lesson="Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
+        "is a few columns for each request, however long it is.",
+        body=joined(
+            [
+                legend(
+                    [
+                        ("a block and its owner", cell(1, 1, 16, 16, 0, "a")),
+                        ("shared by two requests", cell(1, 1, 16, 16, 0, "+")),
+                        ("free, or free and still cached", cell(1, 1, 16, 16, None, "")),
+                        *owners_legend(run),
+                    ]
+                ),
+                scrolled(chart(run, owned), "Block pool"),
+                [at_step(step.number, last, now(run, step, owned[step.number])) for step in run.steps],
+                growth(run),
+                details("The numbers of the figure", pool_table(run, owned)),
+            ]
+        ),
+        player="main",
+        num_steps=len(run.steps),
+        start=fullest(run),
+    )
+
+
+def owners_legend(run: Run) -> list[tuple[str, Markup]]:
+    """Which letter or number stands for which request, where that is not its name."""
+    numbers, names = colours(run), short_names(run.requests)
+    return [(visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in names.items() if name != short]
+
+
+def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
+    """A row a block, a column a step."""
+    numbers, names = colours(run), short_names(run.requests)
+    blocks = int(run.config["num_blocks"])
+    used = 1 + max((block for one in owned for block in one), default=0)
+    shown = blocks if blocks <= 64 else min(blocks, used)
+    width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
+    shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]
+    for block in range(shown):
+        shapes.append(words(LEFT - 8, TOP + (block + 0.5) * SIDE, f"block {block}", "end", class_="tick"))
+    for block, first, stop, requests in held(owned):
+        letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
+        steps = f"step {first}" if stop == first + 1 else f"steps {first} to {stop - 1}"
+        title = f"{steps}, block {block}: {', '.join(map(visible, requests))}"
+        x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
+        shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
+    for step in range(0, len(run.steps), max(1, len(run.steps) // 20)):
+        shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))
+    description = "A row for each block of the pool and a column for each step; a filled bar is owned by a request."
+    return figure("Blocks and their owners", description, width, height, shapes)
+
+
+def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Block, first step, step after the last, owners: for as long as a block's owners are the same."""
+    found = []
+    for block in sorted({block for one in owned for block in one}):
+        first = 0
+        for step in range(1, len(owned) + 1):
+            before = owned[first].get(block, ())
+            if step == len(owned) or owned[step].get(block, ()) != before:
+                if before:
+                    found.append((block, first, step, before))
+                first = step
+    return found
+
+
+def now(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]]) -> Markup:
+    """What moves in this step, and the block tables of those that take part."""
+    told = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
+    hits = [
+        f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
+        for entry in step.entries
+        if entry.request_id in step.admitted and entry.start and not loads(step, entry)
+    ]
+    rows = [
+        [
+            visible(entry.request_id),
+            ", ".join(map(str, entry.block_table)) or "none",
+            f"{entry.start} to {entry.stop - 1}",
+            entry.slot,
+        ]
+        for entry in step.entries
+    ]
+    pool = int(run.config["num_blocks"])
+    return joined(
+        [
+            element(
+                "p",
+                element("strong", f"Step {step.number}. "),
+                f"{len(owned)} of {pool} blocks are owned.",
+            ),
+            element("ul", [element("li", one) for one in (*hits, *told)]) if hits or told else None,
+            table(
+                f"Block tables in step {step.number}",
+                ["request", "block table", "positions written", "state slot"],
+                rows,
+            ),
+        ]
+    )
+
+
+def growth(run: Run) -> Markup:
+    """Keys and values against the state, in numbers; from the shapes of recorded operations."""
+    sizes = sizes_of(run)
+    if sizes is None:
+        return element(
+            "p", "How many numbers a block and a state are is known where the run was recorded with --trace-detail."
+        )
+    token, state = sizes
+    rows = [[length, token * length, state] for length in (1, 4, 16, 64, 256, 1024)]
+    return joined(
+        [
+            element("h3", "What grows and what does not"),
+            element(
+                "p",
+                f"A token has {token:,} numbers of keys and values; a request has {state:,} numbers of convolution "
+                f"state, as much as {state / token:.1f} tokens, and never more."
+                if token
+                else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
+            ),
+            table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
+        ]
+    )
+
+
+def sizes_of(run: Run) -> tuple[int, int] | None:
+    """Numbers of keys and values a token, and of convolution state a request."""
+    for step in run.steps:
+        if step.operations and step.entries:
+            token = state = 0
+            count = len(step.entries)
+            for one in step.operations:
+                if one["operation"] == "cache_entries":
+                    shape = one["inputs"]["keys"]["shape"]
+                    token += 2 * shape[1] * shape[2]
+                elif one["operation"] == "convolve":
+                    shape = one["inputs"]["history"]["shape"]
+                    state += shape[0] * shape[1]
+            return token // count, state // count
+    return None
+
+
+def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
+    rows = [
+        [
+            step.number,
+            len(owned[step.number]),
+            sum(len(names) > 1 for names in owned[step.number].values()),
+            step.free_blocks,
+            len(step.moves),
+        ]
+        for step in run.steps
+    ]
+    return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)

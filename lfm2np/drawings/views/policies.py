@@ -1,0 +1,113 @@
+"""The same work under each policy: steps, padding, waiting times, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lfm2np.drawings.markup import Markup, details, element, figure, joined, rectangle, scrolled, table, words
+from lfm2np.drawings.policies import Outcome, one_after_another, under
+from lfm2np.drawings.run import Run
+from lfm2np.drawings.view import View
+
+SIDE, LEFT, TALL = 9.0, 150.0, 46.0
+CHOSEN = (
+    ("static", "static", "request-level: a batch runs until its longest member ends"),
+    ("prefill first", "prefill-first", "prompts before decodes, whole or in chunks"),
+    ("waiting-served", "waiting-served", "decoding pauses when enough requests wait"),
+    ("chunked, continuous", "fcfs", "decodes and chunks of prompts share every step"),
+)
+
+
+def policies(run: Run) -> View:
+    outcomes = [under(run, title, policy=policy) for title, policy, _ in CHOSEN]
+    return View(
+        id="policies",
+        title="The same work under each policy",
+        lesson="No policy changes a token. What changes is how many steps it takes, how much padding a rectangle "
+        "would need, and how long each request waits for its first token.",
+        body=joined(
+            [
+                element("dl", [[element("dt", title), element("dd", text)] for title, _, text in CHOSEN]),
+                summary(run, outcomes),
+                scrolled(chart(outcomes), "Steps by policy"),
+                gains(run, outcomes),
+                details("Steps until the first and the last token, by request", waits(outcomes)),
+            ]
+        ),
+    )
+
+
+def summary(run: Run, outcomes: Sequence[Outcome]) -> Markup:
+    head = [
+        "policy",
+        "steps",
+        "rows computed",
+        "cells that padding would add",
+        "mean steps to first token",
+        "longest",
+        "mean steps to the end",
+    ]
+    rows = [
+        [
+            one.name,
+            one.steps,
+            one.rows,
+            one.padding,
+            f"{sum(one.first.values()) / len(one.first):.1f}",
+            max(one.first.values()),
+            f"{sum(one.last.values()) / len(one.last):.1f}",
+        ]
+        for one in outcomes
+    ]
+    return table("The same requests, scheduled by each policy", head, rows)
+
+
+def chart(outcomes: Sequence[Outcome]) -> Markup:
+    """A band a policy: the rows that each step computes."""
+    most = max((count for one in outcomes for count, _, _ in one.tokens), default=1)
+    longest = max(len(one.tokens) for one in outcomes)
+    width, height = LEFT + SIDE * longest + 10, (TALL + 14) * len(outcomes) + 20
+    shapes: list[object] = []
+    for index, one in enumerate(outcomes):
+        base = (index + 1) * (TALL + 14)
+        shapes.append(words(LEFT - 8, base - TALL / 2, one.name, "end", class_="label"))
+        for step, (count, requests, _) in enumerate(one.tokens):
+            tall = TALL * count / most
+            title = element("title", f"{one.name}, step {step}: {count} rows of {requests} requests")
+            shapes.append(rectangle(LEFT + step * SIDE, base - tall, SIDE - 1.5, tall, title, class_="bar"))
+    for step in range(0, longest, 10):
+        shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))
+    return figure("Rows computed in each step", "A band for each policy, a bar for each step.", width, height, shapes)
+
+
+def gains(run: Run, outcomes: Sequence[Outcome]) -> Markup:
+    """Against one request after another, with a cache and without: in passes of the network and in rows."""
+    passes, cached, uncached = one_after_another(run)
+    best = outcomes[-1]
+    rows = [
+        ["one after another, no cache", passes, f"{uncached:,}", "1", "1"],
+        ["one after another, with a cache", passes, f"{cached:,}", "1", f"{uncached / cached:.1f}"],
+        ["continuous", best.steps, f"{best.rows:,}", f"{passes / best.steps:.1f}", f"{uncached / best.rows:.1f}"],
+    ]
+    return joined(
+        [
+            table(
+                "Against one request after another",
+                ["", "passes of the network", "rows computed", "times fewer passes", "times fewer rows"],
+                rows,
+            ),
+            element(
+                "p",
+                "A pass reads all weights once, whatever it computes: with few rows that is most of its cost, so fewer "
+                "passes are nearly as many times faster. Without a cache every pass computes the whole sequence again. "
+                "A published pipeline for LFM2 claims 16 times for five prompts; it depends on the lengths.",
+            ),
+        ]
+    )
+
+
+def waits(outcomes: Sequence[Outcome]) -> Markup:
+    names = list(outcomes[0].first)
+    head = ["request", *(f"{one.name}: first, last" for one in outcomes)]
+    rows = [[name, *(f"{one.first[name]}, {one.last[name]}" for one in outcomes)] for name in names]
+    return table("Steps after the arrival", head, rows)

@@ -1,0 +1,85 @@
+"""Decoding at different positions: each row of the step has its own position, angle and row of the mask."""
+
+from __future__ import annotations
+
+from lfm2np.drawings.derive import colours
+from lfm2np.drawings.markup import Markup, figure, joined, number, scrolled, table, visible, words
+from lfm2np.drawings.run import Run, Step
+from lfm2np.drawings.view import View, at_step, cell, fullest, short_names
+
+SIDE, LEFT, TOP = 24.0, 150.0, 18.0
+
+
+def positions(run: Run) -> View:
+    last = len(run.steps) - 1
+    return View(
+        id="positions",
+        title="Decoding at different positions",
+        lesson="Requests of one step stand at different positions. The flat array carries each row's own position: it "
+        "gives the angle of its rotation and how far back it may look.",
+        body=joined([at_step(step.number, last, of_step(run, step)) for step in run.steps]),
+        player="hand",
+        num_steps=len(run.steps),
+        start=fullest(run),
+    )
+
+
+def of_step(run: Run, step: Step) -> Markup:
+    rotations = [one for one in step.operations if one["operation"] == "rotate"]
+    cosines = rotations[0]["inputs"]["cos"]["values"] if rotations else []
+    sines = rotations[0]["inputs"]["sin"]["values"] if rotations else []
+    rows, index = [], 0
+    for entry in step.entries:
+        for offset, token in enumerate(entry.token_ids):
+            position = entry.start + offset
+            angle = [number(cosines[index][0], 4), number(sines[index][0], 4)] if index < len(cosines) else ["", ""]
+            rows.append(
+                [index, visible(entry.request_id), visible(run.word(token)), position, *angle, f"0 to {position}"]
+            )
+            index += 1
+    head = ["row", "request", "token", "position = angle of the first pair", "its cosine", "its sine", "may look at"]
+    return joined(
+        [
+            scrolled(chart(run, step), f"Mask rows of step {step.number}"),
+            table(f"Step {step.number}: positions and angles (in radians)", head, rows),
+        ]
+    )
+
+
+def chart(run: Run, step: Step) -> Markup:
+    """A line a row of the step: what it may look at, in its own request."""
+    numbers, shown = colours(run), short_names(run.requests)
+    longest = max((entry.stop for entry in step.entries), default=1)
+    shapes: list[object] = [words(LEFT, 8, "positions of the row's own request", class_="tick")]
+    row = 0
+    for entry in step.entries:
+        for offset, token in enumerate(entry.token_ids):
+            y, position = TOP + row * SIDE, entry.start + offset
+            label = f"{shown[entry.request_id]} at {position}: {visible(run.word(token))}"
+            shapes.append(words(LEFT - 8, y + SIDE / 2, label, "end", class_="label"))
+            for at in range(longest):
+                sees = at <= position
+                x = LEFT + at * SIDE
+                kind = "decode" if at == position else "" if sees else "waste"
+                title = f"{label} {'looks at' if sees else 'does not look at'} position {at}"
+                shapes.append(
+                    cell(
+                        x + 1,
+                        y + 1,
+                        SIDE - 2,
+                        SIDE - 2,
+                        numbers[entry.request_id] if sees else None,
+                        str(at) if sees else "",
+                        kind,
+                        title,
+                    )
+                )
+            row += 1
+    description = "A line for each row of the flat array; filled squares are the positions that it attends to."
+    return figure(
+        f"Who looks how far back in step {step.number}",
+        description,
+        LEFT + SIDE * max(longest, 8) + 8,
+        TOP + SIDE * row + 8,
+        shapes,
+    )

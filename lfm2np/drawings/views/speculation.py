@@ -1,0 +1,100 @@
+"""Speculation: what was proposed, accepted, rejected and rolled back."""
+
+from __future__ import annotations
+
+from lfm2np.drawings.derive import colours
+from lfm2np.drawings.markup import Markup, details, element, figure, joined, scrolled, table, visible, words
+from lfm2np.drawings.run import Entry, Run, Step
+from lfm2np.drawings.view import View, at_step, cell, columns, legend
+
+SIDE, LEFT, TOP = 22.0, 120.0, 16.0
+
+
+def speculation(run: Run) -> View:
+    last = len(run.steps) - 1
+    drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
+    body: list[object] = [
+        element(
+            "p",
+            "A drafter proposes tokens; one step computes them all as if they were right, and keeps those that are. A "
+            "rejected draft leaves nothing: its keys, values and state are not written, so there is nothing to undo.",
+        )
+    ]
+    if not drafted:
+        body.append(element("p", "This run was made without a drafter: try lfm2np generate --speculative ngram."))
+    else:
+        body += [
+            legend(
+                [
+                    ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
+                    ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
+                    ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
+                ]
+            ),
+            scrolled(chart(run), "Drafts by step"),
+            [at_step(step.number, last, now(run, step)) for step in run.steps],
+            details("The numbers of the figure", totals(run)),
+        ]
+    return View(
+        id="speculation",
+        title="Speculation",
+        lesson="Guesses are checked in one pass and change how long it takes, never what comes out.",
+        body=joined(body),
+        player="main" if drafted else "none",
+        num_steps=len(run.steps) if drafted else 0,
+    )
+
+
+def accepted(step: Step, entry: Entry) -> int:
+    return max(0, len(step.tokens.get(entry.request_id, ())) - 1) if entry.num_drafts else 0
+
+
+def chart(run: Run) -> Markup:
+    numbers = colours(run)
+    names = [name for name in run.requests if any(name == e.request_id for step in run.steps for e in step.entries)]
+    bottom = TOP + SIDE * len(names)
+    shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, bottom + 4)]
+    for row, name in enumerate(names):
+        shapes.append(words(LEFT - 8, TOP + (row + 0.5) * SIDE, visible(name), "end", class_="label"))
+    for step in run.steps:
+        for entry in step.entries:
+            if entry.num_drafts == 0 and not entry.samples:
+                continue
+            taken = accepted(step, entry)
+            letter = f"{taken}/{entry.num_drafts}" if entry.num_drafts else "1"
+            kind = "decode" if not entry.num_drafts else "accepted" if taken else "rejected"
+            x, y = LEFT + step.number * SIDE + 1, TOP + names.index(entry.request_id) * SIDE + 1
+            title = f"step {step.number}, {visible(entry.request_id)}: {entry.num_drafts} drafts, {taken} accepted"
+            shapes.append(cell(x, y, SIDE - 2, SIDE - 2, numbers[entry.request_id], letter, kind, title))
+    for number in range(0, len(run.steps), max(1, len(run.steps) // 20)):
+        shapes.append(words(LEFT + (number + 0.5) * SIDE, bottom + 12, number, "middle", class_="tick"))
+    width = LEFT + SIDE * len(run.steps) + 10
+    return figure("Drafts by step", "Accepted of proposed drafts, by request and step.", width, bottom + 24, shapes)
+
+
+def now(run: Run, step: Step) -> Markup:
+    """Each draft of this step: the guess, what the network said, and what became of it."""
+    rows = []
+    for entry in step.entries:
+        answer = step.tokens.get(entry.request_id, ())
+        drafts = entry.token_ids[len(entry.token_ids) - entry.num_drafts :] if entry.num_drafts else ()
+        taken = accepted(step, entry)
+        for index, draft in enumerate(drafts):
+            fate = "accepted" if index < taken else "rejected" if index == taken else "not looked at"
+            said = visible(run.word(answer[index])) if index < len(answer) else "(nothing: the one before was wrong)"
+            rows.append([visible(entry.request_id), index + 1, visible(run.word(draft)), said, fate])
+    if not rows:
+        return element("p", element("strong", f"Step {step.number}. "), "No drafts.")
+    head = ["request", "draft", "the guess", "the network says", "what becomes of it"]
+    return table(f"Drafts of step {step.number}", head, rows)
+
+
+def totals(run: Run) -> Markup:
+    rows = []
+    for name in run.requests:
+        mine = [(step, entry) for step in run.steps for entry in step.entries if entry.request_id == name]
+        proposed = sum(entry.num_drafts for _, entry in mine)
+        taken = sum(accepted(step, entry) for step, entry in mine)
+        if proposed:
+            rows.append([visible(name), proposed, taken, proposed - taken])
+    return table("Drafts by request", ["request", "proposed", "accepted", "rejected"], rows)

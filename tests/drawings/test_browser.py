@@ -1,0 +1,290 @@
+"""The page in a real browser, driven without a screen: pytest -m browser tests/drawings; the extra `browser`, chromium.
+
+Nothing here has a time limit but the browser's own: whether it is fluent, `fixtures/page_speed.py` measures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lfm2np
+from lfm2np.drawings import demo
+from lfm2np.drawings.derive import LETTERS, moments
+from lfm2np.drawings.draw import draw
+from lfm2np.drawings.markup import number, visible
+from lfm2np.drawings.recorded import Coming, recorded
+from lfm2np.drawings.run import Run, read_run
+from lfm2np.drawings.view import fullest
+from lfm2np.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.browser
+
+VIEWS = (
+    *("single", "request-level", "token-level", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
+    *("speculation", "worksheet", "order"),
+)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return read_run(demo.main_lines(lfm2np.load()))
+
+
+@pytest.fixture(scope="module")
+def file(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(draw(run, lfm2np.load(), "the demo", "lfm2np draw --demo -o page.html"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium, "no chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Opened:
+    """A page, with what it complained of and what it asked the network for."""
+
+    def __init__(self, browser: Any, file: Path, width: int = 1200, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(file.as_uri())
+
+
+@pytest.fixture
+def opened(browser: Any, file: Path) -> Iterator[Opened]:
+    made = Opened(browser, file)
+    yield made
+    made.context.close()
+
+
+def go(page: Any, player: str, step: int) -> None:
+    page.evaluate(f"players[{player!r}].go({step})")
+
+
+def test_every_view_renders_without_complaints_or_requests(opened: Opened, run: Run, file: Path) -> None:
+    page = opened.page
+    assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == list(VIEWS)
+    for view in VIEWS:
+        page.evaluate(f"location.hash = {view!r}")
+        section = page.query_selector(f"#{view}")
+        assert section.bounding_box()["height"] > 100
+        assert section.query_selector("h2").inner_text()
+    for step in range(len(run.steps)):
+        go(page, "main", step)
+    for summary in page.query_selector_all("summary"):
+        summary.evaluate("one => one.parentElement.open = true")
+    assert opened.complaints == []
+    assert opened.requests == [file.as_uri()]
+
+
+def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
+    page, compared = opened.page, 0
+    states = moments(run)
+    rows = page.eval_on_selector_all(
+        "#timeline details table tbody tr", "rows => rows.map(row => [...row.children].map(one => one.textContent))"
+    )
+    for step, cells in zip(run.steps, rows, strict=True):
+        shares = [
+            f"{LETTERS[one[step.number].state]}{one[step.number].tokens or ''}"
+            if one[step.number].state in LETTERS
+            else ""
+            for one in states.values()
+        ]
+        assert cells == [
+            str(one) for one in (step.number, step.num_tokens, *shares, step.waiting, step.running, step.free_blocks)
+        ]
+        compared += len(cells)
+    for step in run.steps:
+        tables = page.query_selector_all(f'#memory .at[data-step="{step.number}"] tbody tr')
+        told = [one.evaluate("row => [...row.children].map(one => one.textContent)") for one in tables]
+        for entry, cells in zip(step.entries, told, strict=True):
+            blocks = ", ".join(map(str, entry.block_table))
+            assert cells == [visible(entry.request_id), blocks, f"{entry.start} to {entry.stop - 1}", str(entry.slot)]
+            compared += len(cells)
+    step = max(run.steps, key=lambda one: one.num_tokens)
+    shown = page.eval_on_selector_all(
+        f'#ledger .at[data-step="{step.number}"] .ledger li:first-child .matrices > table:last-child td',
+        "cells => cells.map(one => one.textContent)",
+    )
+    told = {number(value, 3) for one in step.operations for row in one["output"]["values"] for value in row}
+    assert shown
+    assert set(shown) <= told
+    assert compared + len(shown) >= 200
+
+
+def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
+    page, last = opened.page, len(run.steps) - 1
+    page.evaluate("location.hash = 'timeline'")
+    page.wait_for_selector("#player-main:not([hidden])")  # not wait_for_function: the page's policy forbids eval
+
+    def shown() -> list[int]:
+        parts = page.query_selector_all("#timeline .at:not([hidden])")
+        return [int(one.get_attribute("data-step")) for one in parts]
+
+    assert shown() == [fullest(run)]
+    page.keyboard.press("End")
+    assert shown() == [last]
+    page.keyboard.press("ArrowLeft")
+    assert shown() == [last - 1]
+    page.keyboard.press("Home")
+    assert shown() == [0]
+    page.keyboard.press("ArrowRight")
+    assert shown() == [1]
+    assert page.evaluate("location.hash") == "#timeline:1"
+    page.click("#player-main .on")
+    assert shown() == [2]
+    page.click("#player-main .back")
+    page.click("#player-main .first")
+    assert shown() == [0]
+    page.fill("#player-main input", "5")
+    assert shown() == [5]
+    assert page.inner_text("#player-main output") == f"step 5 of {last}"
+    page.keyboard.press("End")
+    page.click("#player-main .play")
+    page.wait_for_selector('#timeline .at[data-step="2"]:not([hidden])')
+    page.click("#player-main .play")
+    marked = page.query_selector_all("#timeline .mark.now")
+    assert {one.get_attribute("data-step") for one in marked} == {str(shown()[0])}
+
+
+def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
+    opened = Opened(browser, file)
+    opened.page.goto(f"{file.as_uri()}#memory:3")
+    opened.page.reload()
+    parts = opened.page.query_selector_all("#memory .at:not([hidden])")
+    assert [one.get_attribute("data-step") for one in parts] == ["3"]
+    opened.context.close()
+
+
+def test_quiz_and_leaks(opened: Opened) -> None:
+    page = opened.page
+    page.check("input.quiz")
+    item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
+    assert not item.query_selector(".class").is_visible()
+    item.query_selector('.guess[data-right="yes"]').click()
+    assert item.query_selector(".guesses output").inner_text() == "right"
+    assert page.inner_text(".score") == "1 of 1 right"
+    page.uncheck("input.quiz")
+    assert item.query_selector(".class").is_visible()
+    assert len([one for one in page.query_selector_all("#isolation .choice") if one.is_visible()]) == 1
+    page.check('input[name=leak][value="1"]')
+    assert "WRONG: it should be" in page.inner_text("#isolation")
+    assert page.query_selector("#isolation .choice:not([hidden]) .leak").is_visible()
+
+
+def test_every_control_has_a_name(opened: Opened) -> None:
+    session = opened.context.new_cdp_session(opened.page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    roles = ("button", "slider", "checkbox", "radio", "link", "img", "region", "DisclosureTriangle")
+    found = [one for one in nodes if one.get("role", {}).get("value") in roles and not one.get("ignored")]
+    assert len(found) > 40
+    for one in found:
+        assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
+
+
+CONTRAST = """() => {
+  const parse = c => {
+    const m = c.match(/[\\d.]+/g).map(Number);
+    return {r: m[0], g: m[1], b: m[2], a: m.length > 3 ? m[3] : 1};
+  };
+  const lum = c => [c.r, c.g, c.b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const back = el => {
+    for (let e = el; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.a) return c;
+    }
+    return {r: 255, g: 255, b: 255, a: 1};
+  };
+  const bad = [];
+  for (const el of document.querySelectorAll("body *")) {
+    if (el.closest("svg") || ![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const style = getComputedStyle(el), box = el.getBoundingClientRect();
+    if (style.visibility === "hidden" || !box.width) continue;
+    const a = lum(parse(style.color)), b = lum(back(el));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
+  }
+  return bad;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(browser: Any, file: Path, scheme: str) -> None:
+    opened = Opened(browser, file, color_scheme=scheme)
+    assert opened.page.evaluate(CONTRAST) == []
+    opened.context.close()
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_letters_on_owners_colours_have_contrast() -> None:
+    css = (Path(lfm2np.__file__).parent / "drawings" / "assets" / "page.css").read_text()
+    ink = luminance(re.search(r"--ink: (#\w+)", css)[1])  # type: ignore[index]
+    grounds = re.findall(r"--ground\d: (#\w+)", css)
+    assert len(grounds) == 8
+    for ground in grounds:
+        dimmed = luminance(ground) * 0.8  # under a stripe
+        assert (dimmed + 0.05) / (ink + 0.05) >= 4.5, ground
+
+
+@pytest.mark.parametrize("width", [360, 1024, 1920])
+@pytest.mark.parametrize("media", ["screen", "print"])
+def test_nothing_is_wider_than_the_page(browser: Any, file: Path, width: int, media: str) -> None:
+    opened = Opened(browser, file, width)
+    opened.page.emulate_media(media=media)
+    if media == "screen":
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    else:
+        assert not opened.page.query_selector(".player:not([hidden])") or not opened.page.is_visible(".player")
+    opened.context.close()
+
+
+def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: Run) -> None:
+    opened = Opened(browser, file, java_script_enabled=False)
+    page = opened.page
+    assert not any(one.is_visible() for one in page.query_selector_all(".player"))
+    assert page.is_visible(f'#timeline .at[data-step="{len(run.steps) - 1}"]')
+    assert not page.is_visible('#timeline .at[data-step="0"]')
+    assert page.is_visible("#isolation .choice >> nth=2")
+    opened.context.close()
+
+
+def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
+    hostile = "</script><script>document.title='x'</script><img src=x onerror=\"document.title='x'\">\u202e\0<!--"
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    model = lfm2np.load()
+    run = read_run(recorded(model, [Coming(hostile, hostile, params), Coming("b", "ann", params)]))
+    file = tmp_path / "page.html"
+    file.write_text(draw(run, model, hostile, hostile), encoding="utf-8")
+    opened = Opened(browser, file)
+    assert opened.page.title() == "Continuous batching of LFM2, on real numbers"
+    assert opened.complaints == []
+    assert opened.requests == [file.as_uri()]
+    assert [one.get_attribute("id") for one in opened.page.query_selector_all(".view")] == list(VIEWS)
+    assert "<script>document.title" in opened.page.inner_text("#timeline")
+    opened.context.close()

@@ -1,0 +1,346 @@
+"""The page from recorded runs: what it says is what the trace says, and text stays text."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.cli import main
+from lfm2np.conformance.adapters import own
+from lfm2np.conformance.driver import make
+from lfm2np.conformance.driver import run as run_scenario
+from lfm2np.conformance.strategies import Scenario, scenarios
+from lfm2np.drawings import demo
+from lfm2np.drawings.derive import ENDED, LETTERS, moments, owners
+from lfm2np.drawings.draw import draw
+from lfm2np.drawings.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
+from lfm2np.drawings.markup import Markup, element, escaped, harmless, number, visible
+from lfm2np.drawings.orders import both_orders
+from lfm2np.drawings.policies import answers, one_after_another, under
+from lfm2np.drawings.recorded import Coming, recorded
+from lfm2np.drawings.run import Run, read_run
+from lfm2np.drawings.text import as_text
+from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model
+from lfm2np.sampling_params import SamplingParams
+from scheduler import replay
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\u200b\0<!--"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def main_run(trained: Model) -> Run:
+    return read_run(demo.main_lines(trained))
+
+
+@pytest.fixture(scope="module")
+def page(trained: Model, main_run: Run) -> str:
+    return draw(main_run, trained, "the demo", "lfm2np draw --demo -o page.html")
+
+
+# --- markup
+
+
+@given(st.text())
+def test_text_enters_as_text(text: str) -> None:
+    made = element("p", text, title=text)
+    assert html.unescape(made.split(">", 1)[1].rsplit("<", 1)[0]) == harmless(text)
+    assert "<" not in escaped(text)
+    assert '"' not in escaped(text)
+
+
+@given(st.text())
+def test_what_is_shown_can_be_seen(text: str) -> None:
+    assert visible(text).isprintable()
+    assert not set(visible(text)) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2068\u200b\u200d\ufeff\0")
+
+
+@given(st.one_of(st.floats(1e-30, 1e6), st.floats(-1e6, -1e-30), st.just(0.0)))
+def test_numbers_are_short_and_near(value: float) -> None:
+    assert float(number(value)) == pytest.approx(value, rel=1e-3)
+    assert len(number(value)) <= 10
+
+
+def test_attributes_and_markup_are_kept_apart() -> None:
+    assert (
+        element("a", Markup("<b>x</b>"), "<", href=None, hidden=True, data_x=3)
+        == '<a hidden data-x="3"><b>x</b>&lt;</a>'
+    )
+
+
+# --- runs
+
+
+def test_a_run_is_what_the_trace_says(trained: Model, main_run: Run) -> None:
+    lines = [json.loads(line) for line in demo.main_lines(trained)]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == len(main_run.steps)
+    for line, step in zip(steps, main_run.steps, strict=True):
+        assert [one["request_id"] for one in line["plan"]["scheduled"]] == [one.request_id for one in step.entries]
+        assert {name: list(ids) for name, ids in step.tokens.items()} == line["tokens"]
+        assert step.num_tokens == sum(len(one["token_ids"]) for one in line["plan"]["scheduled"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "an empty trace"),
+        (['{"kind": "header", "config": {}}'], "a trace without a step"),
+        (["x"], "line 1: not a line of a trace"),
+        (['{"kind": "step"}'], "line 1: kind 'step', expected the header"),
+        (['{"kind": "header", "config": {}}', '{"kind": "more"}'], "line 2: kind 'more'"),
+        (['{"kind": "header", "config": {}}', '{"kind": "step", "plan": {}}'], "line 2: not a line"),
+        (
+            ['{"kind": "header", "config": {}}', '{"kind": "detail", "texts": {}}'],
+            "line 2: not a line",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)):
+        read_run(lines)
+
+
+@given(scenarios(kinds=("abort", "preempt", "fork")))
+def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace())
+    states = moments(run)
+    for step in run.steps:
+        mine = {entry.request_id: len(entry.token_ids) for entry in step.entries}
+        assert {name: one[step.number].tokens for name, one in states.items() if one[step.number].tokens} == mine
+        for block in owners(run)[step.number]:
+            assert 0 <= block < run.config["num_blocks"]
+    total = sum(one.recomputed for row in states.values() for one in row)
+    assert total >= engine.metrics()["recomputed_tokens"]
+    assert all(row[-1].state in (*LETTERS, ENDED) for row in states.values())
+
+
+@given(scenarios())
+def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
+    engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace())
+    known = answers(run)
+    needed = sum(len(run.requests[name].prompt) + len(ids) - 1 for name, ids in known.items())
+    assert one_after_another(run)[1] == needed
+    for policy in ("fcfs", "static", "waiting-served", "prefill-first"):
+        outcome = under(run, policy, policy=policy, num_blocks=400, num_host_blocks=0)
+        assert outcome.rows == needed
+        assert outcome.first.keys() == outcome.last.keys() == known.keys()
+        assert all(outcome.first[name] <= outcome.last[name] for name in known)
+
+
+def test_a_static_batch_keeps_its_rows_until_the_longest_ends(trained: Model) -> None:
+    """Prompts of 2 and 3 tokens, answers of 1 and 3: 2 x 3 cells for 5 tokens, then twice 2 x 1 for 1."""
+    coming = [
+        Coming(name, list(range(5, 5 + length)), SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True))
+        for name, length, most in (("a", 2, 1), ("b", 3, 3))
+    ]
+    run = read_run(recorded(trained, coming))
+    assert under(run, "static", policy="static").padding == 1 + 1 + 1
+    assert under(run, "fcfs", policy="fcfs").padding == 1
+
+
+# --- what is drawn
+
+
+def test_detail_changes_nothing_and_is_the_reference(trained: Model) -> None:
+    prompt = trained.prompt_ids("ann has a red")
+    coming = [Coming("a", prompt, SamplingParams(temperature=0.0, max_tokens=4))]
+    lines = recorded(trained, coming)
+    run = read_run(lines)
+    assert [one for step in run.steps for one in step.tokens["a"]] == list(trained.generate(prompt, 4).token_ids)
+    hidden = reference.hidden_states(trained.weights, trained.config, trained.numerics, prompt)
+    told = next(one for one in run.steps[0].operations if one["name"] == "embedding_norm")["output"]
+    assert told["shape"] == list(hidden.shape)
+    for row, values in enumerate(told["values"]):
+        assert np.array_equal(np.float32(values), hidden[row, : len(values)])
+    sources = {tuple(one["source"][:2]) for one in run.steps[0].operations}
+    for file, line in sources:
+        text = (Path(lfm2np.__file__).parent.parent / file).read_text().splitlines()[line - 1]
+        assert "numerics." in text
+
+
+def test_operations_are_of_the_three_classes(main_run: Run) -> None:
+    for step in main_run.steps:
+        for one in step.operations:
+            rows = step.num_tokens
+            expected = {"one product over all tokens", "row by row"} if one["output"]["shape"][0] == rows else None
+            if one["class"] != "per request" and one["name"] != "lm_head":
+                assert expected is not None
+            if one["operation"] in ("convolve", "attend", "cache_entries"):
+                assert one["class"] == "per request"
+
+
+def test_a_leak_is_a_leak(trained: Model) -> None:
+    leak = demo.leaking(trained)
+    decode, chunk, whole = leak.shares
+    assert decode.stop - decode.start == 1
+    assert chunk.start > 0
+    assert whole.start == 0
+    for share in leak.shares:
+        alone = reference.logits(trained.weights, trained.config, trained.numerics, share.token_ids)
+        assert np.array_equal(leak.logits[SOUND][share.name], alone[share.start :])
+    for what in BROKEN:
+        assert not any(leak.changed(what, decode.name)), "nothing stands before the first request"
+        assert any(leak.changed(what, whole.name))
+        sound, broken = (leak.logits[one][whole.name][-1] for one in (SOUND, what))
+        assert np.argmax(sound) != np.argmax(broken), "the demo shows a wrong token"
+    assert not any(leak.changed(CONVOLUTION, chunk.name)), "it has a state"
+    assert any(leak.changed(ATTENTION, chunk.name))
+
+
+def test_the_drawn_leaks_are_what_the_faults_do(trained: Model) -> None:
+    leak = demo.leaking(trained)
+    chunk = leak.shares[1]
+    assert [convolution_leaks(leak)(2, at) for at in range(3)] == [
+        [(1, chunk.stop - 2), (1, chunk.stop - 1)],
+        [(1, chunk.stop - 1)],
+        [],
+    ]
+    for index, share in enumerate(leak.shares):
+        for what, leaks in ((CONVOLUTION, convolution_leaks(leak)), (ATTENTION, attention_leaks(leak))):
+            drawn = [bool(leaks(index, at)) for at in range(share.start, share.stop)]
+            changed = leak.changed(what, share.name)
+            assert all(one for one, leaked in zip(changed, drawn, strict=True) if leaked)
+            assert any(drawn) == any(changed)
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=30))
+def test_on_the_grid_no_order_matters(pairs: list[tuple[float, float]]) -> None:
+    left, right = (np.array(one, np.float32) for one in zip(*pairs, strict=True))
+    if not left.any() or not right.any():
+        return
+    found = both_orders(left, right)
+    assert found.exact_forwards[-1] == found.exact_backwards[-1]
+    total = found.exact_forwards[-1] * 2.0**found.unit
+    assert total == pytest.approx(float(left.astype(np.float64) @ right.astype(np.float64)), abs=1e-4 * len(pairs))
+
+
+def test_the_demo_shows_what_it_is_for(trained: Model, main_run: Run) -> None:
+    assert any(step.preempted for step in main_run.steps)
+    assert any(kind == "restore_state" for step in main_run.steps for kind, _, _ in step.moves)
+    assert any(len(names) > 1 for one in owners(main_run) for names in one.values())
+    assert any(entry.num_drafts for step in main_run.steps for entry in step.entries)
+    chosen, _ = demo.dot_product(trained)
+    assert chosen.forwards[-1] != chosen.backwards[-1]
+    assert chosen.exact_forwards[-1] == chosen.exact_backwards[-1]
+
+
+class Checked(HTMLParser):
+    """Every element that was opened is closed, ids are unique, nothing is loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        assert not {"src", "srcset", "data", "action"} & found.keys()
+        assert (found.get("href") or "#").startswith("#")
+        assert not any(name.startswith("on") for name in found)
+        self.scripts += tag == "script"
+        if found.get("id"):
+            self.ids.append(found["id"] or "")
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_the_same_again(trained: Model, main_run: Run, page: str) -> None:
+    assert page == draw(main_run, trained, "the demo", "lfm2np draw --demo -o page.html")
+    assert len(page.encode()) < 3_000_000
+    checked = Checked()
+    checked.feed(page)
+    assert checked.open == []
+    assert checked.scripts == 1
+    assert len(set(checked.ids)) == len(checked.ids)
+
+
+def test_a_hostile_prompt_changes_nothing(trained: Model) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    lines = recorded(trained, [Coming(HOSTILE, HOSTILE, params), Coming("b", "ann", params)])
+    text = draw(read_run(lines), trained, HOSTILE, HOSTILE)
+    checked = Checked()
+    checked.feed(text)
+    assert checked.open == []
+    assert checked.scripts == 1
+    assert not set(text) & {"\0", "\u202e", "\u200b"}
+
+
+# --- the command
+
+
+def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "run.jsonl", tmp_path / "page.html"
+    assert main(["generate", "--prompt", "12+30=", "--max-tokens", "3", "--trace", str(trace), "--trace-detail"]) == 0
+    assert main(["replay", str(trace)]) == 0
+    lines = trace.read_text().splitlines()
+    plain = [line for line in lines if json.loads(line)["kind"] != "detail"]
+    assert len(lines) == len(plain) + 3
+    assert replay(lines) == replay(plain)
+    assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == {"page": str(out), "bytes": out.stat().st_size, "steps": 3}
+    assert main(["draw", str(trace), "--terminal", "--step", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "step 0 of 2" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["draw", "missing.jsonl", "-o", "x.html"], "RequestError: missing.jsonl: does not exist"),
+        (["draw", "--demo", "--terminal", "--step", "99"], "--step 99: expected 0 to"),
+        (["draw", "--demo", "-o", "x.html", "--step", "1"], "--step goes with --terminal"),
+        (["draw", "--demo", "-o", "missing/x.html"], "missing/x.html"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_terminal_shows_plan_blocks_and_timeline(main_run: Run) -> None:
+    for number_ in range(len(main_run.steps)):
+        shown = as_text(main_run, number_, colour=False)
+        assert shown.isascii() or all(one.isprintable() or one == "\n" for one in shown)
+        assert f"step {number_} of {len(main_run.steps) - 1}" in shown
+        assert f"^ step {number_}" in shown
+    assert "\x1b[3" in as_text(main_run, 3, colour=True)
+
+
+def test_the_terminal_leaves_out_blocks_that_nobody_has(trained: Model) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    run = read_run(recorded(trained, [Coming("a", "ann", params)], num_blocks=400))
+    assert "a............................... and 368 free blocks more\n" in as_text(run, 0, colour=False)
