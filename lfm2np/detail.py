@@ -11,7 +11,7 @@ import json
 import linecache
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,10 @@ class Detail:
         self._noted("cache_entries", REQUEST, {"keys": keys, "values": values}, keys, name="keys and values")
         return made
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+    def attend_cached(self, queries: Array, cached: Sequence[tuple[Array, ...]], scale: AttentionScale) -> Array:
         made = self._numerics.attend_cached(queries, cached, scale)
-        return self._noted("attend", REQUEST, {"queries": queries}, made, name="attention", context=len(cached[0]))
+        context = sum(len(part[0]) for part in cached)
+        return self._noted("attend", REQUEST, {"queries": queries}, made, name="attention", context=context)
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None

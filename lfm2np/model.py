@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.cache import Cache, commit, move, read_tokens
+from lfm2np.cache import Cache, block_runs, commit, move, read_tokens
 from lfm2np.checkpoint import widen
 from lfm2np.config import ModelConfig
 from lfm2np.errors import NumericsError
@@ -39,7 +39,7 @@ class Segment:
 
     entry: ScheduledTokens
     rows: slice
-    table: Array  # [blocks] int64
+    runs: list[Any]  # of its blocks: see cache.block_runs
     entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]
     windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
@@ -120,7 +120,7 @@ def make_segments(plan: BatchPlan) -> list[Segment]:
     segments, first = [], 0
     for entry in plan.scheduled:
         rows = slice(first, first + len(entry.token_ids))
-        segments.append(Segment(entry, rows, np.array(entry.block_table, np.int64)))
+        segments.append(Segment(entry, rows, block_runs(entry.block_table)))
         first = rows.stop
     return segments
 
@@ -156,7 +156,7 @@ def attention(
             continue
         try:
             one.entries.append(numerics.cache_entries(keys[one.rows], values[one.rows], weights.scale))
-            cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])
+            cached = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])
             mixed[one.rows] = numerics.attend_cached(queries[one.rows], cached, weights.scale)
         except NumericsError as error:
             one.error = error

@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="A token of a prompt attends to those behind it, as far as its step computes them.",
         seen_in=("marvinmboya/LFMs-continuous-batching",),
-        edits=(Edit(EXACT + "attend_cached", "np.where(np.arange(context) <= positions, scores, -np.inf)", "scores"),),
+        edits=(Edit(EXACT + "attend_cached", "hide_later_positions(scores)", "pass"),),
     ),
     Fault(
         name="head-norm-reads-strided-rows-as-contiguous",
@@ -228,7 +228,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="Scores are not divided by the square root of head_dim: a class of factors lost between two kernels.",
         seen_in=(),
-        edits=(Edit(EXACT + "attend_cached", " * (1.0 / math.sqrt(head_dim))", ""),),
+        edits=(Edit(EXACT + "attend_cached", "scores *= 1.0 / math.sqrt(head_dim)", "pass"),),
     ),
     Fault(
         name="attention-scale-of-the-hidden-size",

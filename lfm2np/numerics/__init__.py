@@ -64,8 +64,8 @@ class Numerics(Protocol):
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
         """Keys and values [T, G, E] in the form in which the cache holds them: arrays [T, ...], a row a token."""
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
-        """`attend` over the cache entries of the C positions."""
+    def attend_cached(self, queries: Array, cached: Sequence[tuple[Array, ...]], scale: AttentionScale) -> Array:
+        """`attend` over the cache entries of the C positions, in parts that follow each other."""
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None

@@ -14,7 +14,7 @@ float32. A zero sum is made +0, since its sign does depend on the order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
+from lfm2np.numerics.attention import first_positions, hide_later_positions, joined_scores, weighted_values
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.product import product
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Float32 = NDArray[np.float32]
@@ -47,19 +49,27 @@ TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 
 def exponent_of(x: Float32 | Float64) -> Exponents:
     """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
-    largest = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
+    largest = np.maximum(x.max(-1, keepdims=True), -x.min(-1, keepdims=True)).astype(np.float64)
     return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
 
 
-def to_units(x: Float32 | Float64, shift: Exponents | int) -> Float64:
+def power_of_two(exponents: Exponents) -> Float64:
+    """2**exponents. To multiply by it is to ldexp: both round just once, and only to a subnormal result."""
+    return np.asarray(np.ldexp(1.0, exponents))
+
+
+def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
     """The integers nearest to x * 2**shift, ties to even."""
-    return np.rint(np.ldexp(x.astype(np.float64, copy=False), shift))
+    units: Float64 = x * power_of_two(shift)
+    return np.rint(units, out=units)
 
 
 def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
     """Each row (last axis) in steps of 2**-bits of its own power of two; ties to even."""
     shift = bits - exponent_of(x)
-    return np.asarray(np.ldexp(to_units(x, shift), -shift))
+    units = to_units(x, shift)
+    units *= power_of_two(-shift)
+    return units
 
 
 def exact_sum(x: Float64) -> Float64:
@@ -71,9 +81,11 @@ def exact_sum(x: Float64) -> Float64:
     if x.shape[-1] > TERMS:
         raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
     shift = TERM_BITS - exponent_of(x)
-    units = np.ldexp(x, shift)
-    high = np.rint(units)
-    low = np.rint(np.ldexp(units - high, TERM_BITS))
+    low: Float64 = x * power_of_two(shift)
+    high = np.rint(low)
+    low -= high
+    low *= 2.0**TERM_BITS
+    np.rint(low, out=low)
     total = high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)
     return np.asarray(np.ldexp(total, -shift)[..., 0])
 
@@ -125,7 +137,7 @@ def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[
     units = to_units(scaled, shift)
     yield 0, units, shift
     if slices == 2:
-        yield 1, to_units(np.ldexp(scaled, shift) - units, LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
+        yield 1, np.rint((np.ldexp(scaled, shift) - units) * 2.0**LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
 
 
 def column_exponents(weight: Float32) -> Exponents:
@@ -163,14 +175,20 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid, then rounded to float32 (a bias comes before)."""
     if matrix.grid is None:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
-    scaled = np.ldexp(x.astype(np.float64), matrix.grid.columns)
-    product: Float64 = round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T
-    if matrix.grid.slices == 2:
-        product = product[:, : product.shape[1] // 2] + product[:, product.shape[1] // 2 :]
-    product += 0.0  # -0 + 0 is +0
-    if bias is not None:
-        product += bias
-    return product.astype(np.float32)
+    rounded = np.empty(x.shape, np.float64)
+    for rows in pieces(len(x), x.shape[1], SMALL_PIECE):
+        rounded[rows] = round_to_grid(x[rows] * matrix.grid.factors, matrix.grid.activation_bits)
+    made = product(rounded, matrix.values)
+    outputs = made.shape[1] // matrix.grid.slices
+    result = np.empty((len(x), outputs), np.float32)
+    for rows in pieces(len(x), outputs, SMALL_PIECE):
+        total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
+        if matrix.grid.slices == 2:
+            total += made[rows, outputs:]
+        if bias is not None:
+            total += bias
+        result[rows] = total
+    return result
 
 
 def add(x: Float32, y: Float32) -> Float32:
@@ -183,17 +201,28 @@ def multiply(x: Float32, y: Float32) -> Float32:
 
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
-    wide = x.astype(np.float64)
-    mean = exact_sum(wide * wide) / x.shape[-1]
-    scale: Float64 = 1.0 / np.sqrt(mean + eps)
-    normed: Float64 = wide * scale[..., None] * weight
-    return normed.astype(np.float32)
+    normed = np.empty(x.shape, np.float32)
+    for rows in pieces(len(x), math.prod(x.shape[1:]), SMALL_PIECE):
+        wide = x[rows].astype(np.float64)
+        mean = exact_sum(wide * wide) / x.shape[-1]
+        scale: Float64 = 1.0 / np.sqrt(mean + eps)
+        wide *= scale[..., None]
+        wide *= weight
+        normed[rows] = wide
+    return normed
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
-    wide = gate.astype(np.float64)
-    return (wide / (1.0 + elementary.exp(-wide)) * up).astype(np.float32)
+    gated = np.empty(gate.shape, np.float32)
+    for rows in pieces(len(gate), gate.shape[1], SMALL_PIECE):
+        wide = gate[rows].astype(np.float64)
+        divisor = elementary.exp(-wide)
+        divisor += 1.0
+        wide /= divisor
+        wide *= up[rows]
+        gated[rows] = wide
+    return gated
 
 
 def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
@@ -261,50 +290,55 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     check_attention(queries, keys, values)
-    return attend_cached(queries, cache_entries(keys, values, scale), scale)
+    return attend_cached(queries, [cache_entries(keys, values, scale)], scale)
 
 
-def attend_cached(queries: Float32, cached: tuple[Any, ...], scale: AttentionScale) -> Float32:
-    """The same over what `cache_entries` made of the C positions.
+def attend_cached(queries: Float32, cached: Sequence[tuple[Any, ...]], scale: AttentionScale) -> Float32:
+    """The same over what `cache_entries` made of the C positions, in parts that follow each other.
 
     Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`).
     What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step.
     """
     require_finite_rows(queries=queries)
-    keys, values, value_exponents = cached  # [C, G, E] twice, [C, G]
     tokens, heads, head_dim = queries.shape
-    context, groups = keys.shape[:2]
+    groups = cached[0][0].shape[1]
+    context = sum(len(part[0]) for part in cached)
     grouped = on_grid(queries, -scale.keys).reshape(tokens, groups, heads // groups, head_dim)
     grid_queries = grouped.transpose(1, 2, 0, 3)  # [G, H/G, T, E]
-    grid_keys = keys.transpose(1, 2, 0)[:, None]  # [G, 1, E, C]
-    units = values.transpose(1, 0, 2)[:, None]  # [G, 1, C, E]
-    exponents = value_exponents.T[:, None, None]  # [G, 1, 1, C]
+    sizes = power_of_two(np.concatenate([part[2] for part in cached]).T)[:, None, None]  # of values [G, 1, 1, C]
+    restored = scale.values[:, None, None, :] - (SHARE_BITS + VALUE_BITS)  # [G, 1, 1, E]
     output = np.empty(queries.shape, np.float32)
     for rows in pieces(tokens, heads * context):
-        scores = grid_queries[:, :, rows] @ grid_keys * (1.0 / math.sqrt(head_dim))  # [G, H/G, t, C]
-        positions = np.arange(context - tokens, context)[rows, None]
-        scores = np.where(np.arange(context) <= positions, scores, -np.inf)
-        weights = elementary.exp(scores - scores.max(-1, keepdims=True))
-        high, low, top = share_units(weights, exponents)
-        mixed = high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0  # [G, H/G, t, E]
-        mixed = np.ldexp(mixed, top - SHARE_BITS - VALUE_BITS + scale.values[:, None, None, :])
+        visible = context - tokens + rows.stop  # no query of this piece sees more
+        parts = first_positions(cached, visible)
+        scores = joined_scores(grid_queries[:, :, rows], [keys for keys, _, _ in parts])  # [G, H/G, t, visible]
+        scores *= 1.0 / math.sqrt(head_dim)
+        hide_later_positions(scores)
+        scores -= scores.max(-1, keepdims=True)
+        weights = elementary.exp(scores)
+        high, low, top = share_units(weights, sizes[..., :visible])
+        both = weighted_values(np.concatenate([high, low], axis=2), [values for _, values, _ in parts])
+        mixed = both[:, :, : len(high[0, 0])] + both[:, :, len(high[0, 0]) :] * 2.0**-LOW_SHARE_BITS + 0.0
+        mixed *= power_of_two(top + restored)
         mixed /= exact_sum(weights)[..., None]
         output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
     return output
 
 
-def share_units(weights: Float64, exponents: Exponents) -> tuple[Float64, Float64, Exponents]:
+def share_units(weights: Float64, sizes: Float64) -> tuple[Float64, Float64, Exponents]:
     """Weights [..., C], times the power of two of their values, as integers: high, low and the exponent of their sum.
 
     The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
     2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
     and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
     """
-    folded = np.ldexp(weights, exponents)
-    top = sum_exponent(folded)
-    fine = np.ldexp(folded, SHARE_BITS - top)
-    high = np.rint(fine)
-    return high, np.rint(np.ldexp(fine - high, LOW_SHARE_BITS)), top
+    low = weights * sizes
+    top = sum_exponent(low)
+    low *= power_of_two(SHARE_BITS - top)
+    high = np.rint(low)
+    low -= high
+    low *= 2.0**LOW_SHARE_BITS
+    return high, np.rint(low, out=low), top
 
 
 def log_softmax(logits: Float32) -> Float64:

@@ -9,7 +9,7 @@ whose values are bfloat16: products accumulate in float32 and are rounded once, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lfm2np.errors import NumericsError
+from lfm2np.numerics.attention import first_positions, hide_later_positions, joined_scores, weighted_values
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.product import product
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Array = NDArray[Any]
@@ -59,8 +61,8 @@ class Ieee:
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
-        product = x @ matrix.values.T
-        return self.keep(product if bias is None else product + self.parameter(bias))
+        made = product(x, matrix.values)
+        return self.keep(made if bias is None else made + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
         return self.keep(x + y)
@@ -106,23 +108,25 @@ class Ieee:
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         check_attention(queries, keys, values)
-        return self.attend_cached(queries, (keys, values), scale)
+        return self.attend_cached(queries, [(keys, values)], scale)
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+    def attend_cached(self, queries: Array, cached: Sequence[tuple[Array, ...]], scale: AttentionScale) -> Array:
         require_finite_rows(queries=queries)
-        keys, values = cached
         tokens, heads, head_dim = queries.shape
-        context, groups = keys.shape[:2]
-        grouped = queries.reshape(tokens, groups, heads // groups, head_dim)
+        groups = cached[0][0].shape[1]
+        context = sum(len(keys) for keys, _ in cached)
+        grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)  # [G, H/G, T, E]
         output = np.empty_like(queries)
         for rows in pieces(tokens, heads * context):
-            positions = np.arange(context - tokens, context)[rows]
-            scores = self.keep(grouped[rows].transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None])
+            visible = context - tokens + rows.stop  # no query of this piece sees more
+            parts = first_positions(cached, visible)
+            scores = self.keep(joined_scores(grouped[:, :, rows], [keys for keys, _ in parts]))
             scores = self.keep(scores * np.asarray(1 / math.sqrt(head_dim), self.dtype))
-            scores = np.where(np.arange(context) <= positions[:, None], scores, np.asarray(-np.inf, self.dtype))
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights = self.keep(weights / weights.sum(-1, keepdims=True))
-            mixed = self.keep(weights @ values.transpose(1, 0, 2)[:, None])  # [G, H/G, t, E]
+            hide_later_positions(scores)
+            scores -= scores.max(-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            weights = self.keep(weights / weights.sum(-1, keepdims=True))  # [G, H/G, t, visible]
+            mixed = self.keep(weighted_values(weights, [values for _, values in parts]))  # [G, H/G, t, E]
             output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
         return output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ class Grid:
     slices: int  # 2: every weight is the sum of two grid values, whose products are added at the end
     row_sum_bits: int  # the weights of any row of a slice sum, in absolute value, to at most 2**row_sum_bits units
     activation_bits: int  # |x| <= 2**activation_bits units of its row; activation_bits + row_sum_bits <= 53
+
+    @cached_property
+    def factors(self) -> NDArray[np.float64]:
+        """[inputs]: 2**columns."""
+        return np.asarray(np.ldexp(1.0, self.columns))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ quantised weights         which of the two nearest steps a weight goes to: at ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -138,9 +138,9 @@ class Emulated(Ieee):
         c, s = cos[:, None, :].astype(np.float32), sin[:, None, :].astype(np.float32)
         return self.keep(np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+    def attend_cached(self, queries: Array, cached: Sequence[tuple[Array, ...]], scale: AttentionScale) -> Array:
         """Scores and shares in the format or not; positions added in a drawn order."""
-        keys, values = cached
+        keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
