@@ -37,7 +37,7 @@ class Product:
     outputs: int
 
 
-def linear_products(config: ModelConfig, cell: Cell, slices: int = 1) -> Iterator[Product]:
+def linear_products(config: ModelConfig, cell: Cell) -> Iterator[Product]:
     """Every linear map of one step, in the network's order; the head only for the last token of each request."""
     hidden, width = config.hidden_size, config.feed_forward_size
     heads = config.num_attention_heads * config.head_dim
@@ -48,8 +48,8 @@ def linear_products(config: ModelConfig, cell: Cell, slices: int = 1) -> Iterato
         else:
             operator = [(hidden, heads + keys_values), (heads, hidden)]
         for inputs, outputs in (*operator, (hidden, 2 * width), (width, hidden)):
-            yield Product(cell.num_tokens, inputs, slices * outputs)
-    yield Product(cell.requests, hidden, slices * config.vocab_size)
+            yield Product(cell.num_tokens, inputs, outputs)
+    yield Product(cell.requests, hidden, config.vocab_size)
 
 
 class FloorSide:
@@ -70,28 +70,29 @@ class FloorSide:
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of all products, and of the linear ones alone, of each of `steps` repetitions, after one more."""
-        inputs = self._inputs(cell)
+        operands = self.linear_operands(cell)
         attention = Attention(self._config, cell, self._dtype)
         found = []
         for _ in range(WARM_UP + steps):
             began = time.perf_counter()
-            for x, weight in zip(inputs, self._weights, strict=True):
+            for x, weight in operands:
                 x @ weight.T
             linear = time.perf_counter() - began
             attention.compute()
             found.append({"seconds": time.perf_counter() - began, "linear_seconds": linear})
         return found[WARM_UP:]
 
-    def _inputs(self, cell: Cell) -> list[Array]:
-        """One array a weight, shared by those of one shape: as in a network, it is in the processor's cache or not."""
+    def linear_operands(self, cell: Cell) -> list[tuple[Array, Array]]:
+        """x [rows, inputs] and weights [outputs, inputs] of each linear map; those of one shape share their x."""
         rng = np.random.default_rng(0)
-        shared: dict[Product, Array] = {}
-        inputs = []
+        shared: dict[tuple[int, int], Array] = {}
+        operands = []
         for product, weight in zip(linear_products(self._config, cell), self._weights, strict=True):
-            if product not in shared:
-                shared[product] = rng.standard_normal((product.rows, weight.shape[1])).astype(self._dtype)
-            inputs.append(shared[product])
-        return inputs
+            shape = (product.rows, product.inputs)
+            if shape not in shared:
+                shared[shape] = rng.standard_normal(shape).astype(self._dtype)
+            operands.append((shared[shape], weight))
+        return operands
 
 
 class Attention:
@@ -109,17 +110,17 @@ class Attention:
         def normal(*shape: int) -> Array:
             return rng.standard_normal(shape).astype(dtype)
 
-        self._queries = normal(cell.requests, groups, rows, head_dim)
-        self._weights = normal(1, 1, SHARE_SLICES[dtype] * rows, context)
+        self.queries = normal(cell.requests, groups, rows, head_dim)
+        self.weights = normal(1, 1, SHARE_SLICES[dtype] * rows, context)
         sample = normal(context, head_dim)
         shape = (cell.requests, groups, context, head_dim)
-        self._layers: list[tuple[Array, Array]] = []
+        self.layers: list[tuple[Array, Array]] = []
         for _ in range(config.layer_types.count("full_attention")):
             keys, values = np.empty(shape, dtype), np.empty(shape, dtype)
             keys[...], values[...] = sample, sample
-            self._layers.append((keys, values))
+            self.layers.append((keys, values))
 
     def compute(self) -> None:
-        for keys, values in self._layers:
-            self._queries @ keys.transpose(0, 1, 3, 2)
-            self._weights @ values
+        for keys, values in self.layers:
+            self.queries @ keys.transpose(0, 1, 3, 2)
+            self.weights @ values

@@ -2,6 +2,8 @@
 
 {"ask": "load"}                                        {"load_seconds": 7.1, "peak_bytes": ..., "versions": {...}}
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
+{"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
+{"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
 
 An error is {"error": "..."}. The process ends with its input.
 """
@@ -47,12 +49,20 @@ def make_side(name: str) -> Side:
 def answer(side: Side, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     forget_peak()
-    if ask["ask"] == "load":
-        began = time.perf_counter()
-        versions = side.load(directory, threads)
-        return {"load_seconds": time.perf_counter() - began, "peak_bytes": peak_bytes(), "versions": versions}
-    steps = side.time(cell_named(ask["cell"]), ask["steps"])
-    return {"steps": steps, "peak_bytes": peak_bytes()}
+    match ask["ask"]:
+        case "load":
+            began = time.perf_counter()
+            versions = side.load(directory, threads)
+            return {"load_seconds": time.perf_counter() - began, "peak_bytes": peak_bytes(), "versions": versions}
+        case "answer":
+            assert isinstance(side, EngineSide)
+            return {"seconds": side.answer_prompts(ask["way"], ask["longest"])}
+        case "prefill_memory":
+            assert isinstance(side, EngineSide)
+            return {**side.prefill_memory(ask["length"])}
+        case _:
+            steps = side.time(cell_named(ask["cell"]), ask["steps"])
+            return {"steps": steps, "peak_bytes": peak_bytes()}
 
 
 def serve(lines: TextIO, answers: TextIO, side: Side, directory: Path, threads: int) -> None:
