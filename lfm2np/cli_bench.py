@@ -76,7 +76,9 @@ def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> None:
     peers = has_peers and not arguments.without_peers
     sides = [*measure.OURS, *measure.FLOORS, *(measure.PEERS if peers else ())]
     directory = chosen_checkpoint(arguments.model)
-    together = measure.fits_together(load_config(directory), cells, sides)
+    config = load_config(directory)
+    measure.require_room(config, cells)
+    together = measure.fits_together(config, cells, sides)
     with progress_bar("turns") as show:
         measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
     notes = [] if has_peers or arguments.without_peers else [NO_PEERS]

@@ -19,11 +19,13 @@ from lfm2np.bench.peak_memory import available_bytes
 from lfm2np.bench.side_process import SideProcess
 from lfm2np.checkpoint import parameter_count
 from lfm2np.config import ModelConfig
+from lfm2np.errors import RequestError
 
 OURS = ("exact", "float32")
 FLOORS = ("floor-float64", "floor-float32")
 PEERS = ("transformers-float32", "transformers-float64", "transformers-bfloat16")
 STEPS = {PREFILL: 1, "decode": 3}  # timed in one turn of a side; its time is their median
+MOST_STEPS = 8
 WEIGHT_BYTES = {"exact": 8, "floor-float64": 8, "transformers-float64": 8, "transformers-bfloat16": 2}
 SPARE_BYTES = 2 * 2**30
 
@@ -74,6 +76,14 @@ def fits_together(config: ModelConfig, cells: Sequence[Cell], sides: Sequence[st
     token = 2 * 8 * attention * config.num_key_value_heads * config.head_dim
     caches = max(cell.requests * cell.longest for cell in cells) * token
     return available is None or weights + 2 * caches + SPARE_BYTES <= available
+
+
+def require_room(config: ModelConfig, cells: Sequence[Cell]) -> None:
+    """RequestError for a cell beyond the model's longest context; a few steps come after those that are cached."""
+    for cell in cells:
+        if cell.longest + MOST_STEPS > config.max_position_embeddings:
+            longest = f"max_position_embeddings={config.max_position_embeddings}"
+            raise RequestError(f"cell {cell.name}: expected at most {longest}, less {MOST_STEPS} for the steps timed")
 
 
 def measure(

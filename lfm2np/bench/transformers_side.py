@@ -25,7 +25,7 @@ class TransformersSide:
         import transformers
 
         torch.set_num_threads(threads)
-        self._model = load_model(str(directory), self._dtype)
+        self.model = load_model(str(directory), self._dtype)
         return {"torch": torch.__version__, "transformers": transformers.__version__}
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
@@ -34,24 +34,24 @@ class TransformersSide:
         return [{"seconds": one} for one in seconds[WARM_UP:]]
 
     def _prefill(self, cell: Cell, steps: int) -> list[float]:
-        return [self._step(self._random_ids(cell), None)[0] for _ in range(WARM_UP + steps)]
+        return [self.step(self._random_ids(cell), None)[0] for _ in range(WARM_UP + steps)]
 
     def _decode(self, cell: Cell, steps: int) -> list[float]:
-        cache = self._random_cache(cell)
+        cache = self.random_cache(cell)
         ids = self._random_ids(cell)
         seconds = []
         for _ in range(WARM_UP + steps):
-            second, ids = self._step(ids, cache)
+            second, ids = self.step(ids, cache)
             seconds.append(second)
         return seconds
 
-    def _step(self, ids: Any, cache: Any) -> tuple[float, Any]:
+    def step(self, ids: Any, cache: Any) -> tuple[float, Any]:
         """Seconds, and the next token of each request [S, 1]. ids [S, t]; without a cache a new one is filled."""
         import torch
 
         began = time.perf_counter()
         with torch.no_grad():
-            logits = self._model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits  # [S, 1, V]
+            logits = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits  # [S, 1, V]
             chosen = logits.argmax(-1)
         return time.perf_counter() - began, chosen
 
@@ -59,14 +59,14 @@ class TransformersSide:
         import torch
 
         new = cell.context if cell.kind == PREFILL else 1
-        return torch.randint(0, self._model.config.vocab_size, (cell.requests, new))
+        return torch.randint(0, self.model.config.vocab_size, (cell.requests, new))
 
-    def _random_cache(self, cell: Cell) -> Any:
+    def random_cache(self, cell: Cell) -> Any:
         """Its default cache with random keys, values and states of `context` tokens, put in by its own methods."""
         import torch
         from transformers import DynamicCache
 
-        config, dtype = self._model.config, getattr(torch, self._dtype)
+        config, dtype = self.model.config, getattr(torch, self._dtype)
         cache = DynamicCache(config=config)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (cell.requests, config.num_key_value_heads, cell.context, head_dim)

@@ -113,7 +113,7 @@ def test_a_side_times_as_many_steps_as_it_is_asked_for(side):
     for cell in CELLS:
         steps = side.time(cell, 2)
         assert len(steps) == 2
-        assert all(0.0 < one["seconds"] for one in steps)
+        assert all(one["seconds"] > 0.0 for one in steps)
         assert all(("linear_seconds" in one) == isinstance(side, FloorSide) for one in steps)
 
 
