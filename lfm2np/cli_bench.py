@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lfm2np.bench import five, growth, measure, table
 from lfm2np.bench.cells import CELLS, QUICK, cells_named
+from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import random_checkpoint
 from lfm2np.config import load_config
@@ -28,8 +30,19 @@ EXAMPLE = """lfm2np bench
 ROUNDS = {STEPS: 5, FIVE: 1, GROWTH: 3}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
+APART = "not all sides fit into memory together: each was loaded anew in each round"
 NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
 OWN_OPTIONS = {"cells": STEPS, "quick": STEPS, "without_peers": STEPS, "new_tokens": FIVE, "whole": FIVE}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured: as JSON, as text, and the versions of libraries that only some sides have."""
+
+    directory: Path
+    fields: dict[str, Any]
+    text: str
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +71,9 @@ def run(arguments: argparse.Namespace) -> None:
     rounds = require_count("--rounds", default if arguments.rounds is None else arguments.rounds, 1, 10_000)
     threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
     require_count("--threads", threads, 1, 1024)
-    {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth}[arguments.what](arguments, rounds, threads)
+    elsewhere = Elsewhere()
+    found = {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth}[arguments.what](arguments, rounds, threads)
+    print_found(found, threads, elsewhere.share(), arguments.json)
 
 
 def require_own_options(arguments: argparse.Namespace) -> None:
@@ -70,44 +85,43 @@ def require_own_options(arguments: argparse.Namespace) -> None:
         raise RequestError("--numerics goes with bench five and bench growth; bench steps measures all")
 
 
-def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> None:
+def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     cells = cells_named(arguments.cells) if arguments.cells is not None else QUICK if arguments.quick else CELLS
-    has_peers = measure.has_peers()
-    peers = has_peers and not arguments.without_peers
-    sides = [*measure.OURS, *measure.FLOORS, *(measure.PEERS if peers else ())]
     directory = chosen_checkpoint(arguments.model)
     config = load_config(directory)
     measure.require_room(config, cells)
+    has_peers = measure.has_peers()
+    peers = has_peers and not arguments.without_peers
+    sides = [*measure.OURS, *measure.FLOORS, *(measure.PEERS if peers else ())]
     together = measure.fits_together(config, cells, sides)
     with progress_bar("turns") as show:
         measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
     notes = [] if has_peers or arguments.without_peers else [NO_PEERS]
-    notes += [] if together else ["not all sides fit into memory together: each was loaded anew in each round"]
-    texts = [table.as_text(measured), *notes]
-    print_found(arguments, directory, threads, {**table.as_json(measured), "notes": notes}, texts, measured.versions)
+    notes += [] if together else [APART]
+    fields = {**table.as_json(measured), "notes": notes}
+    return Found(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
 
 
-def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> None:
-    longest = require_count(
-        "--new-tokens", NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens, 1, 2**20
-    )
+def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    new_tokens = NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens
+    longest = require_count("--new-tokens", new_tokens, 1, 2**20)
     directory = chosen_checkpoint(arguments.model)
     found = []
     for numerics in chosen_numerics(arguments):
         with progress_bar(f"five prompts, {numerics}") as show:
             found.append(five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show))
-    texts = ["\n\n".join(five.as_text(one) for one in found)]
-    print_found(arguments, directory, threads, {"five": [five.as_json(one) for one in found]}, texts)
+    fields = {"five": [five.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(five.as_text(one) for one in found))
 
 
-def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> None:
+def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     directory = chosen_checkpoint(arguments.model)
     found = []
     for numerics in chosen_numerics(arguments):
         with progress_bar(f"growth, {numerics}") as show:
             found.append(growth.measure_growth(directory, numerics, rounds, threads, show))
-    texts = ["\n\n".join(growth.as_text(one) for one in found)]
-    print_found(arguments, directory, threads, {"growth": [growth.as_json(one) for one in found]}, texts)
+    fields = {"growth": [growth.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(growth.as_text(one) for one in found))
 
 
 def chosen_numerics(arguments: argparse.Namespace) -> Sequence[str]:
@@ -122,19 +136,14 @@ def chosen_checkpoint(model: str | None) -> Path:
         return random_checkpoint(progress=show)
 
 
-def print_found(
-    arguments: argparse.Namespace,
-    directory: Path,
-    threads: int,
-    found: dict[str, Any],
-    texts: Sequence[str],
-    versions: dict[str, str] | None = None,
-) -> None:
-    """The numbers, after what they were measured on."""
-    machine = describe_machine()
-    if arguments.json:
-        head = {"model": str(directory), "machine": {**machine, **(versions or {})}, "threads": threads}
-        print(json.dumps({**head, **found}))
+def print_found(found: Found, threads: int, others: float | None, as_object: bool) -> None:
+    """The numbers, after what they were measured on, and how undisturbed."""
+    machine = {**describe_machine(), **found.versions}
+    if as_object:
+        head = {"model": str(found.directory), "machine": machine, "threads": threads, "share_of_others": others}
+        print(json.dumps({**head, **found.fields}))
         return
-    print(f"{directory.name} on {table.machine_line(machine, versions or {}, threads)}\n")
-    print("\n".join(texts))
+    print(f"{found.directory.name} on {table.machine_line(machine, threads)}")
+    if others is not None:
+        print(f"other processes took {100 * others:.0f} % of the processors meanwhile")
+    print(f"\n{found.text}")

@@ -21,7 +21,7 @@ def answer(capsys, *arguments):
 
 def test_steps_as_json(capsys):
     found = answer(capsys, *ALONE)
-    assert set(found) == {"model", "machine", "threads", "sides", "cells", "notes"}
+    assert set(found) == {"model", "machine", "threads", "share_of_others", "sides", "cells", "notes"}
     assert set(found["machine"]) == {
         *("processor", "cores", "system", "python", "numpy", "blas", "blas_kernel", "lfm2np")
     }
@@ -43,6 +43,7 @@ def test_steps_as_a_table(capsys):
     lines = captured.out.splitlines()
     assert lines[0].startswith("minimal_config on ")
     assert "1 threads" in lines[0]
+    assert lines[1].startswith("other processes took ")
     assert [line.split()[0] for line in lines if line.startswith("prefill-6")] == ["prefill-6"] * 3
 
 
@@ -61,8 +62,9 @@ def test_missing_peers_are_said(capsys, monkeypatch):
     ]
 
 
-def test_five_and_growth_as_json(capsys):
+def test_five_as_json(capsys):
     found = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
+    assert set(found) == {"model", "machine", "threads", "share_of_others", "five"}
     assert [one["numerics"] for one in found["five"]] == ["exact", "float32"]
     assert set(found["five"][0]) == {
         *("numerics", "longest_answer", "tokens", "integrated_from_lengths", "seconds", "tokens_per_second"),
@@ -83,10 +85,12 @@ def test_five_and_growth_as_json(capsys):
         (("growth", "--cells", "prefill-1"), "--cells goes with bench steps"),
     ],
 )
-def test_what_can_t_be_measured_is_refused_before_anything_runs(capsys, arguments, message):
+def test_what_can_t_be_measured_is_refused_before_anything_is_made(capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["bench", *arguments]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"lfm2np: RequestError: {message}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cell_beyond_the_longest_context_is_one_line(capsys):

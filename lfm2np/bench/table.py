@@ -114,11 +114,13 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def machine_line(machine: Mapping[str, Any], versions: Mapping[str, str], threads: int) -> str:
+def machine_line(machine: Mapping[str, Any], threads: int) -> str:
     kernel = f" with {machine['blas_kernel']} kernels" if machine["blas_kernel"] else ""
-    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return (
-        f"{machine['processor']}, {machine['cores']} cores, {threads} threads, {machine['system']}; "
-        f"Python {machine['python']}, NumPy {machine['numpy']}, {machine['blas']}{kernel}"
-        + (f"; {libraries}" if libraries else "")
+    peers = [f"{name} {machine[name]}" for name in ("torch", "transformers") if name in machine]
+    return "; ".join(
+        [
+            f"{machine['processor']}, {machine['cores']} cores, {threads} threads, {machine['system']}",
+            f"Python {machine['python']}, NumPy {machine['numpy']}, {machine['blas']}{kernel}",
+            *peers,
+        ]
     )
