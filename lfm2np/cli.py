@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_batch, cli_conformance, cli_draw, digest, scoring, summary
+from lfm2np import cli_batch, cli_bench, cli_conformance, cli_draw, digest, scoring, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
@@ -298,6 +298,14 @@ def build_parser() -> argparse.ArgumentParser:
         exit_codes=cli_check.EXIT_CODES,
     )
     cli_vectors.add_options(vectors)
+    bench = command(
+        "bench",
+        cli_bench.run,
+        "measure speed and memory, beside the bare matrix products and transformers",
+        cli_bench.EXAMPLE,
+        model=False,
+    )
+    cli_bench.add_options(bench)
     score = command(
         "score",
         run_score,
