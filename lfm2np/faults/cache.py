@@ -47,10 +47,10 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.model:attention",
-                "cached = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])",
-                "cached = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])\n"
-                "            before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
-                "            cached = [*before, *cached]",
+                "cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))",
+                "before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
+                "            own = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])\n"
+                "            cached.append([*before, *own])",
             ),
         ),
     ),

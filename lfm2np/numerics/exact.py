@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
-from lfm2np.numerics.attention import first_positions, hide_later_positions, joined_scores, weighted_values
+from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
+from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Float32 = NDArray[np.float32]
@@ -44,6 +44,7 @@ VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 TERMS = 2**17  # the most terms of exact_sum, and the longest context
+longest_context = TERMS
 TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 
 
@@ -215,7 +216,7 @@ def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
     gated = np.empty(gate.shape, np.float32)
-    for rows in pieces(len(gate), gate.shape[1], SMALL_PIECE):
+    for rows in pieces(len(gate), math.prod(gate.shape[1:]), SMALL_PIECE):
         wide = gate[rows].astype(np.float64)
         divisor = elementary.exp(-wide)
         divisor += 1.0
@@ -237,13 +238,26 @@ def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
 def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
     """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise in float64, oldest tap first, then float32."""
     check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
-    window = np.concatenate([history, u]).astype(np.float64)
-    total = np.zeros(u.shape, np.float64)
-    for tap in range(taps.shape[1]):
-        total += window[tap : tap + len(u)] * taps[:, tap]
-    if bias is not None:
-        total += bias
-    return total.astype(np.float32)
+    return convolve_ragged([np.concatenate([history, u])], taps, bias)
+
+
+def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | None = None) -> Float32:
+    """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all.
+
+    Rows that would meet two requests are computed, too, and left out.
+    """
+    stacked, kept = below_each_other(windows, taps.shape[1] - 1)
+    filters = taps.T.astype(np.float64)  # [L, D]
+    result = np.empty((len(stacked) - len(filters) + 1, stacked.shape[1]), np.float32)
+    for rows in pieces(len(result), result.shape[1], SMALL_PIECE):
+        wide = stacked[rows.start : rows.stop + len(filters) - 1].astype(np.float64)
+        total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
+        for tap in range(len(filters)):
+            total += wide[tap : tap + len(total)] * filters[tap]
+        if bias is not None:
+            total += bias
+        result[rows] = total
+    return result if kept is None else result[kept]
 
 
 def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> AttentionScale:
@@ -293,48 +307,62 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
     return attend_cached(queries, [cache_entries(keys, values, scale)], scale)
 
 
-def attend_cached(queries: Float32, cached: Sequence[tuple[Any, ...]], scale: AttentionScale) -> Float32:
-    """The same over what `cache_entries` made of the C positions, in parts that follow each other.
-
-    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`).
-    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step.
-    """
+def attend_cached(queries: Float32, cached: Parts, scale: AttentionScale) -> Float32:
+    """The same over what `cache_entries` made of the C positions, in parts that follow each other."""
     require_finite_rows(queries=queries)
-    tokens, heads, head_dim = queries.shape
-    groups = cached[0][0].shape[1]
-    context = sum(len(part[0]) for part in cached)
-    grouped = on_grid(queries, -scale.keys).reshape(tokens, groups, heads // groups, head_dim)
-    grid_queries = grouped.transpose(1, 2, 0, 3)  # [G, H/G, T, E]
-    sizes = power_of_two(np.concatenate([part[2] for part in cached]).T)[:, None, None]  # of values [G, 1, 1, C]
+    return attend_ragged(queries, [slice(0, len(queries))], [cached], scale)
+
+
+def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
+    """The same for several requests: of queries [T, H, E] each has its rows; [T, H, E], 0 in rows of none.
+
+    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step, and a request
+    beside others with itself alone.
+    """
+    mixed = attend_in_batches(
+        on_grid(queries, -scale.keys), rows, cached, lambda grouped, batch: attend_spans(grouped, batch, scale)
+    )
+    return mixed.astype(np.float32)
+
+
+def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale) -> list[Float64]:
+    """Queries [G, H/G, T, E] on their grid; for each span [t, H, E].
+
+    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`). Hidden
+    positions, and those that fill up a shorter row, weigh 0.
+    """
+    head_dim = queries.shape[-1]
+    scores = stacked_scores(queries, spans)  # [rows, C]
+    scores *= 1.0 / math.sqrt(head_dim)
+    scores -= scores.max(-1, keepdims=True)
+    weights = elementary.exp(scores)
+    totals = exact_sum(weights)[:, None]
+    for span, own in zip(spans, own_rows(weights, spans, queries), strict=True):
+        exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
+        own[..., : span.context] *= power_of_two(exponents.T)[:, None, None]
+    high, low, top = share_units(weights)
     restored = scale.values[:, None, None, :] - (SHARE_BITS + VALUE_BITS)  # [G, 1, 1, E]
-    output = np.empty(queries.shape, np.float32)
-    for rows in pieces(tokens, heads * context):
-        visible = context - tokens + rows.stop  # no query of this piece sees more
-        parts = first_positions(cached, visible)
-        scores = joined_scores(grid_queries[:, :, rows], [keys for keys, _, _ in parts])  # [G, H/G, t, visible]
-        scores *= 1.0 / math.sqrt(head_dim)
-        hide_later_positions(scores)
-        scores -= scores.max(-1, keepdims=True)
-        weights = elementary.exp(scores)
-        high, low, top = share_units(weights, sizes[..., :visible])
-        both = weighted_values(np.concatenate([high, low], axis=2), [values for _, values, _ in parts])
-        mixed = both[:, :, : len(high[0, 0])] + both[:, :, len(high[0, 0]) :] * 2.0**-LOW_SHARE_BITS + 0.0
-        mixed *= power_of_two(top + restored)
-        mixed /= exact_sum(weights)[..., None]
-        output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
-    return output
+    mixed = []
+    views = (own_rows(stacked, spans, queries) for stacked in (high, low, top, totals))
+    for span, own_high, own_low, own_top, total in zip(spans, *views, strict=True):
+        shares = np.concatenate([own_high, own_low], axis=2)[..., : span.context]  # [G, H/G, 2t, C]
+        both = weighted_values(shares, [part[1] for part in span.parts])
+        one = both[:, :, : span.tokens] + both[:, :, span.tokens :] * 2.0**-LOW_SHARE_BITS + 0.0  # [G, H/G, t, E]
+        one *= power_of_two(own_top + restored)
+        one /= total
+        mixed.append(one.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
+    return mixed
 
 
-def share_units(weights: Float64, sizes: Float64) -> tuple[Float64, Float64, Exponents]:
-    """Weights [..., C], times the power of two of their values, as integers: high, low and the exponent of their sum.
+def share_units(weights: Float64) -> tuple[Float64, Float64, Exponents]:
+    """Weights [..., C], which have the powers of two of their values, as integers: high, low, their sum's exponent.
 
     The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
     2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
     and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
     """
-    low = weights * sizes
-    top = sum_exponent(low)
-    low *= power_of_two(SHARE_BITS - top)
+    top = sum_exponent(weights)
+    low = weights * power_of_two(SHARE_BITS - top)
     high = np.rint(low)
     low -= high
     low *= 2.0**LOW_SHARE_BITS

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-FEW, MANY = 6, 128  # rows
+FEW, MANY = 6, 32  # rows
 WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs
 
 

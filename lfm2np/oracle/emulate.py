@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
+from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 
@@ -138,7 +139,15 @@ class Emulated(Ieee):
         c, s = cos[:, None, :].astype(np.float32), sin[:, None, :].astype(np.float32)
         return self.keep(np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
 
-    def attend_cached(self, queries: Array, cached: Sequence[tuple[Array, ...]], scale: AttentionScale) -> Array:
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
+    ) -> Array:
+        mixed = np.zeros_like(queries)
+        for own, parts in zip(rows, cached, strict=True):
+            mixed[own] = self.attend_cached(queries[own], parts, scale)
+        return mixed
+
+    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
         """Scores and shares in the format or not; positions added in a drawn order."""
         keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
