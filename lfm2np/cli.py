@@ -21,7 +21,7 @@ from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.generation import GeneratedToken, collect
-from lfm2np.loading import Model, checkpoint_directory, load
+from lfm2np.loading import WEIGHTS, Model, checkpoint_directory, load
 from lfm2np.numerics import NAMES
 from lfm2np.oracle import cli_check, cli_locate, cli_vectors
 from lfm2np.oracle.target import TargetError
@@ -43,7 +43,7 @@ Command = Callable[[argparse.Namespace], None]
 
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
-        return load(arguments.model, arguments.numerics, show)
+        return load(arguments.model, arguments.numerics, show, arguments.weights)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
@@ -325,6 +325,8 @@ def build_parser() -> argparse.ArgumentParser:
     command("info", run_info, "shape, memory and proved bounds of a checkpoint", "lfm2np info --json")
     for sub in (generate, score, digest_command):
         sub.add_argument("--numerics", choices=NAMES, default="exact", help="arithmetic (exact)")
+        streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
+        sub.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
     return parser
 
 

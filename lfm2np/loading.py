@@ -24,6 +24,8 @@ from lfm2np.strict_json import is_directory, is_present
 from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
 from lfm2np.weights import ModelWeights, Progress, prepare_weights
 
+WEIGHTS = ("resident", "streamed")
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model:
@@ -130,18 +132,29 @@ def checkpoint_directory(path: str | Path | None) -> Path:
     return directory
 
 
-def load(path: str | Path | None = None, numerics: str = "exact", progress: Progress | None = None) -> Model:
+def load(
+    path: str | Path | None = None,
+    numerics: str = "exact",
+    progress: Progress | None = None,
+    weights: str = "resident",
+) -> Model:
     """The model in a checkpoint directory (without a path: the trained fixture) under one arithmetic.
 
     numerics  "exact" (default), "float32", "float64" or "bfloat16"
     progress  called with (matrices done, matrices in all)
+    weights   "resident" in memory (8 bytes each in exact), or "streamed": kept as stored and widened for each product,
+              piece by piece, which is slower and takes little memory
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
     arithmetic = numerics_named(numerics)
+    if weights not in WEIGHTS:
+        raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
     require_ieee()
     require_exact_product()
     directory = checkpoint_directory(path)
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)
-    return Model(directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress))
+    return Model(
+        directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
+    )

@@ -62,7 +62,8 @@ def process(
     """Logits [V] (float32, or float64 under `float64`) after the processors: float64 [V], -inf where removed.
 
     Greedy: the logits after masks, biases and penalties, or the row itself where there are none. Else relative to the
-    largest and divided by the temperature. NumericsError for logits that are not finite; RequestError for an id outside [0, V) or if no token is left.
+    largest and divided by the temperature. NumericsError for logits that are not finite; RequestError for an id outside
+    [0, V) or if no token is left.
     """
     if params.temperature == 0.0 and asks_for_no_change(params, len(output_ids)):
         return require_row(row)

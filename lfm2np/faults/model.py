@@ -271,7 +271,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="Under conv_bias the projections' biases are not added: a class of tensors loaded and not used.",
         seen_in=(),
-        edits=(Edit(EXACT + "linear", "if bias is not None:", "if False:"),),
+        edits=(Edit(EXACT + "linear", "None if bias is None else bias[outputs]", "None"),),
     ),
     Fault(
         name="activation-behind-the-convolution",

@@ -6,8 +6,8 @@ from lfm2np.faults.inject import Edit, Variant
 
 FORWARD_SEGMENTS = "for one in segments:"
 LINEAR = "lfm2np.numerics.exact:linear"
-PRODUCT = "made = product(rounded, matrix.values)"
-GRID = "x, w = rounded, matrix.values\n    made = "
+PRODUCT = "made = product(rounded, values)"
+GRID = "x, w = rounded, values\n        made = "
 MIXED = "lfm2np.numerics.attention:weighted_values"
 WEIGHTED = "rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)"
 SCORES = "lfm2np.numerics.attention:joined_scores"
@@ -127,7 +127,7 @@ VARIANTS: tuple[Variant, ...] = (
                 LINEAR,
                 PRODUCT,
                 GRID + "x[:, : x.shape[1] // 2] @ w[:, : x.shape[1] // 2].T\n"
-                "    made += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
+                "        made += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
             ),
         ),
     ),

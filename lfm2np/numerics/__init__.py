@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lfm2np.errors import RequestError
 from lfm2np.numerics import exact, ieee
 from lfm2np.numerics.attention import Parts
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows
 
 Array = NDArray[Any]
 NAMES = ("exact", "float32", "float64", "bfloat16")
@@ -37,6 +37,9 @@ class Numerics(Protocol):
 
     def prepare_matrix(self, weight: NDArray[np.float32], what: str) -> Matrix:
         """Weights [outputs, inputs] in the form that `linear` wants; `what` names them in errors."""
+
+    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
+        """The same, of weights that stay where they are and are prepared for each product, piece by piece."""
 
     def embed(self, rows: NDArray[np.float32]) -> Array:
         """Embedding rows [T, D] as activations."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
 from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
-from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
@@ -97,7 +97,7 @@ def sum_exponent(x: Float64) -> Exponents:
     return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)
 
 
-def prove_grid(weight: Float32, what: str) -> Grid:
+def prove_grid(weight: Rows, what: str) -> Grid:
     """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
 
     Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
@@ -122,10 +122,23 @@ def prepare_matrix(weight: Float32, what: str) -> Matrix:
     """Weights [slices * outputs, inputs] on the proved grids, the second slice below the first."""
     grid = prove_grid(weight, what)
     values = np.empty((grid.slices, *weight.shape), np.float64)
-    for rows in pieces(*weight.shape):
-        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
-            np.ldexp(units, -shift, out=values[index, rows])
+    for rows in pieces(len(weight), weight.shape[1]):
+        values[:, rows] = prepared_rows(weight[rows], grid)
     return Matrix(values.reshape(-1, weight.shape[1]), grid)
+
+
+def stream_matrix(weight: Rows, what: str) -> Matrix:
+    """The same, prepared anew for each product."""
+    grid = prove_grid(weight, what)
+    return Matrix(Streamed(weight, lambda rows: prepared_rows(rows, grid).reshape(-1, weight.shape[1])), grid)
+
+
+def prepared_rows(weight: Float32, grid: Grid) -> Float64:
+    """Some rows of the weights on the grid, [slices, rows, inputs]."""
+    values = np.empty((grid.slices, *weight.shape), np.float64)
+    for index, units, shift in weight_slices(weight, grid.columns, grid.slices):
+        np.multiply(units, power_of_two(-shift), out=values[index])
+    return values
 
 
 def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[tuple[int, Float64, Exponents]]:
@@ -133,36 +146,37 @@ def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[
 
     What the first slice leaves is exact: both are multiples of the weight's own last bit.
     """
-    scaled = np.ldexp(weight.astype(np.float64), -columns)
+    scaled: Float64 = weight * power_of_two(-columns)
     shift = WEIGHT_BITS - exponent_of(scaled)
     units = to_units(scaled, shift)
     yield 0, units, shift
     if slices == 2:
-        yield 1, np.rint((np.ldexp(scaled, shift) - units) * 2.0**LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
+        yield 1, np.rint((scaled * power_of_two(shift) - units) * 2.0**LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
 
 
-def column_exponents(weight: Float32) -> Exponents:
+def column_exponents(weight: Rows) -> Exponents:
     """[inputs]: the power of two of each column's largest weight, relative to its row; -200 for a column of zeros.
 
     Relative to its row, since a single large row must not decide how all columns compare.
     """
     largest = np.zeros(weight.shape[1], np.float64)
-    for rows in pieces(*weight.shape):
-        relative = np.ldexp(np.abs(weight[rows]).astype(np.float64), -exponent_of(weight[rows]))
+    for rows in pieces(weight.shape[0], weight.shape[1]):
+        part = weight[rows]
+        relative = np.abs(part) * power_of_two(-exponent_of(part))
         np.maximum(largest, relative.max(axis=0), out=largest)
     return exponent_of(largest[:, None])[:, 0]
 
 
-def has_short_significands(weight: Float32) -> bool:
+def has_short_significands(weight: Rows) -> bool:
     """True if every weight has at most 11 significant bits, as those stored in bfloat16 or float16 do."""
-    bits = weight.view(np.uint32)
-    return not any(np.any(bits[rows] & 0x1FFF) for rows in pieces(*weight.shape))
+    outputs, inputs = weight.shape
+    return not any(np.any(weight[rows].view(np.uint32) & 0x1FFF) for rows in pieces(outputs, inputs))
 
 
-def row_sum_bits(weight: Float32, columns: Exponents, slices: int) -> int:
+def row_sum_bits(weight: Rows, columns: Exponents, slices: int) -> int:
     """The least s so that the absolute weights of no row of any slice sum to more than 2**s units."""
     largest = 1
-    for rows in pieces(*weight.shape):
+    for rows in pieces(weight.shape[0], weight.shape[1]):
         for _, units, _ in weight_slices(weight[rows], columns, slices):
             largest = max(largest, int(np.abs(units).sum(-1).max()))
     return (largest - 1).bit_length()
@@ -179,17 +193,23 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     rounded = np.empty(x.shape, np.float64)
     for rows in pieces(len(x), x.shape[1], SMALL_PIECE):
         rounded[rows] = round_to_grid(x[rows] * matrix.grid.factors, matrix.grid.activation_bits)
-    made = product(rounded, matrix.values)
-    outputs = made.shape[1] // matrix.grid.slices
-    result = np.empty((len(x), outputs), np.float32)
-    for rows in pieces(len(x), outputs, SMALL_PIECE):
+    result = np.empty((len(x), matrix.outputs), np.float32)
+    for outputs, values in matrix.pieces():
+        made = product(rounded, values)
+        round_products(made, matrix.grid.slices, None if bias is None else bias[outputs], result[:, outputs])
+    return result
+
+
+def round_products(made: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+    """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
+    outputs = result.shape[1]
+    for rows in pieces(len(made), outputs, SMALL_PIECE):
         total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
-        if matrix.grid.slices == 2:
+        if slices == 2:
             total += made[rows, outputs:]
         if bias is not None:
             total += bias
         result[rows] = total
-    return result
 
 
 def add(x: Float32, y: Float32) -> Float32:
@@ -203,7 +223,7 @@ def multiply(x: Float32, y: Float32) -> Float32:
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
     normed = np.empty(x.shape, np.float32)
-    for rows in pieces(len(x), math.prod(x.shape[1:]), SMALL_PIECE):
+    for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
         wide = x[rows].astype(np.float64)
         mean = exact_sum(wide * wide) / x.shape[-1]
         scale: Float64 = 1.0 / np.sqrt(mean + eps)
@@ -216,7 +236,7 @@ def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
     gated = np.empty(gate.shape, np.float32)
-    for rows in pieces(len(gate), math.prod(gate.shape[1:]), SMALL_PIECE):
+    for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
         wide = gate[rows].astype(np.float64)
         divisor = elementary.exp(-wide)
         divisor += 1.0

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
@@ -51,7 +51,13 @@ class Ieee:
     longest_context = 2**20  # as many as have rotary angles
 
     def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
-        return Matrix(self.keep(np.ascontiguousarray(weight, self.dtype)))
+        return Matrix(self.prepared_rows(weight))
+
+    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
+        return Matrix(Streamed(weight, self.prepared_rows))
+
+    def prepared_rows(self, weight: Float32) -> Array:
+        return self.keep(np.ascontiguousarray(weight, self.dtype))
 
     def embed(self, rows: Float32) -> Array:
         return self.keep(rows.astype(self.dtype))
@@ -63,7 +69,8 @@ class Ieee:
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
-        made = product(x, matrix.values)
+        parts = [product(x, values) for _, values in matrix.pieces()]
+        made = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
         return self.keep(made if bias is None else made + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
@@ -74,7 +81,7 @@ class Ieee:
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
         normed, scale = np.empty_like(x), self.parameter(weight)
-        for rows in pieces(len(x), math.prod(x.shape[1:]), SMALL_PIECE):
+        for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
             mean = np.mean(x[rows] * x[rows], axis=-1, keepdims=True, dtype=self.dtype)
             normalised = self.keep(x[rows] * (1 / np.sqrt(mean + np.asarray(eps, self.dtype))))
             normed[rows] = self.keep(scale * normalised)
@@ -82,7 +89,7 @@ class Ieee:
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         gated = np.empty(gate.shape, gate.dtype)
-        for rows in pieces(len(gate), math.prod(gate.shape[1:]), SMALL_PIECE):
+        for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
             with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
                 silu = self.keep(gate[rows] / (1 + np.exp(-gate[rows])))
             gated[rows] = self.keep(silu * up[rows])

@@ -38,5 +38,5 @@ def by_vectors(x: Array, weights: Array) -> Array:
     for start in range(0, outputs, step):
         piece = weights[start : start + step]
         for row, result in zip(x, made, strict=True):
-            np.dot(piece, row, out=result[start : start + step])
+            np.matmul(piece, row, out=result[start : start + step])
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,6 @@ def below_each_other(windows: Sequence[Array], history: int) -> tuple[Array, NDA
     """All windows [history + t, D] as one, and which rows of its convolution are those of the t; None: all."""
     if len(windows) == 1:
         return windows[0], None
-    starts = np.cumsum([0, *(len(one) for one in windows[:-1])])
+    starts = accumulate((len(one) for one in windows[:-1]), initial=0)
     kept = [np.arange(start, start + len(one) - history) for start, one in zip(starts, windows, strict=True)]
     return np.concatenate(windows), np.concatenate(kept)

@@ -103,7 +103,7 @@ class Emulated(Ieee):
         return rows if self.wide_residual else self.keep(rows)
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
-        assert isinstance(matrix, Shuffled) and matrix.order is not None
+        assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
         x = self.keep(x)[:, matrix.order]
         total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(matrix.values)))
         edges = (0, *matrix.cuts, x.shape[1])

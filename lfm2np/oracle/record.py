@@ -105,12 +105,12 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
             found[id(layer.operator.in_proj)] = prefix, ("conv.in_proj",), (3 * hidden,)
             found[id(layer.operator.out_proj)] = prefix, ("conv.out_proj",), (hidden,)
         else:
-            heads_width = layer.operator.out_proj.values.shape[1]
+            heads_width = layer.operator.out_proj.inputs
             keys_width = layer.operator.scale.values.size
             names = tuple(f"self_attn.{part}_proj" for part in "qkv")
             found[id(layer.operator.qkv_proj)] = prefix, names, (heads_width, keys_width, keys_width)
             found[id(layer.operator.out_proj)] = prefix, ("self_attn.out_proj",), (hidden,)
-        width = layer.down_proj.values.shape[1]
+        width = layer.down_proj.inputs
         found[id(layer.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
         found[id(layer.down_proj)] = prefix, ("feed_forward.w2",), (hidden,)
     return found
