@@ -10,24 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfm2np.bench import five, growth, measure, table
+from lfm2np.bench import five, growth, large, measure, table
 from lfm2np.bench.cells import CELLS, QUICK, cells_named
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
-from lfm2np.bench.random_checkpoint import random_checkpoint
+from lfm2np.bench.random_checkpoint import LARGE, SMALL, random_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.generation import require_count
 from lfm2np.loading import checkpoint_directory
 from lfm2np.terminal import progress_bar
 
-STEPS, FIVE, GROWTH = "steps", "five", "growth"
+STEPS, FIVE, GROWTH, BIG = "steps", "five", "growth", "large"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
   lfm2np bench five --new-tokens 256 --numerics float32
-  lfm2np bench growth --numerics exact"""
-ROUNDS = {STEPS: 5, FIVE: 1, GROWTH: 3}
+  lfm2np bench growth --numerics exact
+  lfm2np bench large --numerics exact"""
+ROUNDS = {STEPS: 5, FIVE: 1, GROWTH: 3, BIG: 2}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
@@ -47,14 +48,14 @@ class Found:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     what_help = """steps (default): the time of a step beside its floor and transformers; five: five prompts in four
-    ways; growth: a step's time and a prompt's memory as the context grows"""
-    parser.add_argument("what", nargs="?", choices=[STEPS, FIVE, GROWTH], default=STEPS, help=what_help)
+    ways; growth: a step's time and a prompt's memory as the context grows; large: LFM2-2.6B's shapes, streamed"""
+    parser.add_argument("what", nargs="?", choices=[STEPS, FIVE, GROWTH, BIG], default=STEPS, help=what_help)
     model_help = "checkpoint directory (default: random weights with the shapes of LFM2-350M, made once and kept)"
     parser.add_argument("--model", metavar="DIR", help=model_help)
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
     parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
     parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
-    numerics_help = "of five and growth: one arithmetic only (both)"
+    numerics_help = "of five, growth and large: one arithmetic only (both)"
     parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
     group = parser.add_argument_group("steps")
     group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten)")
@@ -72,7 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
     require_count("--threads", threads, 1, 1024)
     elsewhere = Elsewhere()
-    found = {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth}[arguments.what](arguments, rounds, threads)
+    measured = {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth, BIG: run_large}[arguments.what]
+    found = measured(arguments, rounds, threads)
     print_found(found, threads, elsewhere.share(), arguments.json)
 
 
@@ -82,7 +84,7 @@ def require_own_options(arguments: argparse.Namespace) -> None:
         if arguments.what != what and getattr(arguments, name) not in (None, False):
             raise RequestError(f"--{name.replace('_', '-')} goes with bench {what}")
     if arguments.what == STEPS and arguments.numerics is not None:
-        raise RequestError("--numerics goes with bench five and bench growth; bench steps measures all")
+        raise RequestError("--numerics goes with bench five, growth and large; bench steps measures all")
 
 
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
@@ -124,16 +126,26 @@ def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Foun
     return Found(directory, fields, "\n\n".join(growth.as_text(one) for one in found))
 
 
+def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    directory = chosen_checkpoint(arguments.model, LARGE)
+    found = []
+    for numerics in chosen_numerics(arguments):
+        with progress_bar(f"large, {numerics}") as show:
+            found.append(large.measure_large(directory, numerics, rounds, threads, show))
+    fields = {"large": [large.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(large.as_text(one) for one in found))
+
+
 def chosen_numerics(arguments: argparse.Namespace) -> Sequence[str]:
     return measure.OURS if arguments.numerics is None else (arguments.numerics,)
 
 
-def chosen_checkpoint(model: str | None) -> Path:
-    """The directory of --model, or the random checkpoint with the shapes of LFM2-350M."""
+def chosen_checkpoint(model: str | None, name: str = SMALL) -> Path:
+    """The directory of --model, or the random checkpoint with the shapes of LFM2-350M, or of another one."""
     if model is not None:
         return checkpoint_directory(model)
-    with progress_bar("making random weights with the shapes of LFM2-350M") as show:
-        return random_checkpoint(progress=show)
+    with progress_bar(f"making random weights with the shapes of {name}") as show:
+        return random_checkpoint(progress=show, name=name)
 
 
 def print_found(found: Found, threads: int, others: float | None, as_object: bool) -> None:

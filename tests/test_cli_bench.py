@@ -79,7 +79,7 @@ def test_five_as_json(capsys):
         (("--threads", "0"), "--threads 0: expected a whole number, 1 to 1024"),
         (("--cells", "decode"), "cell 'decode': expected prefill-TOKENS or decode-REQUESTSxCONTEXT"),
         (("--whole",), "--whole goes with bench five"),
-        (("--numerics", "exact"), "--numerics goes with bench five and bench growth; bench steps measures all"),
+        (("--numerics", "exact"), "--numerics goes with bench five, growth and large; bench steps measures all"),
         (("five", "--quick"), "--quick goes with bench steps"),
         (("five", "--new-tokens", "0"), "--new-tokens 0: expected a whole number, 1 to 1048576"),
         (("growth", "--cells", "prefill-1"), "--cells goes with bench steps"),

@@ -20,11 +20,11 @@ STEP_TOKENS = 2048  # the engine's own default
 class EngineSide:
     """Engine.step() with greedy sampling under one arithmetic."""
 
-    def __init__(self, numerics: str) -> None:
-        self._numerics = numerics
+    def __init__(self, numerics: str, weights: str = "resident") -> None:
+        self._numerics, self._weights = numerics, weights
 
     def load(self, directory: Path, threads: int) -> dict[str, str]:
-        self._model = load(directory, self._numerics)
+        self._model = load(directory, self._numerics, weights=self._weights)
         return {}
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""A checkpoint with the exact shapes of LFM2-350M and random weights, made once and kept: 0.7 GB.
+"""Checkpoints with the exact shapes of LFM2-350M (0.7 GB) or LFM2-2.6B (5.1 GB) and random weights, made once, kept.
 
 Speed does not depend on what the weights are, only on their number format: bfloat16, as published, of which exact
 arithmetic needs one slice. It is written beside its place and then put there, so that it is whole or not there.
@@ -24,7 +24,6 @@ from lfm2np.checkpoint import SINGLE, expected_tensors
 from lfm2np.config import ModelConfig, parse_config
 from lfm2np.errors import CheckpointError
 
-NAME = "LFM2-350M-random"
 SEED = 350
 ROWS = 2**12  # of a tensor, made at a time
 # The published config.json of LFM2-350M, as far as it decides about shapes. Source: huggingface.co/LiquidAI/LFM2-350M
@@ -53,6 +52,19 @@ CONFIG: dict[str, object] = {
     "pad_token_id": 0,
 }
 
+# What differs in LFM2-2.6B. Source: huggingface.co/LiquidAI/LFM2-2.6B
+LARGE_CONFIG: dict[str, object] = {
+    **CONFIG,
+    "hidden_size": 2048,
+    "intermediate_size": 10752,
+    "block_auto_adjust_ff_dim": False,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "full_attn_idxs": [2, 5, 9, 13, 17, 21, 24, 27],
+}
+SMALL, LARGE = "LFM2-350M", "LFM2-2.6B"
+CONFIGS = {SMALL: CONFIG, LARGE: LARGE_CONFIG}
+
 Progress = Callable[[int, int], None]
 
 
@@ -63,14 +75,19 @@ def cache_directory() -> Path:
 
 
 def random_checkpoint(
-    directory: Path | None = None, raw: dict[str, object] = CONFIG, progress: Progress | None = None
+    directory: Path | None = None,
+    raw: dict[str, object] | None = None,
+    progress: Progress | None = None,
+    name: str = SMALL,
 ) -> Path:
     """The directory of the checkpoint, made unless it is there, whole by the size of its files.
 
+    raw       config.json; that of `name`, one of CONFIGS, if it is not given
     progress  called with (numbers done, numbers in all)
     errors    CheckpointError where it can't be written; an interrupt leaves nothing behind
     """
-    place = cache_directory() / NAME if directory is None else directory
+    raw = CONFIGS[name] if raw is None else raw
+    place = cache_directory() / f"{name}-random" if directory is None else directory
     config = parse_config(raw, "config.json")
     text = json.dumps(raw, indent=2) + "\n"
     if is_whole(place, config, text):

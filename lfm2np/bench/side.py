@@ -35,13 +35,15 @@ class Side(Protocol):
 
 
 def make_side(name: str) -> Side:
-    """ "exact", "float32", "floor-float64", "transformers-bfloat16", ..."""
+    """ "exact", "float32", "streamed-exact", "floor-float64", "transformers-bfloat16", ..."""
     kind, _, dtype = name.rpartition("-")
     match kind:
         case "floor":
             return FloorSide(dtype)
         case "transformers":
             return TransformersSide(dtype)
+        case "streamed":
+            return EngineSide(dtype, "streamed")
         case _:
             return EngineSide(name)
 

@@ -136,8 +136,9 @@ def stream_matrix(weight: Rows, what: str) -> Matrix:
 def prepared_rows(weight: Float32, grid: Grid) -> Float64:
     """Some rows of the weights on the grid, [slices, rows, inputs]."""
     values = np.empty((grid.slices, *weight.shape), np.float64)
-    for index, units, shift in weight_slices(weight, grid.columns, grid.slices):
-        np.multiply(units, power_of_two(-shift), out=values[index])
+    for rows in pieces(len(weight), weight.shape[1], SMALL_PIECE):
+        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
+            np.multiply(units, power_of_two(-shift), out=values[index, rows])
     return values
 
 

@@ -12,7 +12,7 @@ from lfm2np.bench.engine_side import EngineSide
 from lfm2np.bench.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.floor_side import Attention, FloorSide, linear_products
 from lfm2np.bench.random_checkpoint import CONFIG
-from lfm2np.cache import read_tokens
+from lfm2np.cache import block_runs, read_tokens
 from lfm2np.config import parse_config
 
 TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"
@@ -92,7 +92,8 @@ def test_a_filled_engine_holds_the_entries_and_decodes_next(numerics):
         assert (request.is_decoding, request.num_computed_tokens) == (True, 37)
         nothing = tuple(array[:0] for array in entries[0])
         for layer, expected in enumerate(entries):
-            found = read_tokens(engine.cache, layer, np.array(request.block_table), 37, nothing)
+            parts = read_tokens(engine.cache, layer, block_runs(request.block_table), 37, nothing)
+            found = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
             assert all(np.array_equal(x, y) for x, y in zip(found, expected, strict=True))
         assert (engine.cache.states[request.slot] == 1.0).all()
     for _ in range(4):
