@@ -20,7 +20,7 @@ from lfm2np.loading import Model, load
 from lfm2np.shards import AT_ONCE, AnyExecutor, map_shards
 from lfm2np.weights import Progress
 
-MAX_NUM_BATCHED_TOKENS = 2048  # of one shard: bounds the memory of a ragged pass, as the engine's limit does
+MAX_NUM_BATCHED_TOKENS = 256  # of one shard: bounds a ragged pass; larger ones leave the processor's cache
 _loading = threading.Lock()
 
 
