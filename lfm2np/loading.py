@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint
+from lfm2np.checkpoint_files import checkpoint_sha256
 from lfm2np.config import ModelConfig, load_config
 from lfm2np.digest import digest
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
@@ -63,6 +64,11 @@ class Model:
     def digest(self) -> str:
         """SHA-256 of the logits' bits for a fixed set of prompts: under `exact` the same on every machine."""
         return digest(self.weights, self.config, self.numerics)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of config.json and the weight files: which checkpoint this is, whatever its directory is called."""
+        return checkpoint_sha256(self.path)
 
     def stream(
         self,
