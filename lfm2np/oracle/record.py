@@ -85,14 +85,19 @@ class Recorder:
             self._entering = self._layer
         return made
 
+    def convolve_ragged(
+        self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        """All requests' rows of a pass."""
+        made = self._numerics.convolve_ragged(windows, taps, bias)
+        self._keep(f"{self._layer}.conv.conv", made)
+        return made
+
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
-        """One request's rows; those of a pass come in their order."""
         made = self._numerics.convolve(history, u, taps, bias)
-        name = f"{self._layer}.conv.conv"
-        before = self.passes[-1].get(name)
-        self._keep(name, made if before is None else np.concatenate([before, made]))
+        self._keep(f"{self._layer}.conv.conv", made)
         return made
 
 
