@@ -6,6 +6,7 @@ model.logits([1, 17, 42])                   # [3, V] float32, the same bits on e
 model.generate("sort: 3 1 2 ->").text       # greedy
 lfm2np.LLM().generate(["sort: 3 1 2 ->", "add: 34 + 58 ->"], lfm2np.SamplingParams(temperature=0.0))
 model.score([1, 17, 42])                    # log-probability, rank, margin of each token
+lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
 """
 
 from lfm2np.draft_model import ModelDrafter
@@ -25,6 +26,7 @@ from lfm2np.loading import Model, draft_fixture, load, trained_fixture
 from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.scoring import TokenScore
+from lfm2np.scoring_many import score_many
 
 __version__ = "0.1.0"
 
@@ -54,5 +56,6 @@ __all__ = [
     "TokenizerError",
     "draft_fixture",
     "load",
+    "score_many",
     "trained_fixture",
 ]

@@ -9,7 +9,9 @@ host              copies of swapped-out blocks, and of the live states, which go
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from scheduler import Move, ScheduledTokens, SchedulerConfig
 
 Array = NDArray[Any]
 DEFAULT_BYTES = 2**30
+MOST_RUNS = 4  # of neighbouring blocks that are read without copying them together
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +112,28 @@ def _copy_block(
             target_array[destination] = origin_array[source]
 
 
-def read_tokens(cache: Cache, layer: int, table: Array, start: int, entries: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Positions 0 to start + t - 1 in order: copies from the blocks of `table`, then the new entries [t, ...]."""
-    stop = start + len(entries[0])
-    gathered = []
-    for array, new in zip(cache.blocks[layer], entries, strict=True):
-        whole = array[table].reshape(-1, *array.shape[2:])[:stop]
-        whole[start:] = new
-        gathered.append(whole)
-    return tuple(gathered)
+def block_runs(table: Sequence[int]) -> list[Any]:
+    """What reads a request's blocks in order: slices where they lie side by side, else one array of their ids.
+
+    A slice is a view, and an array of ids a copy, which pays where there would be many small slices.
+    """
+    ids = np.array(table, np.int64)
+    borders = [0, *np.flatnonzero(np.diff(ids) != 1) + 1, len(ids)]
+    if len(borders) > MOST_RUNS + 1:
+        return [ids]
+    return [slice(ids[first], ids[first] + stop - first) for first, stop in pairwise(borders) if first < stop]
+
+
+def read_tokens(
+    cache: Cache, layer: int, runs: Sequence[Any], start: int, entries: tuple[Array, ...]
+) -> list[tuple[Array, ...]]:
+    """Positions 0 to start + t - 1 in order, in parts: those in the blocks of `runs`, then the new entries [t, ...]."""
+    parts, left = [], start
+    for run in runs:
+        arrays = [array[run].reshape(-1, *array.shape[2:]) for array in cache.blocks[layer]]
+        parts.append(tuple(array[:left] for array in arrays))
+        left -= len(parts[-1][0])
+    return [*(part for part in parts if len(part[0])), entries]
 
 
 def commit(

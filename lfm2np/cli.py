@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | check | locate | vectors | digest | info | faults | ...`."""
+"""The command line: `lfm2np generate | replay | score | merge | check | locate | vectors | digest | info | ...`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import math
 import os
 import sys
 import warnings
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_batch, cli_conformance, cli_draw, digest, scoring, summary
+from lfm2np import cli_batch, cli_bench, cli_conformance, cli_draw, cli_score, cli_work, digest, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.generation import GeneratedToken, collect
-from lfm2np.loading import Model, checkpoint_directory, load
+from lfm2np.loading import WEIGHTS, Model, checkpoint_directory, load
 from lfm2np.numerics import NAMES
 from lfm2np.oracle import cli_check, cli_locate, cli_vectors
 from lfm2np.oracle.target import TargetError
-from lfm2np.terminal import parse_ids, progress_bar, read_file, terminal_text
+from lfm2np.terminal import entry, parse_ids, progress_bar, read_file, terminal_text
 from lfm2np.tokenizer import Tokenizer
 from scheduler import TraceError, replay
 
@@ -43,7 +42,7 @@ Command = Callable[[argparse.Namespace], None]
 
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
-        return load(arguments.model, arguments.numerics, show)
+        return load(arguments.model, arguments.numerics, show, arguments.weights)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
@@ -133,33 +132,18 @@ def logprobs_line(tokenizer: Tokenizer | None, token: GeneratedToken) -> str:
     return f"{own}  {top}".rstrip()
 
 
-def entry(tokenizer: Tokenizer | None, token_id: int) -> str:
-    """A token as a quoted piece of text, a special one by its name, or its id where there is no tokenizer."""
-    if tokenizer is None:
-        return str(token_id)
-    text = tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
-    return repr(text) if text else tokenizer.token(token_id) or f"<dead row {token_id}>"
-
-
 def run_score(arguments: argparse.Namespace) -> None:
+    has_completion = arguments.completion is not None or arguments.completion_ids is not None
+    if arguments.requests is None and (arguments.workers or arguments.results is not None):
+        raise RequestError("--workers and --results go with --requests")
+    if arguments.requests is not None and (has_completion or arguments.system is not None):
+        raise RequestError("--requests has prompts and completions in its lines")
     model = load_model(arguments)
-    prompt, completion = prompt_ids(model, arguments), completion_ids(model, arguments)
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    with progress_bar("scoring") as show:
-        scores = scoring.score(model.weights, model.config, model.numerics, prompt + completion, show)
-    if arguments.completion is not None or arguments.completion_ids is not None:
-        scores = [s for s in scores if s.position >= len(prompt)]
-    total = math.fsum(s.logprob for s in scores)
-    if arguments.json:
-        rows = [dataclasses.asdict(s) for s in scores]
-        print_json(model, {"token_ids": prompt + completion, "scores": rows, "total_logprob": total})
+    if arguments.requests is not None:
+        cli_score.run_many(model, arguments)
         return
-    print(f"{'position':>8}{'id':>8}  {'token':<20}{'log-prob':>12}{'rank':>7}{'margin':>10}  greedy")
-    for s in scores:
-        greedy = "" if s.rank == 1 else entry(tokenizer, s.greedy_token_id)
-        own = f"{s.position:>8}{s.token_id:>8}  {entry(tokenizer, s.token_id):<20}"
-        print(terminal_text(f"{own}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip()))
-    print(f"total log-probability {total:.6f} over {len(scores)} tokens")
+    prompt, completion = prompt_ids(model, arguments), completion_ids(model, arguments)
+    cli_score.run_one(model, prompt, completion, has_completion, arguments.json)
 
 
 def run_digest(arguments: argparse.Namespace) -> None:
@@ -298,16 +282,32 @@ def build_parser() -> argparse.ArgumentParser:
         exit_codes=cli_check.EXIT_CODES,
     )
     cli_vectors.add_options(vectors)
+    bench = command(
+        "bench",
+        cli_bench.run,
+        "measure speed and memory, beside the bare matrix products and transformers",
+        cli_bench.EXAMPLE,
+        model=False,
+    )
+    cli_bench.add_options(bench)
     score = command(
         "score",
         run_score,
         "log-probability, rank and margin of given tokens",
-        "lfm2np score --chat 'add: 34 + 58' --completion 92",
+        cli_score.EXAMPLE,
     )
-    add_prompt_options(score)
+    add_prompt_options(score).add_argument("--requests", metavar="FILE", help=cli_score.REQUESTS_HELP)
     group = score.add_mutually_exclusive_group()
     group.add_argument("--completion", metavar="TEXT", help="what followed the prompt; only its tokens are shown")
     group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
+    cli_work.add_options(score)
+    merge = command(
+        "merge",
+        cli_work.run_merge,
+        "put files of results together, of score, check or vectors, and compute some of them again",
+        cli_work.MERGE_EXAMPLE,
+    )
+    cli_work.add_merge_options(merge)
     digest_command = command(
         "digest",
         run_digest,
@@ -317,11 +317,13 @@ def build_parser() -> argparse.ArgumentParser:
     command("info", run_info, "shape, memory and proved bounds of a checkpoint", "lfm2np info --json")
     for sub in (generate, score, digest_command):
         sub.add_argument("--numerics", choices=NAMES, default="exact", help="arithmetic (exact)")
+        streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
+        sub.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
     return parser
 
 
-def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> None:
-    """`many` lets --prompt and --chat be repeated, and adds --requests."""
+def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> argparse._MutuallyExclusiveGroup:
+    """`many` lets --prompt and --chat be repeated, and adds --requests. Returns the group that one is taken of."""
     action, again = ("append", "; may be repeated") if many else ("store", "")
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--prompt", metavar="TEXT", action=action, help="plain text; the BOS is added" + again)
@@ -333,6 +335,7 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> N
     group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
     group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
     parser.add_argument("--system", metavar="TEXT", help="system message before --chat")
+    return group
 
 
 def main(argv: Sequence[str] | None = None) -> int:

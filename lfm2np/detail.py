@@ -11,7 +11,7 @@ import json
 import linecache
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.numerics import Numerics
+from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.weights import ModelWeights, ShortConvWeights
 
@@ -77,18 +78,27 @@ class Detail:
 
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
         made = self._numerics.cache_entries(keys, values, scale)
-        self._noted("cache_entries", REQUEST, {"keys": keys, "values": values}, keys, name="keys and values")
+        self._noted("cache_entries", ROW, {"keys": keys, "values": values}, keys, name="keys and values")
         return made
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
-        made = self._numerics.attend_cached(queries, cached, scale)
-        return self._noted("attend", REQUEST, {"queries": queries}, made, name="attention", context=len(cached[0]))
-
-    def convolve(
-        self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
-        made = self._numerics.convolve(history, u, taps, bias)
-        return self._noted("convolve", REQUEST, {"history": history, "u": u}, made, of=taps)
+        made = self._numerics.attend_ragged(queries, rows, cached, scale)
+        for own, parts in zip(rows, cached, strict=True):
+            context = sum(len(part[0]) for part in parts)
+            self._noted("attend", REQUEST, {"queries": queries[own]}, made[own], name="attention", context=context)
+        return made
+
+    def convolve_ragged(
+        self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        made, first = self._numerics.convolve_ragged(windows, taps, bias), 0
+        for window in windows:
+            history, u = window[: taps.shape[1] - 1], window[taps.shape[1] - 1 :]
+            self._noted("convolve", REQUEST, {"history": history, "u": u}, made[first : first + len(u)], of=taps)
+            first += len(u)
+        return made
 
     def _noted(
         self,

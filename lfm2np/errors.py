@@ -53,3 +53,9 @@ class InconclusiveError(Lfm2npError):
     """A check ran, and what it was given does not suffice to tell."""
 
     exit_code = 2
+
+
+class WorkerError(Lfm2npError):
+    """Workers of an executor died again and again, can't be reached, or have another checkpoint."""
+
+    exit_code = 1

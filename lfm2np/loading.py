@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint import open_checkpoint
+from lfm2np.checkpoint_files import checkpoint_sha256
 from lfm2np.config import ModelConfig, load_config
 from lfm2np.digest import digest
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
@@ -23,6 +24,8 @@ from lfm2np.scoring import TokenScore, score
 from lfm2np.strict_json import is_directory, is_present
 from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
 from lfm2np.weights import ModelWeights, Progress, prepare_weights
+
+WEIGHTS = ("resident", "streamed")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,6 +64,11 @@ class Model:
     def digest(self) -> str:
         """SHA-256 of the logits' bits for a fixed set of prompts: under `exact` the same on every machine."""
         return digest(self.weights, self.config, self.numerics)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of config.json and the weight files: which checkpoint this is, whatever its directory is called."""
+        return checkpoint_sha256(self.path)
 
     def stream(
         self,
@@ -130,18 +138,29 @@ def checkpoint_directory(path: str | Path | None) -> Path:
     return directory
 
 
-def load(path: str | Path | None = None, numerics: str = "exact", progress: Progress | None = None) -> Model:
+def load(
+    path: str | Path | None = None,
+    numerics: str = "exact",
+    progress: Progress | None = None,
+    weights: str = "resident",
+) -> Model:
     """The model in a checkpoint directory (without a path: the trained fixture) under one arithmetic.
 
     numerics  "exact" (default), "float32", "float64" or "bfloat16"
     progress  called with (matrices done, matrices in all)
+    weights   "resident" in memory (8 bytes each in exact), or "streamed": kept as stored and widened for each product,
+              piece by piece, which is slower and takes little memory
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
     arithmetic = numerics_named(numerics)
+    if weights not in WEIGHTS:
+        raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
     require_ieee()
     require_exact_product()
     directory = checkpoint_directory(path)
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)
-    return Model(directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress))
+    return Model(
+        directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
+    )

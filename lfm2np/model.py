@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.cache import Cache, commit, move, read_tokens
+from lfm2np.cache import Cache, block_runs, commit, move, read_tokens
 from lfm2np.checkpoint import widen
 from lfm2np.config import ModelConfig
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
+from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from scheduler import BatchPlan, ScheduledTokens
 
@@ -39,7 +40,7 @@ class Segment:
 
     entry: ScheduledTokens
     rows: slice
-    table: Array  # [blocks] int64
+    runs: list[Any]  # of its blocks: see cache.block_runs
     entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]
     windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
@@ -120,7 +121,7 @@ def make_segments(plan: BatchPlan) -> list[Segment]:
     segments, first = [], 0
     for entry in plan.scheduled:
         rows = slice(first, first + len(entry.token_ids))
-        segments.append(Segment(entry, rows, np.array(entry.block_table, np.int64)))
+        segments.append(Segment(entry, rows, block_runs(entry.block_table)))
         first = rows.stop
     return segments
 
@@ -130,11 +131,10 @@ def short_conv(
 ) -> Array:
     """reference.short_conv, each request after its own live state: [T, D] -> [T, D]."""
     u, gate_out = reference.gated_input(weights, numerics, x)
-    mixed = np.empty_like(u)
     for one in segments:
         history = cache.states[one.entry.slot, layer]  # [L-1, D]
-        mixed[one.rows] = numerics.convolve(history, u[one.rows], weights.taps, weights.taps_bias)
         one.windows.append(np.concatenate([history, u[one.rows]]))
+    mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)
     return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
 
 
@@ -150,17 +150,32 @@ def attention(
 ) -> Array:
     """reference.attention, each request over its own blocks: [T, D] -> [T, D]."""
     queries, keys, values = reference.queries_keys_values(weights, config, numerics, x, rotary)
-    mixed = np.zeros_like(queries)
+    find_overflows(numerics, segments, queries, keys, values)
+    entries = numerics.cache_entries(keys, values, weights.scale)
+    sound, cached = [], []
     for one in segments:
-        if one.error:
-            continue
-        try:
-            one.entries.append(numerics.cache_entries(keys[one.rows], values[one.rows], weights.scale))
-            cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])
-            mixed[one.rows] = numerics.attend_cached(queries[one.rows], cached, weights.scale)
-        except NumericsError as error:
-            one.error = error
+        if not one.error:
+            one.entries.append(tuple(array[one.rows] for array in entries))
+            sound.append(one.rows)
+            cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))
+    mixed = numerics.attend_ragged(queries, sound, cached, weights.scale)
     return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+
+
+def find_overflows(numerics: Numerics, segments: list[Segment], queries: Array, keys: Array, values: Array) -> None:
+    """Notes whose queries [T, H, E], keys or values [T, G, E] are not finite, and puts 0 in their place."""
+    longest = max(one.entry.stop for one in segments)
+    if longest <= numerics.longest_context and all(np.isfinite(one).all() for one in (queries, keys, values)):
+        return
+    for one in segments:
+        operands = {"keys": keys[one.rows], "values": values[one.rows], "queries": queries[one.rows]}
+        try:
+            require_context(one.entry.stop, numerics.longest_context)
+            require_finite_rows(**operands)
+        except NumericsError as error:
+            one.error = one.error or error
+            for operand in operands.values():
+                operand[...] = 0.0
 
 
 def wanted_logits(

@@ -58,12 +58,15 @@ def process(
     prompt_ids: Sequence[int],
     output_ids: Sequence[int],
     eos_token_ids: Sequence[int],
-) -> Float64:
+) -> NDArray[Any]:
     """Logits [V] (float32, or float64 under `float64`) after the processors: float64 [V], -inf where removed.
 
-    Greedy: the logits after masks, biases and penalties. Else relative to the largest and divided by the temperature.
-    NumericsError for logits that are not finite; RequestError for an id outside [0, V) or if no token is left.
+    Greedy: the logits after masks, biases and penalties, or the row itself where there are none. Else relative to the
+    largest and divided by the temperature. NumericsError for logits that are not finite; RequestError for an id outside
+    [0, V) or if no token is left.
     """
+    if params.temperature == 0.0 and asks_for_no_change(params, len(output_ids)):
+        return require_row(row)
     values = masked(penalised(row, params, prompt_ids, output_ids), params, len(output_ids), eos_token_ids)
     return values if params.temperature == 0.0 else filtered(values, params)[0]
 
@@ -107,6 +110,13 @@ def choose(
     return draw(weights, uniform(seed, sample_index, len(prompt_ids) + len(output_ids)))
 
 
+def asks_for_no_change(params: SamplingParams, produced: int) -> bool:
+    """Whether no logit of this token can be changed or removed, so that its largest is that of the row."""
+    neutral = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
+    masks = params.allowed_token_ids is not None or params.banned_token_ids or produced < params.min_tokens
+    return neutral and not masks and not params.logit_bias
+
+
 def penalised(
     row: NDArray[Any], params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
 ) -> Float64:
@@ -115,7 +125,7 @@ def penalised(
     Repetition divides positive logits and multiplies the others, once for each id of prompt or output; frequency is
     subtracted for each occurrence in the output, presence once. Before that, values are cut to +-2**1000.
     """
-    values = require_row(row)
+    values = require_row(row).astype(np.float64)
     with np.errstate(over="ignore"):
         if params.logit_bias:
             token_ids, biases = zip(*bias_pairs(params), strict=True)
@@ -272,15 +282,15 @@ def request_seed(params: SamplingParams, engine_seed: int, request_id: str) -> i
     return int.from_bytes(digest[:8], "big")
 
 
-def require_row(row: NDArray[Any]) -> Float64:
-    """A float64 copy of finite logits [V], V up to 2**17."""
+def require_row(row: NDArray[Any]) -> NDArray[Any]:
+    """The row: finite logits [V], V up to 2**17."""
     if row.ndim != 1 or row.dtype not in (np.float32, np.float64) or not 0 < len(row) <= MAX_TOKENS:
         raise NumericsError(
             f"logits: {row.dtype} of shape {row.shape}, expected float32 or float64 [V], V from 1 to {MAX_TOKENS}"
         )
     if not np.isfinite(row).all():
         raise NumericsError("logits: NaN or infinite, expected finite numbers")
-    return row.astype(np.float64)
+    return row
 
 
 def id_array(name: str, ids: Sequence[int], size: int) -> Int64:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np import ragged, reference
 from lfm2np.config import ModelConfig
-from lfm2np.errors import RequestError
+from lfm2np.errors import NumericsError, RequestError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import pieces
 from lfm2np.tokenizer import require_ids
 from lfm2np.weights import ModelWeights, Progress
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
+Array = NDArray[Any]
+Columns = dict[str, Array]  # logprobs [T] float64, ranks [T] int64, margins [T] float64, greedy_token_ids [T] int64
 
 
 @dataclass(frozen=True)
@@ -37,27 +41,93 @@ def score(
     token_ids: Sequence[int],
     progress: Progress | None = None,
 ) -> list[TokenScore]:
-    """Scores of tokens 1 to T-1 given those before each; `progress(done, total)` counts layers.
+    """Scores of tokens 1 to T-1 given those before each, by reference.py; `progress(done, total)` counts layers.
 
     RequestError for fewer than two tokens, more than `max_position_embeddings`, or an id outside the vocabulary.
     """
-    ids = np.array(require_ids(token_ids, config.vocab_size), np.int64)
+    ids = scorable(token_ids, config)
+    states = reference.hidden_states(weights, config, numerics, ids[:-1], progress)
+    columns, overflows = score_rows(weights, numerics, states, np.array(ids[1:], np.int64))
+    error = overflow(overflows, range(len(states)), numerics)
+    if error:
+        raise error
+    return token_scores(ids, columns)
+
+
+def score_batch(
+    weights: ModelWeights, config: ModelConfig, numerics: Numerics, sequences: Sequence[Sequence[int]]
+) -> list[Columns | NumericsError]:
+    """What `score` says of each sequence, all of them in one ragged pass; an overflow harms only its own sequence."""
+    states, runs = ragged.hidden_states(weights, config, numerics, [ids[:-1] for ids in sequences])
+    following = np.array([token for ids in sequences for token in ids[1:]], np.int64)
+    columns, overflows = score_rows(weights, numerics, states, following)
+    found: list[Columns | NumericsError] = []
+    for one in runs:
+        rows = range(one.rows.start, one.rows.stop)
+        error = one.error or overflow(overflows, rows, numerics)
+        found.append(error or {name: values[one.rows].copy() for name, values in columns.items()})
+    return found
+
+
+def scorable(token_ids: Sequence[int], config: ModelConfig) -> list[int]:
+    """The ids, checked."""
+    ids = require_ids(token_ids, config.vocab_size)
     if not 2 <= len(ids) <= config.max_position_embeddings:
         raise RequestError(
             f"{len(ids)} tokens to score: expected 2 to max_position_embeddings={config.max_position_embeddings}"
         )
-    states = reference.hidden_states(weights, config, numerics, ids[:-1].tolist(), progress)
-    scores: list[TokenScore] = []
-    for rows in pieces(len(states), config.vocab_size, LOGITS_AT_ONCE):
-        logits = reference.output_logits(weights, numerics, states[rows])
-        logprobs = numerics.log_softmax(logits)
-        for row, logit, logprob in zip(range(rows.start, rows.stop), logits, logprobs, strict=True):
-            token_id = int(ids[row + 1])
-            own = logit[token_id]
-            ahead = int(np.count_nonzero(logit > own) + np.count_nonzero(logit[:token_id] == own))
-            others = np.delete(logit, token_id)
-            margin = float(own) - float(others.max()) if others.size else float("inf")
-            scores.append(
-                TokenScore(row + 1, token_id, float(logprob[token_id]), ahead + 1, margin, int(np.argmax(logit)))
-            )
-    return scores
+    return ids
+
+
+def score_rows(
+    weights: ModelWeights, numerics: Numerics, states: Array, token_ids: NDArray[np.int64]
+) -> tuple[Columns, dict[int, tuple[int, float]]]:
+    """Hidden states [T, D] against the tokens [T] that follow; as many rows at once as LOGITS_AT_ONCE allows.
+
+    Also, by row, the first token whose logit is not finite, and that logit: the columns say nothing of such a row.
+    """
+    parts: list[Columns] = []
+    overflows: dict[int, tuple[int, float]] = {}
+    for rows in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            logits = numerics.linear(states[rows], weights.head)  # [t, V]
+        wrong = ~np.isfinite(logits)
+        for row in np.flatnonzero(wrong.any(axis=1)).tolist():
+            token_id = int(np.argmax(wrong[row]))
+            overflows[rows.start + row] = token_id, float(logits[row, token_id])
+            logits[row] = 0.0
+        parts.append(score_logits(numerics, logits, token_ids[rows]))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, overflows
+
+
+def score_logits(numerics: Numerics, logits: Array, token_ids: NDArray[np.int64]) -> Columns:
+    """Logits [t, V] against the tokens [t] that follow; overwrites the logits of these."""
+    chosen = token_ids[:, None]  # [t, 1]
+    own = np.take_along_axis(logits, chosen, axis=1)  # [t, 1]
+    logprobs = np.take_along_axis(numerics.log_softmax(logits), chosen, axis=1)
+    ahead = np.count_nonzero(logits > own, axis=1)
+    ahead += np.count_nonzero((logits == own) & (np.arange(logits.shape[1]) < chosen), axis=1)
+    greedy = np.argmax(logits, axis=1)
+    np.put_along_axis(logits, chosen, -np.inf, axis=1)
+    return {
+        "logprobs": logprobs[:, 0],
+        "ranks": ahead.astype(np.int64) + 1,
+        "margins": own[:, 0].astype(np.float64) - logits.max(axis=1),  # without another token: infinite
+        "greedy_token_ids": greedy.astype(np.int64),
+    }
+
+
+def overflow(overflows: Mapping[int, tuple[int, float]], rows: range, numerics: Numerics) -> NumericsError | None:
+    """The error for the first of these rows whose logits are not all finite."""
+    for row in rows:
+        if row in overflows:
+            token_id, value = overflows[row]
+            place = f"logit of token {token_id} in row {row - rows.start}"
+            return NumericsError(f"{place} is {value}: these weights overflow {numerics.name}")
+    return None
+
+
+def token_scores(token_ids: Sequence[int], columns: Columns) -> list[TokenScore]:
+    """One a token, for its users."""
+    lists = (columns[name].tolist() for name in ("logprobs", "ranks", "margins", "greedy_token_ids"))
+    return [TokenScore(row + 1, token_ids[row + 1], *each) for row, each in enumerate(zip(*lists, strict=True))]

@@ -12,14 +12,21 @@ from tqdm import tqdm
 
 from lfm2np.errors import RequestError
 from lfm2np.strict_json import decode_text, read_bytes
+from lfm2np.tokenizer import Tokenizer
 
 MAX_PROMPT_BYTES = 64 * 2**20
 
 
 @contextlib.contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped."""
-    with tqdm(desc=description, delay=2, leave=False, disable=None, file=sys.stderr) as bar:
+def progress_bar(description: str, unit: str = "it") -> Iterator[Callable[[int, int], None]]:
+    """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped.
+
+    It shows how many units are done a second.
+    """
+    scale = unit != "it"
+    with tqdm(
+        desc=description, delay=2, leave=False, disable=None, file=sys.stderr, unit=unit, unit_scale=scale
+    ) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
@@ -29,14 +36,15 @@ def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextlib.contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A function `(what, done, total)`: one such bar a kind of work."""
+def progress_bars(*of_tokens: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A function `(what, done, total)`: one such bar a kind of work; those named count tokens."""
     with contextlib.ExitStack() as stack:
         bars: dict[str, Callable[[int, int], None]] = {}
 
         def show(what: str, done: int, count: int) -> None:
             if what not in bars:
-                bars[what] = stack.enter_context(progress_bar(what))
+                unit = " tokens" if what in of_tokens else "it"
+                bars[what] = stack.enter_context(progress_bar(what, unit))
             bars[what](done, count)
 
         yield show
@@ -66,6 +74,14 @@ def read_file(name: str) -> str:
     if len(content) > MAX_PROMPT_BYTES:
         raise RequestError(f"{source}: more than {MAX_PROMPT_BYTES} bytes")
     return decode_text(content, source, RequestError)
+
+
+def entry(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """A token as a quoted piece of text, a special one by its name, or its id where there is no tokenizer."""
+    if tokenizer is None:
+        return str(token_id)
+    text = tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")
+    return repr(text) if text else tokenizer.token(token_id) or f"<dead row {token_id}>"
 
 
 def terminal_text(text: str) -> str:

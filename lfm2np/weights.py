@@ -83,17 +83,53 @@ def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Float
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """The tensors of one Matrix below each other, as stored; a slice of their rows is widened when it is read."""
+
+    tensors: tuple[StoredTensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sum(len(one.values) for one in self.tensors), self.tensors[0].values.shape[1]
+
+    def __getitem__(self, rows: slice) -> Float32:
+        parts, first = [], 0
+        for one in self.tensors:
+            own = one.values[max(0, rows.start - first) : max(0, rows.stop - first)]
+            if len(own):
+                parts.append(widen(own, one.dtype))
+            first += len(one.values)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def stored_rows(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredRows:
+    """CheckpointError for a value that is not finite."""
+    for name in names:
+        require_finite(tensors[name])
+    return StoredRows(tuple(tensors[name] for name in names))
+
+
 def prepare_weights(
-    tensors: Mapping[str, StoredTensor], config: ModelConfig, numerics: Numerics, progress: Progress | None = None
+    tensors: Mapping[str, StoredTensor],
+    config: ModelConfig,
+    numerics: Numerics,
+    progress: Progress | None = None,
+    streamed: bool = False,
 ) -> ModelWeights:
-    """Widens, checks and prepares all tensors; `progress(done, total)` counts matrices.
+    """Widens, checks and prepares all tensors; `progress(done, total)` counts matrices. `streamed` leaves them stored.
 
     Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
     """
     parts = list(matrix_parts(config))
     matrices: dict[str, Matrix] = {}  # by the name of the first tensor in each
     for names in parts:
-        matrices[names[0]] = numerics.prepare_matrix(joined(tensors, names), " + ".join(names))
+        what = " + ".join(names)
+        matrices[names[0]] = (
+            numerics.stream_matrix(stored_rows(tensors, names), what)
+            if streamed
+            else numerics.prepare_matrix(joined(tensors, names), what)
+        )
         if progress:
             progress(len(matrices), len(parts))
     # Norms, biases and taps: whatever is no matrix.

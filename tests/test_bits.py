@@ -31,14 +31,25 @@ WORKER = """
 import hashlib, json, sys
 import numpy as np
 from lfm2np.loading import load
+from lfm2np.cli_work import WORKS
 from lfm2np.numerics import elementary, exact
+from lfm2np.results_file import encoded, result_sha256
 
 def sha(*arrays):
     return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
 
 found = {}
 for path in sys.argv[2:]:
-    found[path] = load(path, sys.argv[1]).digest()
+    model = load(path, sys.argv[1])
+    found[path] = model.digest()
+ids = list(range(7, 60))
+items = {
+    "score": ids,
+    "truth": {"token_ids": ids, "wanted": [[3, [5, 6]]]},
+    "vector": {"prompt": ids[:40], "token_ids": ids[40:], "tensors": None},
+}
+for kind, item in items.items():  # of the last checkpoint
+    found[kind] = result_sha256(encoded(WORKS[kind].function(model, [item])))
 random = np.random.Generator(np.random.Philox(7))
 x = (random.integers(-(2**40), 2**40, (50, 999)) * 2.0**-36)
 found["exp"], found["log"] = sha(elementary.exp(x)), sha(elementary.log(np.abs(x) + 2.0**-30))

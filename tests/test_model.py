@@ -54,6 +54,16 @@ def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, nu
 
 
 @pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)
+def test_streamed_weights_change_no_bit(path):
+    assert lfm2np.load(path, weights="streamed").digest() == lfm2np.load(path).digest()
+
+
+def test_other_places_for_weights_are_refused(model):
+    with pytest.raises(RequestError, match="weights 'gpu': expected one of resident, streamed"):
+        lfm2np.load(model.path, weights="gpu")
+
+
+@pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)
 def test_a_row_of_logits_depends_only_on_the_tokens_before_it(path):
     """Causality of both operators: whatever follows, the bits stay."""
     model = lfm2np.load(path)

@@ -47,10 +47,10 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.model:attention",
-                "cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])",
-                "cached = read_tokens(cache, layer, one.table, one.entry.start, one.entries[-1])\n"
-                "            before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
-                "            cached = tuple(np.concatenate(parts) for parts in zip(*before, cached, strict=True))",
+                "cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))",
+                "before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
+                "            own = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])\n"
+                "            cached.append([*before, *own])",
             ),
         ),
     ),
@@ -207,7 +207,15 @@ FAULTS: tuple[Fault, ...] = (
         section="B",
         sentence="Attention reads for a step's first token what the last owner of its block left there.",
         seen_in=("vllm-mlx 380",),
-        edits=(Edit("lfm2np.cache:read_tokens", "whole[start:] = new", "whole[start + 1 :] = new[1:]"),),
+        edits=(
+            Edit(
+                "lfm2np.cache:read_tokens",
+                "return [*(part for part in parts if len(part[0])), entries]",
+                "held = [np.concatenate([array[run] for run in runs]) for array in cache.blocks[layer]]\n"
+                "    old = tuple(array.reshape(-1, *array.shape[2:])[: start + 1] for array in held)\n"
+                "    return [old, tuple(new[1:] for new in entries)]",
+            ),
+        ),
     ),
     Fault(
         name="rejected-drafts-stay-in-the-blocks",

@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="A token of a prompt attends to those behind it, as far as its step computes them.",
         seen_in=("marvinmboya/LFMs-continuous-batching",),
-        edits=(Edit(EXACT + "attend_cached", "np.where(np.arange(context) <= positions, scores, -np.inf)", "scores"),),
+        edits=(Edit("lfm2np.numerics.attention:stacked_scores", "hide_later_positions(scores)", "pass"),),
     ),
     Fault(
         name="head-norm-reads-strided-rows-as-contiguous",
@@ -228,14 +228,20 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="Scores are not divided by the square root of head_dim: a class of factors lost between two kernels.",
         seen_in=(),
-        edits=(Edit(EXACT + "attend_cached", " * (1.0 / math.sqrt(head_dim))", ""),),
+        edits=(Edit(EXACT + "attend_spans", "scores *= 1.0 / math.sqrt(head_dim)", "pass"),),
     ),
     Fault(
         name="attention-scale-of-the-hidden-size",
         section="E",
         sentence="Scores are divided by the square root of all heads' width: a class of dimensions mixed up.",
         seen_in=(),
-        edits=(Edit(EXACT + "attend_cached", "math.sqrt(head_dim)", "math.sqrt(heads * head_dim)"),),
+        edits=(
+            Edit(
+                EXACT + "attend_spans",
+                "math.sqrt(head_dim)",
+                "math.sqrt(queries.shape[0] * queries.shape[1] * head_dim)",
+            ),
+        ),
     ),
     # --- convolution and feed-forward
     Fault(
@@ -251,21 +257,21 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="The newest token meets the oldest tap: a class of convolutions taken for correlations.",
         seen_in=(),
-        edits=(Edit(EXACT + "convolve", "taps[:, tap]", "taps[:, -1 - tap]"),),
+        edits=(Edit(EXACT + "convolve_ragged", "filters[tap]", "filters[-1 - tap]"),),
     ),
     Fault(
         name="convolution-bias-ignored",
         section="E",
         sentence="Under conv_bias the taps' bias is not added: a class of tensors that are loaded and not used.",
         seen_in=(),
-        edits=(Edit(EXACT + "convolve", "if bias is not None:", "if False:"),),
+        edits=(Edit(EXACT + "convolve_ragged", "if bias is not None:", "if False:"),),
     ),
     Fault(
         name="projection-bias-ignored",
         section="E",
         sentence="Under conv_bias the projections' biases are not added: a class of tensors loaded and not used.",
         seen_in=(),
-        edits=(Edit(EXACT + "linear", "if bias is not None:", "if False:"),),
+        edits=(Edit(EXACT + "linear", "None if bias is None else bias[outputs]", "None"),),
     ),
     Fault(
         name="activation-behind-the-convolution",
@@ -275,9 +281,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                EXACT + "convolve",
-                "return total.astype(np.float32)",
-                "return (total / (1.0 + elementary.exp(-total))).astype(np.float32)",
+                EXACT + "convolve_ragged",
+                "result[rows] = total",
+                "result[rows] = total / (1.0 + elementary.exp(-total))",
             ),
         ),
     ),

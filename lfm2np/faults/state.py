@@ -6,6 +6,7 @@ from lfm2np.faults.inject import Edit, Fault
 
 # Where the edits are made, and what stands there.
 CONVOLUTION = "lfm2np.model:short_conv"
+JOINED = "mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
 COMMIT = "lfm2np.cache:commit"
 MOVE = "lfm2np.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
@@ -146,10 +147,11 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 CONVOLUTION,
-                "one.windows.append(np.concatenate([history, u[one.rows]]))",
-                "longest = max(len(other.entry.token_ids) for other in segments)\n"
+                JOINED,
+                JOINED + "\n    longest = max(len(one.entry.token_ids) for one in segments)\n"
+                "    for one in segments:\n"
                 "        padding = np.zeros((longest - len(one.entry.token_ids), u.shape[1]), u.dtype)\n"
-                "        one.windows.append(np.concatenate([history, u[one.rows], padding]))",
+                "        one.windows[-1] = np.concatenate([one.windows[-1], padding])",
             ),
             Edit(
                 COMMIT,

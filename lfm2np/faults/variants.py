@@ -6,10 +6,11 @@ from lfm2np.faults.inject import Edit, Variant
 
 FORWARD_SEGMENTS = "for one in segments:"
 LINEAR = "lfm2np.numerics.exact:linear"
-PRODUCT = "round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T"
-ATTEND = "lfm2np.numerics.exact:attend_cached"
-WEIGHTED = "high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0"
-GRID = "x, w = round_to_grid(scaled, matrix.grid.activation_bits), matrix.values\n    product: Float64 = "
+PRODUCT = "made = product(rounded, values)"
+GRID = "x, w = rounded, values\n        made = "
+MIXED = "lfm2np.numerics.attention:weighted_values"
+WEIGHTED = "rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)"
+SCORES = "lfm2np.numerics.attention:joined_scores"
 
 VARIANTS: tuple[Variant, ...] = (
     # --- sizes
@@ -111,12 +112,12 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "products-row-by-row",
         "Each row of a product is a matrix-vector product.",
-        (Edit(LINEAR, f"product: Float64 = {PRODUCT}", GRID + "np.array([w @ row for row in x])"),),
+        (Edit(LINEAR, PRODUCT, GRID + "np.array([w @ row for row in x])"),),
     ),
     Variant(
         "products-summed-backwards",
         "Products are summed from the last input to the first.",
-        (Edit(LINEAR, f"product: Float64 = {PRODUCT}", GRID + "x[:, ::-1] @ w[:, ::-1].T"),),
+        (Edit(LINEAR, PRODUCT, GRID + "x[:, ::-1] @ w[:, ::-1].T"),),
     ),
     Variant(
         "products-in-two-halves",
@@ -124,46 +125,33 @@ VARIANTS: tuple[Variant, ...] = (
         (
             Edit(
                 LINEAR,
-                f"product: Float64 = {PRODUCT}",
+                PRODUCT,
                 GRID + "x[:, : x.shape[1] // 2] @ w[:, : x.shape[1] // 2].T\n"
-                "    product += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
+                "        made += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
             ),
         ),
     ),
     Variant(
         "attention-summed-backwards",
         "Weighted values are summed from the newest position to the first.",
-        (
-            Edit(
-                ATTEND,
-                WEIGHTED,
-                "high[..., ::-1] @ units[..., ::-1, :] + np.ldexp(low[..., ::-1] @ units[..., ::-1, :], "
-                "-LOW_SHARE_BITS) + 0.0",
-            ),
-        ),
+        (Edit(MIXED, WEIGHTED, "rows[..., first : first + len(part)][..., ::-1] @ part[::-1].transpose(1, 0, 2)"),),
     ),
     Variant(
         "attention-in-two-parts",
         "Weighted values are summed over even and over odd positions, and then added, as flash decoding does.",
         (
             Edit(
-                ATTEND,
+                MIXED,
                 WEIGHTED,
-                "high[..., ::2] @ units[..., ::2, :] + high[..., 1::2] @ units[..., 1::2, :] + np.ldexp("
-                "low[..., ::2] @ units[..., ::2, :] + low[..., 1::2] @ units[..., 1::2, :], -LOW_SHARE_BITS) + 0.0",
+                "rows[..., first : first + len(part) : 2] @ part[::2].transpose(1, 0, 2) "
+                "+ rows[..., first + 1 : first + len(part) : 2] @ part[1::2].transpose(1, 0, 2)",
             ),
         ),
     ),
     Variant(
         "scores-summed-backwards",
         "Scores are summed from the last channel of a head to the first.",
-        (
-            Edit(
-                ATTEND,
-                "grid_queries[:, :, rows] @ grid_keys",
-                "(grid_queries[:, :, rows][..., ::-1] @ grid_keys[..., ::-1, :])",
-            ),
-        ),
+        (Edit(SCORES, "rows @ part.transpose(1, 2, 0)", "rows[..., ::-1] @ part[..., ::-1].transpose(1, 2, 0)"),),
     ),
     Variant(
         "sums-one-after-another",

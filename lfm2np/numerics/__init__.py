@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
 from lfm2np.numerics import exact, ieee
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.attention import Parts
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows
 
 Array = NDArray[Any]
 NAMES = ("exact", "float32", "float64", "bfloat16")
@@ -27,11 +28,18 @@ class Numerics(Protocol):
     def name(self) -> str: ...
 
     @property
+    def longest_context(self) -> int:
+        """The most positions that attention can see."""
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of one weight of a Matrix."""
 
     def prepare_matrix(self, weight: NDArray[np.float32], what: str) -> Matrix:
         """Weights [outputs, inputs] in the form that `linear` wants; `what` names them in errors."""
+
+    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
+        """The same, of weights that stay where they are and are prepared for each product, piece by piece."""
 
     def embed(self, rows: NDArray[np.float32]) -> Array:
         """Embedding rows [T, D] as activations."""
@@ -64,13 +72,23 @@ class Numerics(Protocol):
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
         """Keys and values [T, G, E] in the form in which the cache holds them: arrays [T, ...], a row a token."""
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
-        """`attend` over the cache entries of the C positions."""
+    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
+        """`attend` over the cache entries of the C positions, in parts that follow each other."""
+
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
+    ) -> Array:
+        """The same for several requests: of finite queries [T, H, E] each has its rows; [T, H, E], 0 in others."""
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
         """Depthwise causal convolution of u [T, D] by taps [D, L], after the L-1 rows of history."""
+
+    def convolve_ragged(
+        self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all."""
 
     def log_softmax(self, logits: Array) -> NDArray[np.float64]:
         """Log-probabilities over the last axis, float64."""

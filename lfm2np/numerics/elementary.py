@@ -56,10 +56,11 @@ def exp(x: Float64) -> Float64:
     (on some systems' ldexp wrongly, but nothing in exact.py can tell subnormals from 0). Arguments are clipped to
     [EXP_MIN, EXP_MAX]: below, the result is 0; above it stays finite (softmax and SiLU can't tell). NaN stays NaN.
     """
-    x = np.clip(np.asarray(x, np.float64), EXP_MIN, EXP_MAX)
-    k = np.rint(x * LOG2_E)
-    r = (x - k * LN2_HIGH) - k * LN2_LOW
-    exponent = np.where(np.isnan(k), 0.0, k).astype(np.int32)
+    r = np.clip(np.asarray(x, np.float64), EXP_MIN, EXP_MAX)
+    k = np.rint(r * LOG2_E)
+    r -= k * LN2_HIGH
+    r -= k * LN2_LOW
+    exponent = np.fmax(k, EXP_MIN / 0.6).astype(np.int32)  # any number in the place of NaN
     return np.ldexp(polynomial(EXP_TERMS, r), exponent)
 
 

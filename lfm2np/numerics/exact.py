@@ -14,16 +14,18 @@ float32. A zero sum is made +0, since its sign does depend on the order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
-from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
+from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed
+from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.product import product
+from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Float32 = NDArray[np.float32]
@@ -42,24 +44,33 @@ VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 TERMS = 2**17  # the most terms of exact_sum, and the longest context
+longest_context = TERMS
 TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 
 
 def exponent_of(x: Float32 | Float64) -> Exponents:
     """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
-    largest = np.max(np.abs(x), axis=-1, keepdims=True).astype(np.float64)
+    largest = np.maximum(x.max(-1, keepdims=True), -x.min(-1, keepdims=True)).astype(np.float64)
     return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
 
 
-def to_units(x: Float32 | Float64, shift: Exponents | int) -> Float64:
+def power_of_two(exponents: Exponents) -> Float64:
+    """2**exponents. To multiply by it is to ldexp: both round just once, and only to a subnormal result."""
+    return np.asarray(np.ldexp(1.0, exponents))
+
+
+def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
     """The integers nearest to x * 2**shift, ties to even."""
-    return np.rint(np.ldexp(x.astype(np.float64, copy=False), shift))
+    units: Float64 = x * power_of_two(shift)
+    return np.rint(units, out=units)
 
 
 def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
     """Each row (last axis) in steps of 2**-bits of its own power of two; ties to even."""
     shift = bits - exponent_of(x)
-    return np.asarray(np.ldexp(to_units(x, shift), -shift))
+    units = to_units(x, shift)
+    units *= power_of_two(-shift)
+    return units
 
 
 def exact_sum(x: Float64) -> Float64:
@@ -71,9 +82,11 @@ def exact_sum(x: Float64) -> Float64:
     if x.shape[-1] > TERMS:
         raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
     shift = TERM_BITS - exponent_of(x)
-    units = np.ldexp(x, shift)
-    high = np.rint(units)
-    low = np.rint(np.ldexp(units - high, TERM_BITS))
+    low: Float64 = x * power_of_two(shift)
+    high = np.rint(low)
+    low -= high
+    low *= 2.0**TERM_BITS
+    np.rint(low, out=low)
     total = high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)
     return np.asarray(np.ldexp(total, -shift)[..., 0])
 
@@ -84,7 +97,7 @@ def sum_exponent(x: Float64) -> Exponents:
     return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)
 
 
-def prove_grid(weight: Float32, what: str) -> Grid:
+def prove_grid(weight: Rows, what: str) -> Grid:
     """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
 
     Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
@@ -109,10 +122,24 @@ def prepare_matrix(weight: Float32, what: str) -> Matrix:
     """Weights [slices * outputs, inputs] on the proved grids, the second slice below the first."""
     grid = prove_grid(weight, what)
     values = np.empty((grid.slices, *weight.shape), np.float64)
-    for rows in pieces(*weight.shape):
-        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
-            np.ldexp(units, -shift, out=values[index, rows])
+    for rows in pieces(len(weight), weight.shape[1]):
+        values[:, rows] = prepared_rows(weight[rows], grid)
     return Matrix(values.reshape(-1, weight.shape[1]), grid)
+
+
+def stream_matrix(weight: Rows, what: str) -> Matrix:
+    """The same, prepared anew for each product."""
+    grid = prove_grid(weight, what)
+    return Matrix(Streamed(weight, lambda rows: prepared_rows(rows, grid).reshape(-1, weight.shape[1])), grid)
+
+
+def prepared_rows(weight: Float32, grid: Grid) -> Float64:
+    """Some rows of the weights on the grid, [slices, rows, inputs]."""
+    values = np.empty((grid.slices, *weight.shape), np.float64)
+    for rows in pieces(len(weight), weight.shape[1], SMALL_PIECE):
+        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
+            np.multiply(units, power_of_two(-shift), out=values[index, rows])
+    return values
 
 
 def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[tuple[int, Float64, Exponents]]:
@@ -120,36 +147,37 @@ def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[
 
     What the first slice leaves is exact: both are multiples of the weight's own last bit.
     """
-    scaled = np.ldexp(weight.astype(np.float64), -columns)
+    scaled: Float64 = weight * power_of_two(-columns)
     shift = WEIGHT_BITS - exponent_of(scaled)
     units = to_units(scaled, shift)
     yield 0, units, shift
     if slices == 2:
-        yield 1, to_units(np.ldexp(scaled, shift) - units, LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
+        yield 1, np.rint((scaled * power_of_two(shift) - units) * 2.0**LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
 
 
-def column_exponents(weight: Float32) -> Exponents:
+def column_exponents(weight: Rows) -> Exponents:
     """[inputs]: the power of two of each column's largest weight, relative to its row; -200 for a column of zeros.
 
     Relative to its row, since a single large row must not decide how all columns compare.
     """
     largest = np.zeros(weight.shape[1], np.float64)
-    for rows in pieces(*weight.shape):
-        relative = np.ldexp(np.abs(weight[rows]).astype(np.float64), -exponent_of(weight[rows]))
+    for rows in pieces(weight.shape[0], weight.shape[1]):
+        part = weight[rows]
+        relative = np.abs(part) * power_of_two(-exponent_of(part))
         np.maximum(largest, relative.max(axis=0), out=largest)
     return exponent_of(largest[:, None])[:, 0]
 
 
-def has_short_significands(weight: Float32) -> bool:
+def has_short_significands(weight: Rows) -> bool:
     """True if every weight has at most 11 significant bits, as those stored in bfloat16 or float16 do."""
-    bits = weight.view(np.uint32)
-    return not any(np.any(bits[rows] & 0x1FFF) for rows in pieces(*weight.shape))
+    outputs, inputs = weight.shape
+    return not any(np.any(weight[rows].view(np.uint32) & 0x1FFF) for rows in pieces(outputs, inputs))
 
 
-def row_sum_bits(weight: Float32, columns: Exponents, slices: int) -> int:
+def row_sum_bits(weight: Rows, columns: Exponents, slices: int) -> int:
     """The least s so that the absolute weights of no row of any slice sum to more than 2**s units."""
     largest = 1
-    for rows in pieces(*weight.shape):
+    for rows in pieces(weight.shape[0], weight.shape[1]):
         for _, units, _ in weight_slices(weight[rows], columns, slices):
             largest = max(largest, int(np.abs(units).sum(-1).max()))
     return (largest - 1).bit_length()
@@ -163,14 +191,26 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid, then rounded to float32 (a bias comes before)."""
     if matrix.grid is None:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
-    scaled = np.ldexp(x.astype(np.float64), matrix.grid.columns)
-    product: Float64 = round_to_grid(scaled, matrix.grid.activation_bits) @ matrix.values.T
-    if matrix.grid.slices == 2:
-        product = product[:, : product.shape[1] // 2] + product[:, product.shape[1] // 2 :]
-    product += 0.0  # -0 + 0 is +0
-    if bias is not None:
-        product += bias
-    return product.astype(np.float32)
+    rounded = np.empty(x.shape, np.float64)
+    for rows in pieces(len(x), x.shape[1], SMALL_PIECE):
+        rounded[rows] = round_to_grid(x[rows] * matrix.grid.factors, matrix.grid.activation_bits)
+    result = np.empty((len(x), matrix.outputs), np.float32)
+    for outputs, values in matrix.pieces():
+        made = product(rounded, values)
+        round_products(made, matrix.grid.slices, None if bias is None else bias[outputs], result[:, outputs])
+    return result
+
+
+def round_products(made: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
+    """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
+    outputs = result.shape[1]
+    for rows in pieces(len(made), outputs, SMALL_PIECE):
+        total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
+        if slices == 2:
+            total += made[rows, outputs:]
+        if bias is not None:
+            total += bias
+        result[rows] = total
 
 
 def add(x: Float32, y: Float32) -> Float32:
@@ -183,17 +223,28 @@ def multiply(x: Float32, y: Float32) -> Float32:
 
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
-    wide = x.astype(np.float64)
-    mean = exact_sum(wide * wide) / x.shape[-1]
-    scale: Float64 = 1.0 / np.sqrt(mean + eps)
-    normed: Float64 = wide * scale[..., None] * weight
-    return normed.astype(np.float32)
+    normed = np.empty(x.shape, np.float32)
+    for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
+        wide = x[rows].astype(np.float64)
+        mean = exact_sum(wide * wide) / x.shape[-1]
+        scale: Float64 = 1.0 / np.sqrt(mean + eps)
+        wide *= scale[..., None]
+        wide *= weight
+        normed[rows] = wide
+    return normed
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
-    wide = gate.astype(np.float64)
-    return (wide / (1.0 + elementary.exp(-wide)) * up).astype(np.float32)
+    gated = np.empty(gate.shape, np.float32)
+    for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
+        wide = gate[rows].astype(np.float64)
+        divisor = elementary.exp(-wide)
+        divisor += 1.0
+        wide /= divisor
+        wide *= up[rows]
+        gated[rows] = wide
+    return gated
 
 
 def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
@@ -208,13 +259,26 @@ def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
 def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
     """history [L-1, D], u [T, D], taps [D, L] -> [T, D]. Elementwise in float64, oldest tap first, then float32."""
     check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
-    window = np.concatenate([history, u]).astype(np.float64)
-    total = np.zeros(u.shape, np.float64)
-    for tap in range(taps.shape[1]):
-        total += window[tap : tap + len(u)] * taps[:, tap]
-    if bias is not None:
-        total += bias
-    return total.astype(np.float32)
+    return convolve_ragged([np.concatenate([history, u])], taps, bias)
+
+
+def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | None = None) -> Float32:
+    """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all.
+
+    Rows that would meet two requests are computed, too, and left out.
+    """
+    stacked, kept = below_each_other(windows, taps.shape[1] - 1)
+    filters = taps.T.astype(np.float64)  # [L, D]
+    result = np.empty((len(stacked) - len(filters) + 1, stacked.shape[1]), np.float32)
+    for rows in pieces(len(result), result.shape[1], SMALL_PIECE):
+        wide = stacked[rows.start : rows.stop + len(filters) - 1].astype(np.float64)
+        total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
+        for tap in range(len(filters)):
+            total += wide[tap : tap + len(total)] * filters[tap]
+        if bias is not None:
+            total += bias
+        result[rows] = total
+    return result if kept is None else result[kept]
 
 
 def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> AttentionScale:
@@ -261,50 +325,69 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     check_attention(queries, keys, values)
-    return attend_cached(queries, cache_entries(keys, values, scale), scale)
+    return attend_cached(queries, [cache_entries(keys, values, scale)], scale)
 
 
-def attend_cached(queries: Float32, cached: tuple[Any, ...], scale: AttentionScale) -> Float32:
-    """The same over what `cache_entries` made of the C positions.
-
-    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`).
-    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step.
-    """
+def attend_cached(queries: Float32, cached: Parts, scale: AttentionScale) -> Float32:
+    """The same over what `cache_entries` made of the C positions, in parts that follow each other."""
     require_finite_rows(queries=queries)
-    keys, values, value_exponents = cached  # [C, G, E] twice, [C, G]
-    tokens, heads, head_dim = queries.shape
-    context, groups = keys.shape[:2]
-    grouped = on_grid(queries, -scale.keys).reshape(tokens, groups, heads // groups, head_dim)
-    grid_queries = grouped.transpose(1, 2, 0, 3)  # [G, H/G, T, E]
-    grid_keys = keys.transpose(1, 2, 0)[:, None]  # [G, 1, E, C]
-    units = values.transpose(1, 0, 2)[:, None]  # [G, 1, C, E]
-    exponents = value_exponents.T[:, None, None]  # [G, 1, 1, C]
-    output = np.empty(queries.shape, np.float32)
-    for rows in pieces(tokens, heads * context):
-        scores = grid_queries[:, :, rows] @ grid_keys * (1.0 / math.sqrt(head_dim))  # [G, H/G, t, C]
-        positions = np.arange(context - tokens, context)[rows, None]
-        scores = np.where(np.arange(context) <= positions, scores, -np.inf)
-        weights = elementary.exp(scores - scores.max(-1, keepdims=True))
-        high, low, top = share_units(weights, exponents)
-        mixed = high @ units + np.ldexp(low @ units, -LOW_SHARE_BITS) + 0.0  # [G, H/G, t, E]
-        mixed = np.ldexp(mixed, top - SHARE_BITS - VALUE_BITS + scale.values[:, None, None, :])
-        mixed /= exact_sum(weights)[..., None]
-        output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
-    return output
+    return attend_ragged(queries, [slice(0, len(queries))], [cached], scale)
 
 
-def share_units(weights: Float64, exponents: Exponents) -> tuple[Float64, Float64, Exponents]:
-    """Weights [..., C], times the power of two of their values, as integers: high, low and the exponent of their sum.
+def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
+    """The same for several requests: of queries [T, H, E] each has its rows; [T, H, E], 0 in rows of none.
+
+    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step, and a request
+    beside others with itself alone.
+    """
+    mixed = attend_in_batches(
+        on_grid(queries, -scale.keys), rows, cached, lambda grouped, batch: attend_spans(grouped, batch, scale)
+    )
+    return mixed.astype(np.float32)
+
+
+def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale) -> list[Float64]:
+    """Queries [G, H/G, T, E] on their grid; for each span [t, H, E].
+
+    Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`). Hidden
+    positions, and those that fill up a shorter row, weigh 0.
+    """
+    head_dim = queries.shape[-1]
+    scores = stacked_scores(queries, spans)  # [rows, C]
+    scores *= 1.0 / math.sqrt(head_dim)
+    scores -= scores.max(-1, keepdims=True)
+    weights = elementary.exp(scores)
+    totals = exact_sum(weights)[:, None]
+    for span, own in zip(spans, own_rows(weights, spans, queries), strict=True):
+        exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
+        own[..., : span.context] *= power_of_two(exponents.T)[:, None, None]
+    high, low, top = share_units(weights)
+    restored = scale.values[:, None, None, :] - (SHARE_BITS + VALUE_BITS)  # [G, 1, 1, E]
+    mixed = []
+    views = (own_rows(stacked, spans, queries) for stacked in (high, low, top, totals))
+    for span, own_high, own_low, own_top, total in zip(spans, *views, strict=True):
+        shares = np.concatenate([own_high, own_low], axis=2)[..., : span.context]  # [G, H/G, 2t, C]
+        both = weighted_values(shares, [part[1] for part in span.parts])
+        one = both[:, :, : span.tokens] + both[:, :, span.tokens :] * 2.0**-LOW_SHARE_BITS + 0.0  # [G, H/G, t, E]
+        one *= power_of_two(own_top + restored)
+        one /= total
+        mixed.append(one.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
+    return mixed
+
+
+def share_units(weights: Float64) -> tuple[Float64, Float64, Exponents]:
+    """Weights [..., C], which have the powers of two of their values, as integers: high, low, their sum's exponent.
 
     The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
     2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
     and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
     """
-    folded = np.ldexp(weights, exponents)
-    top = sum_exponent(folded)
-    fine = np.ldexp(folded, SHARE_BITS - top)
-    high = np.rint(fine)
-    return high, np.rint(np.ldexp(fine - high, LOW_SHARE_BITS)), top
+    top = sum_exponent(weights)
+    low = weights * power_of_two(SHARE_BITS - top)
+    high = np.rint(low)
+    low -= high
+    low *= 2.0**LOW_SHARE_BITS
+    return high, np.rint(low, out=low), top
 
 
 def log_softmax(logits: Float32) -> Float64:

@@ -9,7 +9,7 @@ whose values are bfloat16: products accumulate in float32 and are rounded once, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics.matrix import AttentionScale, Matrix
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed
+from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.product import product
+from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Array = NDArray[Any]
@@ -45,9 +48,16 @@ class Ieee:
     dtype: DTypeLike
     weight_bytes: int
     keep: Callable[[Array], Array]
+    longest_context = 2**20  # as many as have rotary angles
 
     def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
-        return Matrix(self.keep(np.ascontiguousarray(weight, self.dtype)))
+        return Matrix(self.prepared_rows(weight))
+
+    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
+        return Matrix(Streamed(weight, self.prepared_rows))
+
+    def prepared_rows(self, weight: Float32) -> Array:
+        return self.keep(np.ascontiguousarray(weight, self.dtype))
 
     def embed(self, rows: Float32) -> Array:
         return self.keep(rows.astype(self.dtype))
@@ -59,8 +69,9 @@ class Ieee:
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
-        product = x @ matrix.values.T
-        return self.keep(product if bias is None else product + self.parameter(bias))
+        parts = [product(x, values) for _, values in matrix.pieces()]
+        made = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+        return self.keep(made if bias is None else made + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
         return self.keep(x + y)
@@ -69,14 +80,20 @@ class Ieee:
         return self.keep(x * y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        mean = np.mean(x * x, axis=-1, keepdims=True, dtype=self.dtype)
-        normalised = self.keep(x * (1 / np.sqrt(mean + np.asarray(eps, self.dtype))))
-        return self.keep(self.parameter(weight) * normalised)
+        normed, scale = np.empty_like(x), self.parameter(weight)
+        for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
+            mean = np.mean(x[rows] * x[rows], axis=-1, keepdims=True, dtype=self.dtype)
+            normalised = self.keep(x[rows] * (1 / np.sqrt(mean + np.asarray(eps, self.dtype))))
+            normed[rows] = self.keep(scale * normalised)
+        return normed
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
-            silu = self.keep(gate / (1 + np.exp(-gate)))
-        return self.keep(silu * up)
+        gated = np.empty(gate.shape, gate.dtype)
+        for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
+            with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
+                silu = self.keep(gate[rows] / (1 + np.exp(-gate[rows])))
+            gated[rows] = self.keep(silu * up[rows])
+        return gated
 
     def rotate(self, x: Array, cos: Float64, sin: Float64) -> Array:
         half = x.shape[-1] // 2
@@ -90,12 +107,16 @@ class Ieee:
 
     def convolve(self, history: Array, u: Array, taps: Float32, bias: Float32 | None = None) -> Array:
         check({"taps": (taps, "DL"), "u": (u, "TD"), "history": (history, "KD")}, K=taps.shape[1] - 1)
-        window = np.concatenate([history, u])
-        filters = self.parameter(taps)
-        total = np.zeros_like(u) if bias is None else np.broadcast_to(self.parameter(bias), u.shape).copy()
-        for tap in range(taps.shape[1]):
-            total += window[tap : tap + len(u)] * filters[:, tap]
-        return self.keep(total)
+        return self.convolve_ragged([np.concatenate([history, u])], taps, bias)
+
+    def convolve_ragged(self, windows: Sequence[Array], taps: Float32, bias: Float32 | None = None) -> Array:
+        stacked, kept = below_each_other(windows, taps.shape[1] - 1)
+        filters = np.ascontiguousarray(self.parameter(taps).T)  # [L, D]
+        count = len(stacked) - len(filters) + 1
+        total = np.zeros_like(stacked[:count]) if bias is None else np.tile(self.parameter(bias), (count, 1))
+        for tap in range(len(filters)):
+            total += stacked[tap : tap + count] * filters[tap]
+        return self.keep(total if kept is None else total[kept])
 
     def cache_columns(self, groups: int, head_dim: int) -> list[tuple[tuple[int, ...], Any]]:
         return [((groups, head_dim), self.dtype), ((groups, head_dim), self.dtype)]
@@ -106,25 +127,30 @@ class Ieee:
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         check_attention(queries, keys, values)
-        return self.attend_cached(queries, (keys, values), scale)
+        return self.attend_cached(queries, [(keys, values)], scale)
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
         require_finite_rows(queries=queries)
-        keys, values = cached
-        tokens, heads, head_dim = queries.shape
-        context, groups = keys.shape[:2]
-        grouped = queries.reshape(tokens, groups, heads // groups, head_dim)
-        output = np.empty_like(queries)
-        for rows in pieces(tokens, heads * context):
-            positions = np.arange(context - tokens, context)[rows]
-            scores = self.keep(grouped[rows].transpose(1, 2, 0, 3) @ keys.transpose(1, 2, 0)[:, None])
-            scores = self.keep(scores * np.asarray(1 / math.sqrt(head_dim), self.dtype))
-            scores = np.where(np.arange(context) <= positions[:, None], scores, np.asarray(-np.inf, self.dtype))
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights = self.keep(weights / weights.sum(-1, keepdims=True))
-            mixed = self.keep(weights @ values.transpose(1, 0, 2)[:, None])  # [G, H/G, t, E]
-            output[rows] = mixed.transpose(2, 0, 1, 3).reshape(-1, heads, head_dim)
-        return output
+        return self.attend_ragged(queries, [slice(0, len(queries))], [cached], scale)
+
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
+    ) -> Array:
+        return attend_in_batches(queries, rows, cached, self.attend_spans)
+
+    def attend_spans(self, queries: Array, spans: Sequence[Span]) -> list[Array]:
+        """Queries [G, H/G, T, E]; for each span [t, H, E]."""
+        head_dim = queries.shape[-1]
+        scores = self.keep(stacked_scores(queries, spans))  # [rows, C]
+        scores = self.keep(scores * np.asarray(1 / math.sqrt(head_dim), self.dtype))
+        scores -= scores.max(-1, keepdims=True)
+        weights = np.exp(scores, out=scores)
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = []
+        for span, own in zip(spans, own_rows(self.keep(weights), spans, queries), strict=True):
+            one = weighted_values(own[..., : span.context], [values for _, values in span.parts])  # [G, H/G, t, E]
+            mixed.append(self.keep(one).transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
+        return mixed
 
     def log_softmax(self, logits: Array) -> NDArray[np.float64]:
         below = logits.astype(np.float64)

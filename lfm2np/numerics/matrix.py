@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lfm2np.numerics.pieces import pieces
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,13 +22,53 @@ class Grid:
     row_sum_bits: int  # the weights of any row of a slice sum, in absolute value, to at most 2**row_sum_bits units
     activation_bits: int  # |x| <= 2**activation_bits units of its row; activation_bits + row_sum_bits <= 53
 
+    @cached_property
+    def factors(self) -> NDArray[np.float64]:
+        """[inputs]: 2**columns."""
+        return np.asarray(np.ldexp(1.0, self.columns))
+
+
+class Rows(Protocol):
+    """float32 weights [outputs, inputs] of which a slice of rows can be read: an array, or what stays in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """Weights that stay as they are stored and are prepared for each product anew, a piece of the rows at a time."""
+
+    weight: Rows
+    prepare: Callable[[NDArray[np.float32]], NDArray[Any]]  # [rows, inputs] -> [slices * rows, inputs]
+
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """Weights [outputs, inputs]; in exact arithmetic [slices * outputs, inputs], with the proof."""
 
-    values: NDArray[Any]
+    values: NDArray[Any] | Streamed
     grid: Grid | None = None
+
+    @property
+    def outputs(self) -> int:
+        if isinstance(self.values, Streamed):
+            return self.values.weight.shape[0]
+        return len(self.values) // (self.grid.slices if self.grid else 1)
+
+    @property
+    def inputs(self) -> int:
+        return (self.values.weight if isinstance(self.values, Streamed) else self.values).shape[1]
+
+    def pieces(self) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Slices of the outputs, and their weights [slices * rows, inputs]: all at once, or streamed."""
+        if isinstance(self.values, Streamed):
+            for rows in pieces(self.outputs, self.inputs):
+                yield rows, self.values.prepare(self.values.weight[rows])
+        else:
+            yield slice(0, self.outputs), self.values
 
 
 @dataclass(frozen=True, eq=False)

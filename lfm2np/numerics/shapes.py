@@ -37,6 +37,11 @@ def check_attention(queries: NDArray[Any], keys: NDArray[Any], values: NDArray[A
     return sizes
 
 
+def require_context(positions: int, most: int) -> None:
+    if positions > most:
+        raise NumericsError(f"attention: {positions} positions, expected at most {most} in this arithmetic")
+
+
 def require_finite_rows(**operands: NDArray[Any]) -> None:
     """NumericsError unless every operand [rows, heads, channels] of attention is finite."""
     for name, operand in operands.items():

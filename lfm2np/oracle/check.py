@@ -17,7 +17,9 @@ from lfm2np.oracle.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.verdict import Position
 from lfm2np.oracle.workloads import Round, Writer, rounds
+from lfm2np.work import AnyPlace, place_of
 
+SCORING = "scoring"  # the progress that counts tokens
 MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
@@ -47,11 +49,13 @@ def check(
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
     progress: Progress = silent,
+    executor: AnyPlace = None,
 ) -> Checked:
     """Asks what the workloads ask, and judges the answers.
 
-    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. TargetError if
-    the engine can't be run.
+    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. The answers are
+    scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers died, and a
+    work.Place may have a record. TargetError if the engine can't be run.
     """
     abilities = target.probe()
     together = max(1, min(at_once, abilities.at_once))
@@ -64,7 +68,7 @@ def check(
         not_put += [ask.id for ask in impossible]
         pairs += answered(target, possible, transcript)
     progress("asking", len(plan), len(plan))
-    return judged(model, abilities, format_name, pairs, not_put, progress)
+    return judged(model, abilities, format_name, pairs, not_put, progress, Known(place=place_of(executor)))
 
 
 def judged(
@@ -79,7 +83,7 @@ def judged(
     """The verdict on answers that are there: of this run, or recorded earlier."""
 
     def scoring(done: int, count: int) -> None:
-        progress("scoring", done, count)
+        progress(SCORING, done, count)
 
     pairs = [(ask, fitting(ask, answer, model.config.vocab_size)) for ask, answer in pairs]
     known = Known() if known is None else known

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from lfm2np import cli_work
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, checkpoint_directory, load
-from lfm2np.oracle.check import Checked, Progress, check, judged
+from lfm2np.oracle.check import SCORING, Checked, Progress, check, judged
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.exec_target import ExecTarget
 from lfm2np.oracle.file_target import FileTarget, Transcript, recorded
 from lfm2np.oracle.http_target import HttpTarget
+from lfm2np.oracle.judge import Known
 from lfm2np.oracle.python_target import PythonTarget
 from lfm2np.oracle.report import as_json, as_text, exit_code
 from lfm2np.oracle.report_html import as_html
@@ -27,6 +29,7 @@ from lfm2np.oracle.transformers_target import TransformersTarget
 from lfm2np.oracle.whole_file import write_whole
 from lfm2np.oracle.workloads import CASES
 from lfm2np.terminal import progress_bar, progress_bars, terminal_text
+from lfm2np.work import Place
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
@@ -62,6 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
     parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
     parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
+    cli_work.add_options(parser)
     parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
     parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
 
@@ -72,14 +76,17 @@ def run(arguments: argparse.Namespace) -> None:
     TargetError (3) for an engine that can't be run, or arguments that can't be met.
     """
     try:
-        result = checked(arguments)
+        result, place = checked(arguments)
     except RequestError as error:
         raise TargetError(str(error)) from None
     command = shlex.join(["lfm2np", *sys.argv[1:]])
     for name, render in (("html", as_html), ("junit", as_junit)):
         if getattr(arguments, name) is not None:
             write_whole(Path(getattr(arguments, name)), render(result, command))
-    print(json.dumps(as_json(result, command)) if arguments.json else terminal_text(as_text(result, command)))
+    if arguments.json:
+        print(json.dumps({**as_json(result, command), "scoring": cli_work.throughput(place)}))
+    else:
+        print(terminal_text(as_text(result, command)))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
     if exit_code(result.total.verdict) == 1:
         raise ProofError(verdict)
@@ -87,24 +94,28 @@ def run(arguments: argparse.Namespace) -> None:
         raise InconclusiveError(verdict)
 
 
-def checked(arguments: argparse.Namespace) -> Checked:
+def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
+    """What the check says, and what scoring took."""
     if arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:
         model = load(arguments.model, "exact", show)
-    if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
-        with progress_bars() as shown:
-            return judged_file(model, arguments, shown)
-    target = target_of(arguments, model)
-    with contextlib.closing(target), transcript_of(arguments) as transcript, progress_bars() as shown:
-        return check(model, target, arguments.format, arguments.at_once, arguments.seed, cases, transcript, shown)
+    with cli_work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
+        if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
+            return judged_file(model, arguments, place, shown), place
+        target = target_of(arguments, model)
+        with contextlib.closing(target), transcript_of(arguments) as transcript:
+            found = check(
+                model, target, arguments.format, arguments.at_once, arguments.seed, cases, transcript, shown, place
+            )
+            return found, place
 
 
-def judged_file(model: Model, arguments: argparse.Namespace, shown: Progress) -> Checked:
+def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: Progress) -> Checked:
     """What was recorded earlier, all of it."""
-    abilities = FileTarget(arguments.target).probe()
-    return judged(model, abilities, arguments.format, recorded(arguments.target).pairs(), progress=shown)
+    abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
+    return judged(model, abilities, arguments.format, pairs, progress=shown, known=Known(place=place))
 
 
 def known_cases(names: str) -> list[str]:

@@ -17,7 +17,7 @@ quantised weights         which of the two nearest steps a weight goes to: at ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
+from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 
@@ -102,7 +103,7 @@ class Emulated(Ieee):
         return rows if self.wide_residual else self.keep(rows)
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
-        assert isinstance(matrix, Shuffled) and matrix.order is not None
+        assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
         x = self.keep(x)[:, matrix.order]
         total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(matrix.values)))
         edges = (0, *matrix.cuts, x.shape[1])
@@ -138,9 +139,17 @@ class Emulated(Ieee):
         c, s = cos[:, None, :].astype(np.float32), sin[:, None, :].astype(np.float32)
         return self.keep(np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
 
-    def attend_cached(self, queries: Array, cached: tuple[Array, ...], scale: AttentionScale) -> Array:
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
+    ) -> Array:
+        mixed = np.zeros_like(queries)
+        for own, parts in zip(rows, cached, strict=True):
+            mixed[own] = self.attend_cached(queries[own], parts, scale)
+        return mixed
+
+    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
         """Scores and shares in the format or not; positions added in a drawn order."""
-        keys, values = cached
+        keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]

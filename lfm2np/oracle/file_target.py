@@ -6,14 +6,12 @@ The record of a check as it runs, from which a broken one is resumed, and a way 
 from __future__ import annotations
 
 import json
-import os
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from lfm2np.errors import RequestError
+from lfm2np.line_file import LineFile
 from lfm2np.oracle.checked import failed
 from lfm2np.oracle.records import (
     Answer,
@@ -39,12 +37,10 @@ class Transcript:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._pairs: dict[str, tuple[Ask, Answer]] = {}
-        self._file: IO[bytes] | None = None
-        self._whole = self._size = 0  # bytes of the whole lines, and of all that was found
-        self._lacks_newline = False
-        if self.path.exists():
-            for ask, answer in self._read():
-                self._pairs[ask.id] = (ask, answer)
+        self._lines = LineFile(path, MAX_LINE)
+        for where, line in self._lines.read():
+            ask, answer = read_pair(line, where)
+            self._pairs[ask.id] = (ask, answer)
 
     def pairs(self) -> list[tuple[Ask, Answer]]:
         """In the order in which their ids first came."""
@@ -66,54 +62,18 @@ class Transcript:
         content = line.encode() + b"\n"
         if len(content) > MAX_LINE:
             raise RequestError(f"{self.path}: ask {ask.id!r}: {len(content)} bytes, expected at most {MAX_LINE}")
-        try:
-            self._write(content)
-        except OSError as problem:
-            self.close()
-            raise RequestError(f"{self.path}: can't be written: {problem}") from None
+        self._lines.append(content)
         self._pairs[ask.id] = (ask, answer)
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._lines.close()
 
     def __enter__(self) -> Transcript:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _write(self, content: bytes) -> None:
-        """One unbuffered write after the whole lines. What a failed one leaves is cut off by the next."""
-        if self._file is None:
-            self._file = self.path.open("ab", buffering=0)
-        size = self._file.seek(0, os.SEEK_END)
-        if size != self._size:
-            raise OSError(f"{size} bytes, expected {self._size}: something else writes to it")
-        self._file.truncate(self._whole)
-        line = b"\n" + content if self._lacks_newline else content
-        written = self._file.write(line)
-        self._size = self._whole + (written or 0)
-        os.fsync(self._file.fileno())
-        if self._size < self._whole + len(line):
-            raise OSError(f"{written} of {len(line)} bytes written")
-        self._whole, self._lacks_newline = self._size, False
-
-    def _read(self) -> Iterator[tuple[Ask, Answer]]:
-        for number, line in enumerate(lines_of(self.path), 1):
-            where = f"{self.path} line {number}"
-            self._size += len(line)
-            if len(line) > MAX_LINE:
-                raise RequestError(f"{where}: more than {MAX_LINE} bytes")
-            self._lacks_newline = not line.endswith(b"\n")
-            if self._lacks_newline and not is_json(line):
-                self._lacks_newline = False
-                warnings.warn(f"{where}: torn, {len(line)} bytes without an end: dropped", stacklevel=4)
-                return
-            yield read_pair(line, where)
-            self._whole += len(line)
 
 
 class FileTarget:
@@ -162,16 +122,6 @@ def recorded(path: str | Path) -> Transcript:
     return Transcript(path)
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """With their ends. RequestError if the file can't be read."""
-    try:
-        with path.open("rb") as file:
-            while line := file.readline(MAX_LINE + 1):
-                yield line
-    except OSError as problem:
-        raise RequestError(f"{path}: can't be read: {problem}") from None
-
-
 def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:
     """RequestError naming the line."""
     try:
@@ -189,15 +139,6 @@ def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:
     if ask.id != answer.id:
         raise RequestError(f"{where}: an answer to {answer.id!r}, expected one to {ask.id!r}")
     return ask, answer
-
-
-def is_json(line: bytes) -> bool:
-    """No beginning of an object is one: a last line that parses is whole, only its end is missing."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def as_text(ask: Ask) -> str:

@@ -10,13 +10,15 @@ import numpy as np
 
 from lfm2np.loading import Model
 from lfm2np.oracle.emulate import format_named
-from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of, truth_of
+from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of
+from lfm2np.oracle.noise import truths_of as computed_truths
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
+from lfm2np.work import Place
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +31,12 @@ class Scored:
 
 @dataclass(eq=False)
 class Known:
-    """What was computed before, so that another format, or another engine that says the same, costs little."""
+    """What was computed before, so that another format, or another engine that says the same, costs little; and where
+    the rest is computed."""
 
     truths: dict[Ids, Truth] = field(default_factory=dict)
     noises: dict[tuple[str, Ids], Noise] = field(default_factory=dict)
+    place: Place = field(default_factory=Place)
 
 
 def judge(
@@ -45,10 +49,11 @@ def judge(
     """All positions that the answers allow to judge, in the order of the asks."""
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
-    truths = truths_of(model, usable, known)
+    truths = truths_of(model, usable, known, progress)
     new = [one for one in dict.fromkeys(truths.values()) if (format_name, one.token_ids) not in known.noises]
-    for truth, noise in zip(new, noise_of(model, new, format_name, DRAWS, progress=progress), strict=True):
-        known.noises[format_name, truth.token_ids] = noise
+    noises = noise_of(model, new, format_name, DRAWS, place=known.place, progress=progress)
+    for truth, own in zip(new, noises, strict=True):
+        known.noises[format_name, truth.token_ids] = own
     bits = format_named(format_name).bits
     positions = []
     for ask, answer in usable:
@@ -61,7 +66,7 @@ def sequence(ask: Ask, answer: Answer) -> Ids:
     return (*ask.prompt_token_ids, *(answer.token_ids or ()))
 
 
-def truths_of(model: Model, pairs: Sequence[Pair], known: Known) -> dict[Ids, Truth]:
+def truths_of(model: Model, pairs: Sequence[Pair], known: Known, progress: Progress | None = None) -> dict[Ids, Truth]:
     """By sequence; those that are the beginning of another share its truth, since the arithmetic is causal."""
     wanted: dict[Ids, dict[int, set[int]]] = {}
     for ask, answer in pairs:
@@ -70,18 +75,20 @@ def truths_of(model: Model, pairs: Sequence[Pair], known: Known) -> dict[Ids, Tr
             rows.setdefault(row, set()).add(token_id)
         for index, top in enumerate(answer.top_logprobs or ()):
             rows[len(ask.prompt_token_ids) - 1 + index].update(top)
-    found: dict[Ids, Truth] = {}
-    for ids, of in whole_sequences(wanted).items():
+    whole = whole_sequences(wanted)
+    missing: dict[Ids, dict[int, list[int]]] = {}
+    for ids, of in whole.items():
         rows = {}
         for one in of:
             for row, tokens in wanted[one].items():
                 rows.setdefault(row, set()).update(tokens)
         if ids not in known.truths or not known.truths[ids].covers(rows):
-            known.truths[ids] = truth_of(model, ids, {row: sorted(tokens) for row, tokens in rows.items()})
-            for key in [key for key in known.noises if key[1] == ids]:
-                del known.noises[key]  # it is of other columns
-        found |= dict.fromkeys(of, known.truths[ids])
-    return found
+            missing[ids] = {row: sorted(tokens) for row, tokens in rows.items()}
+    for truth in computed_truths(model, missing, known.place, progress):
+        known.truths[truth.token_ids] = truth
+    for key in [key for key in known.noises if key[1] in missing]:
+        del known.noises[key]  # it is of other columns
+    return {one: known.truths[ids] for ids, of in whole.items() for one in of}
 
 
 def whole_sequences(sequences: Iterable[Ids]) -> dict[Ids, list[Ids]]:

@@ -12,20 +12,25 @@ The scale is the mean of the two variances: the first is steady, the second know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
+from lfm2np import ragged, reference
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
-from lfm2np.numerics import Numerics
+from lfm2np.numerics import Numerics, elementary
+from lfm2np.numerics.exact import exact_sum
+from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
-from lfm2np.weights import ModelWeights, prepare_weights
+from lfm2np.scoring import LOGITS_AT_ONCE
+from lfm2np.weights import ModelWeights, Progress, prepare_weights
+from lfm2np.work import AnyPlace, Work, compute
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
@@ -83,28 +88,78 @@ class Noise:
 
 def truth_of(model: Model, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) -> Truth:
     """Teacher forcing in exact arithmetic: `wanted` are the tokens to look at, by row, beside the likeliest."""
-    states = reference.hidden_states(model.weights, model.config, model.numerics, token_ids[:-1])
-    logits = reference.output_logits(model.weights, model.numerics, states)
-    logprobs = model.numerics.log_softmax(logits)
-    columns = chosen_columns(logits, wanted)
-    probabilities = np.exp(logprobs)
-    return Truth(
-        token_ids=tuple(token_ids),
-        columns=columns,
-        logprobs=np.take_along_axis(logprobs, columns, axis=1),
-        best=np.argmax(logits, axis=1),
-        squares=np.sum(probabilities**2, axis=1),
-        largest=np.max(np.abs(logits), axis=1).astype(np.float64),
-        vocab_size=logits.shape[1],
-    )
+    return truths_of(model, {tuple(token_ids): wanted})[0]
 
 
-def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]]) -> NDArray[np.int64]:
+def truths_of(
+    model: Model,
+    wanted: Mapping[Ids, Mapping[int, Sequence[int]]],
+    place: AnyPlace = None,
+    progress: Progress | None = None,
+) -> list[Truth]:
+    """The truth of each sequence, all of them in ragged passes; `progress(done, total)` counts tokens.
+
+    NumericsError if exact arithmetic can't hold the model's numbers.
+    """
+    items = [
+        {"token_ids": list(ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
+        for ids, rows in wanted.items()
+    ]
+    truths = []
+    for ids, result in zip(wanted, compute(TRUTH, model, items, place, progress), strict=True):
+        if "error" in result:
+            raise NumericsError(result["error"])
+        truths.append(Truth(token_ids=ids, vocab_size=model.config.vocab_size, **result))
+    return truths
+
+
+def truth_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each sequence the arrays of its Truth, or `error`: the same bits on every machine."""
+    sequences = [item["token_ids"][:-1] for item in items]
+    states, runs = ragged.hidden_states(model.weights, model.config, model.numerics, sequences)
+    found: list[dict[str, Any]] = []
+    for item, run in zip(items, runs, strict=True):
+        try:
+            if run.error:
+                raise run.error
+            found.append(truth_rows(model, states[run.rows], dict(item["wanted"])))
+        except NumericsError as error:
+            found.append({"error": str(error)})
+    return found
+
+
+def truth_rows(model: Model, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
+    """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
+    vocabulary = model.config.vocab_size
+    count = num_columns(wanted, vocabulary)
+    parts = []
+    for rows in pieces(len(states), vocabulary, LOGITS_AT_ONCE):
+        logits = reference.output_logits(model.weights, model.numerics, states[rows])
+        logprobs = model.numerics.log_softmax(logits)
+        own = {row - rows.start: ids for row, ids in wanted.items() if rows.start <= row < rows.stop}
+        columns = chosen_columns(logits, own, count)
+        probabilities = elementary.exp(logprobs)
+        parts.append(
+            {
+                "columns": columns,
+                "logprobs": np.take_along_axis(logprobs, columns, axis=1),
+                "best": np.argmax(logits, axis=1).astype(np.int64),
+                "squares": exact_sum(probabilities * probabilities),
+                "largest": np.max(np.abs(logits), axis=1).astype(np.float64),
+            }
+        )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:
+    """J: room for what is wanted in any row, the likeliest and some others."""
+    return min(vocab_size, max((len(set(ids)) for ids in wanted.values()), default=0) + LIKELY + OTHERS)
+
+
+def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: int) -> NDArray[np.int64]:
     """[T, J] ids, ascending in each row: those wanted, the likeliest, and others spread over the vocabulary."""
     rows, vocabulary = logits.shape
-    most = max((len(set(ids)) for ids in wanted.values()), default=0)
-    count = min(vocabulary, most + LIKELY + OTHERS)
-    spread = np.linspace(0, vocabulary - 1, min(vocabulary, count), dtype=np.int64)
+    spread = np.linspace(0, vocabulary - 1, count, dtype=np.int64).tolist()
     likely = np.argsort(-logits, axis=1, kind="stable")[:, :LIKELY] if vocabulary > count else None
     columns = np.empty((rows, count), np.int64)
     for row in range(rows):
@@ -112,7 +167,7 @@ def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]]) -> NDArra
             columns[row] = np.arange(count)
             continue
         first = dict.fromkeys([*wanted.get(row, ()), *likely[row].tolist()])
-        fill = (one for one in [*spread.tolist(), *range(vocabulary)] if one not in first)
+        fill = (one for one in itertools.chain(spread, range(vocabulary)) if one not in first)
         while len(first) < count:
             first[next(fill)] = None
         columns[row] = sorted(first)
@@ -125,39 +180,47 @@ def noise_of(
     format_name: str,
     draws: int = DRAWS,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    place: AnyPlace = None,
+    progress: Progress | None = None,
 ) -> list[Noise]:
-    """The noise at each of these sequences' positions; `progress(done, total)` counts passes.
+    """The noise at each of these sequences' positions; `progress(done, total)` counts tokens.
 
+    Sequences go through an emulated engine one by one, in this order, as each takes its engine's next random numbers:
+    so an executor gets whole engines. Their products are the machine's float32, so no record keeps them.
     NumericsError where the format can't hold the model's numbers at all.
     """
-    errors = [np.empty((draws, *truth.logprobs.shape), np.float32) for truth in truths]
-    done = 0
     if not truths:
         return []
-    for draw, (weights, numerics) in enumerate(engines(model, format_name, draws, seed)):
-        for truth, own in zip(truths, errors, strict=True):
-            own[draw] = logprobs_under(model, weights, numerics, truth) - truth.logprobs
-            done += 1
-            if progress:
-                progress(done, draws * len(truths))
-    return [Noise(own, spread_of(own)) for own in errors]
+    rows = [[list(one.token_ids), one.columns, one.logprobs] for one in truths]
+    items = [{"format": format_name, "seed": seed, "draw": draw, "truths": rows} for draw in range(draws)]
+    errors = compute(NOISE, model, items, place, progress)
+    return [Noise(each, spread_of(each)) for each in map(np.stack, zip(*errors, strict=True))]
 
 
-def engines(model: Model, format_name: str, draws: int, seed: int) -> Iterator[tuple[ModelWeights, Numerics]]:
-    """One after another, so that the weights of one are in memory."""
-    for draw in range(draws):
-        numerics = emulated(format_name, seed, draw)
-        yield prepare_weights(open_checkpoint(model.path, model.config), model.config, numerics), numerics
+def noise_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[list[NDArray[np.float32]]]:
+    """Of each engine that could be, the errors [T, J] of its log-probabilities at the columns of each truth."""
+    found = []
+    for item in items:
+        numerics = emulated(item["format"], item["seed"], item["draw"])
+        weights = prepare_weights(open_checkpoint(model.path, model.config), model.config, numerics)
+        found.append(
+            [
+                (logprobs_under(model, weights, numerics, ids, columns) - logprobs).astype(np.float32)
+                for ids, columns, logprobs in item["truths"]
+            ]
+        )
+    return found
 
 
-def logprobs_under(model: Model, weights: ModelWeights, numerics: Numerics, truth: Truth) -> Array:
-    """[T, J] log-probabilities of a truth's columns under another arithmetic."""
-    states = reference.hidden_states(weights, model.config, numerics, truth.token_ids[:-1])
+def logprobs_under(
+    model: Model, weights: ModelWeights, numerics: Numerics, token_ids: Sequence[int], columns: NDArray[np.int64]
+) -> Array:
+    """[T, J] log-probabilities of the tokens in `columns` under another arithmetic."""
+    states = reference.hidden_states(weights, model.config, numerics, token_ids[:-1])
     logits = reference.output_logits(weights, numerics, states)
     if not np.isfinite(logits).all():
         raise NumericsError(f"{numerics.name} can't hold this model's numbers: a logit is not finite")
-    return np.take_along_axis(numerics.log_softmax(logits), truth.columns, axis=1)
+    return np.take_along_axis(numerics.log_softmax(logits), columns, axis=1)
 
 
 def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -165,3 +228,16 @@ def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:
     wide = errors.astype(np.float64)
     centred = wide - wide.mean(axis=2, keepdims=True)
     return np.asarray(np.sqrt(np.mean(centred**2, axis=(0, 2))))
+
+
+def num_truth_tokens(item: Mapping[str, Any]) -> int:
+    """Tokens that go through the network: all but the last."""
+    return len(item["token_ids"]) - 1
+
+
+def num_noise_tokens(item: Mapping[str, Any]) -> int:
+    return sum(len(ids) - 1 for ids, _, _ in item["truths"])
+
+
+TRUTH = Work("truth", truth_items, num_truth_tokens)
+NOISE = Work("noise", noise_items, num_noise_tokens, is_exact=False)

@@ -85,14 +85,19 @@ class Recorder:
             self._entering = self._layer
         return made
 
+    def convolve_ragged(
+        self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        """All requests' rows of a pass."""
+        made = self._numerics.convolve_ragged(windows, taps, bias)
+        self._keep(f"{self._layer}.conv.conv", made)
+        return made
+
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
-        """One request's rows; those of a pass come in their order."""
         made = self._numerics.convolve(history, u, taps, bias)
-        name = f"{self._layer}.conv.conv"
-        before = self.passes[-1].get(name)
-        self._keep(name, made if before is None else np.concatenate([before, made]))
+        self._keep(f"{self._layer}.conv.conv", made)
         return made
 
 
@@ -105,12 +110,12 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
             found[id(layer.operator.in_proj)] = prefix, ("conv.in_proj",), (3 * hidden,)
             found[id(layer.operator.out_proj)] = prefix, ("conv.out_proj",), (hidden,)
         else:
-            heads_width = layer.operator.out_proj.values.shape[1]
+            heads_width = layer.operator.out_proj.inputs
             keys_width = layer.operator.scale.values.size
             names = tuple(f"self_attn.{part}_proj" for part in "qkv")
             found[id(layer.operator.qkv_proj)] = prefix, names, (heads_width, keys_width, keys_width)
             found[id(layer.operator.out_proj)] = prefix, ("self_attn.out_proj",), (hidden,)
-        width = layer.down_proj.values.shape[1]
+        width = layer.down_proj.inputs
         found[id(layer.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
         found[id(layer.down_proj)] = prefix, ("feed_forward.w2",), (hidden,)
     return found

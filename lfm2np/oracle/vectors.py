@@ -14,7 +14,6 @@ import json
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,13 @@ from numpy.typing import NDArray
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint import INDEX, SINGLE
+from lfm2np.checkpoint_files import file_sha256, weight_files
 from lfm2np.engine import Engine
-from lfm2np.errors import CheckpointError, NumericsError, ProofError, RequestError
+from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import FLOAT32_UNITS
-from lfm2np.oracle.noise import Noise, Truth, noise_of, truth_of
+from lfm2np.oracle.noise import Noise, Truth, noise_of, truths_of
 from lfm2np.oracle.record import record
 from lfm2np.oracle.vectors_chosen import Chosen, choose, mentioned
 from lfm2np.oracle.vectors_files import TENSORS, VectorSet, tensors_bytes
@@ -36,7 +35,7 @@ from lfm2np.oracle.vectors_notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.oracle.verdict import LIMIT
 from lfm2np.sampling_params import SamplingParams
-from lfm2np.strict_json import is_present, read_object
+from lfm2np.work import AnyPlace, Place, Work, compute, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
@@ -70,8 +69,16 @@ def silent(what: str, done: int, total: int) -> None:
 # --- make
 
 
-def make(model: Model, seed: int = 0, only: Collection[str] | None = None, progress: Progress = silent) -> VectorSet:
+def make(
+    model: Model,
+    seed: int = 0,
+    only: Collection[str] | None = None,
+    progress: Progress = silent,
+    executor: AnyPlace = None,
+) -> VectorSet:
     """The set of a model; `only` some vectors, by their ids, and those that their schedules name.
+
+    `executor` as for check.check: all but the engine's own run is computed there.
 
     RequestError for another arithmetic than `exact`, an unknown id or a vocabulary of one token; ProofError if the
     engine's tokens are not the reference's.
@@ -81,13 +88,16 @@ def make(model: Model, seed: int = 0, only: Collection[str] | None = None, progr
         raise RequestError(f"seed {seed}: expected at least 0")
     chosen = picked(choose(model.config, model.tokenizer if model.has_tokenizer else None, seed), only)
     keys = [(one.prompt_token_ids, tokens) for one, tokens in zip(chosen, greedy(model, chosen, progress), strict=True)]
-    positions = positions_of(model, list(dict.fromkeys(keys)), progress)
+    place = place_of(executor)
+    items = [vector_item(key, kept_names(model, one.keep)) for one, key in zip(chosen, keys, strict=True)]
+    made = compute(VECTOR, model, items, place, functools.partial(progress, "scoring"))
+    exact = {key: one["positions"] for key, one in zip(keys, made, strict=True)}
+    positions = positions_of(model, exact, place, progress)
     tensors: dict[str, Array] = {}
     vectors = []
-    for one, key in zip(chosen, keys, strict=True):
-        kept = kept_tensors(model, key, kept_names(model, one.keep))
-        tensors |= {f"{one.id}/{name}": values for name, values in kept.items()}
-        vectors.append(vector_json(one, key[1], positions[key], list(kept)))
+    for one, key, found in zip(chosen, keys, made, strict=True):
+        tensors |= {f"{one.id}/{name}": values for name, values in found["tensors"].items()}
+        vectors.append(vector_json(one, key[1], positions[key], list(found["tensors"])))
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
     used = {flag for one in chosen for flag in one.flags}
     document = {
@@ -134,29 +144,27 @@ def greedy(model: Model, chosen: Sequence[Chosen], progress: Progress) -> list[I
     return [found[one.id] for one in chosen]
 
 
-def positions_of(model: Model, keys: Sequence[Key], progress: Progress) -> dict[Key, list[dict[str, Any]]]:
-    """What the set says of each new token of these sequences."""
-    exact, truths = [], []
-    for done, (prompt, tokens) in enumerate(keys, 1):
-        truths.append(truth_of(model, (*prompt, *tokens), {}))
-        exact.append([exact_position(*rows) for rows in zip(*exact_rows(model, (prompt, tokens)), strict=True)])
-        for index, (token, known) in enumerate(zip(tokens, exact[-1], strict=True)):
-            if known["top"][0][0] != token:
-                raise ProofError(f"new token {index}: the engine's is {token}, the reference's {known['top'][0][0]}")
-        progress("scoring", done, len(keys))
+def positions_of(
+    model: Model, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: Progress
+) -> dict[Key, list[dict[str, Any]]]:
+    """What the set says of each new token of these sequences: what is exact, and bounds of noise."""
+    for (_, tokens), known in exact.items():
+        for index, (token, one) in enumerate(zip(tokens, known, strict=True)):
+            if one["top"][0][0] != token:
+                raise ProofError(f"new token {index}: the engine's is {token}, the reference's {one['top'][0][0]}")
+    scoring = functools.partial(progress, "scoring")
+    by_ids = {one.token_ids: one for one in truths_of(model, {(*key[0], *key[1]): {} for key in exact}, place, scoring)}
+    truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
         try:
-            noises[name] = noise_of(model, truths, name, progress=functools.partial(progress, name))
+            noises[name] = noise_of(model, truths, name, place=place, progress=functools.partial(progress, name))
         except NumericsError:
             continue  # the format can't hold this model's numbers: there are no bounds for it
     found = {}
-    for place, (prompt, tokens) in enumerate(keys):
-        known = {name: each[place] for name, each in noises.items()}
-        first = len(prompt) - 1
-        found[prompt, tokens] = [
-            bounded(one, truths[place], known, first + index) for index, one in enumerate(exact[place])
-        ]
+    for index, ((prompt, tokens), positions) in enumerate(exact.items()):
+        own, first = {name: each[index] for name, each in noises.items()}, len(prompt) - 1
+        found[prompt, tokens] = [bounded(one, truths[index], own, first + row) for row, one in enumerate(positions)]
     return found
 
 
@@ -239,14 +247,33 @@ def kept_names(model: Model, keep: str) -> list[str] | None:
     return {"": [], LOGITS: [LOGITS], "blocks": whole}[keep]
 
 
-def kept_tensors(model: Model, key: Key, names: Sequence[str] | None) -> dict[str, Array]:
-    """Those of the names that there are; None: all."""
-    found: dict[str, Array] = {}
-    if names is None or LOGITS in names:
-        found[LOGITS] = exact_rows(model, key)[0]
-    if names is None or set(names) - {LOGITS}:
-        found |= {name: values for name, values in record(model, key[0]).items() if name != "token_ids"}
-    return found if names is None else {name: found[name] for name in names if name in found}
+def vector_item(key: Key, names: Sequence[str] | None) -> dict[str, Any]:
+    """One vector as work: what prompt and new tokens come to, and the tensors of these names; None: all."""
+    prompt, tokens = key
+    return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": None if names is None else list(names)}
+
+
+def vector_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each item the exact part of its positions, and its tensors; from reference.py, one after another."""
+    found = []
+    for item in items:
+        prompt, names = item["prompt"], item["tensors"]
+        logits, logprobs = exact_rows(model, (tuple(prompt), tuple(item["token_ids"])))
+        positions = [exact_position(*rows) for rows in zip(logits, logprobs, strict=True)]
+        tensors = {LOGITS: logits}
+        if names is None or set(names) - {LOGITS}:
+            tensors |= {name: values for name, values in record(model, prompt).items() if name != "token_ids"}
+        kept = tensors if names is None else {name: tensors[name] for name in names if name in tensors}
+        found.append({"positions": positions, "tensors": kept})
+    return found
+
+
+def num_vector_tokens(item: Mapping[str, Any]) -> int:
+    """Tokens that go through the network: all but the last."""
+    return len(item["prompt"]) + len(item["token_ids"]) - 1
+
+
+VECTOR = Work("vector", vector_items, num_vector_tokens)
 
 
 def model_facts(model: Model) -> dict[str, Any]:
@@ -260,30 +287,14 @@ def model_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def weight_files(directory: Path) -> list[str]:
-    """As checkpoint.py chooses them: the single file, else the index and its shards."""
-    if is_present(directory / SINGLE, CheckpointError):
-        return [SINGLE]
-    shards = read_object(directory / INDEX, CheckpointError)["weight_map"]
-    assert isinstance(shards, dict), "the checkpoint was opened with it"
-    return [INDEX, *sorted(set(shards.values()))]
-
-
-def file_sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as problem:
-        raise CheckpointError(f"{path}: cannot be read: {problem}") from None
-
-
 # --- verify
 
 
-def verify(model: Model, known: VectorSet, progress: Progress = silent) -> list[Difference]:
+def verify(model: Model, known: VectorSet, progress: Progress = silent, executor: AnyPlace = None) -> list[Difference]:
     """All that the set says and the model does not, bit for bit; bounds of noise are taken as they are.
 
     If the model is another one, that alone. After a wrong token the rest of its vector is not looked at.
+    `executor` as for check.check.
     """
     require_exact(model)
     document = known.document
@@ -296,28 +307,38 @@ def verify(model: Model, known: VectorSet, progress: Progress = silent) -> list[
         return of_model
     rules = rules_for(document["formats"])
     found = [Difference(None, None, *one) for one in differing({name: document[name] for name in rules}, rules)]
-    for done, vector in enumerate(document["vectors"], 1):
-        found += verify_vector(model, known, vector)
-        progress("verifying", done, len(document["vectors"]))
+    fitting = {vector["id"]: vector for vector in document["vectors"] if fits(model, vector)}
+    items = [vector_item((one["prompt_token_ids"], one["token_ids"]), one["tensors"]) for one in fitting.values()]
+    computed = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
+    made = dict(zip(fitting, computed, strict=True))
+    for vector in document["vectors"]:
+        found += verify_vector(model, known, vector, made.get(vector["id"]))
     if known.tensors_sha256 != document["tensors"]["sha256"]:
         what = ("tensors.sha256", document["tensors"]["sha256"], f"{known.tensors_sha256}, that of {TENSORS}")
         found.append(Difference(None, None, *what))
     return found
 
 
-def verify_vector(model: Model, known: VectorSet, vector: Mapping[str, Any]) -> Iterator[Difference]:
-    name, key = vector["id"], (tuple(vector["prompt_token_ids"]), tuple(vector["token_ids"]))
+def fits(model: Model, vector: Mapping[str, Any]) -> bool:
+    """Whether the context holds the vector's tokens."""
+    return len(vector["prompt_token_ids"]) + len(vector["token_ids"]) <= model.config.max_position_embeddings
+
+
+def verify_vector(
+    model: Model, known: VectorSet, vector: Mapping[str, Any], made: Mapping[str, Any] | None
+) -> Iterator[Difference]:
+    """`made` is what the model computes; None: the vector does not fit."""
+    name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
         for path, found, expected in differing(vector["prompt_token_ids"], ids):
             yield Difference(name, None, f"prompt_token_ids{path}", found, f"{expected}, as prompt_text has it")
-    length = len(key[0]) + len(key[1])
-    if length > model.config.max_position_embeddings:
+    if made is None:
+        length = len(vector["prompt_token_ids"]) + len(vector["token_ids"])
         most = f"at most {model.config.max_position_embeddings} (max_position_embeddings)"
         yield Difference(name, None, "tokens", str(length), most)
         return
-    for index, rows in enumerate(zip(*exact_rows(model, key), strict=True)):
-        exact = exact_position(*rows)
+    for index, exact in enumerate(made["positions"]):
         stored = vector["positions"][index]
         if exact["top"][0][0] != vector["token_ids"][index]:
             yield Difference(name, index, "token", str(vector["token_ids"][index]), str(exact["top"][0][0]))
@@ -326,9 +347,8 @@ def verify_vector(model: Model, known: VectorSet, vector: Mapping[str, Any]) -> 
         wanted = {**exact, **follows}
         for path, found, expected in differing({field: stored[field] for field in wanted}, wanted):
             yield Difference(name, index, path, found, expected)
-    made = kept_tensors(model, key, vector["tensors"])
     for tensor in vector["tensors"]:
-        yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], made.get(tensor))
+        yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], made["tensors"].get(tensor))
 
 
 def differing_tensor(vector: str, name: str, found: Array, expected: Array | None) -> Iterator[Difference]:

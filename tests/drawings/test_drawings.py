@@ -186,7 +186,7 @@ def test_operations_are_of_the_three_classes(main_run: Run) -> None:
             expected = {"one product over all tokens", "row by row"} if one["output"]["shape"][0] == rows else None
             if one["class"] != "per request" and one["name"] != "lm_head":
                 assert expected is not None
-            if one["operation"] in ("convolve", "attend", "cache_entries"):
+            if one["operation"] in ("convolve", "attend"):
                 assert one["class"] == "per request"
 
 

@@ -100,7 +100,8 @@ def test_weighted_values_over_the_longest_context_equal_python_integers(kind: st
     units, exponents = exact.value_units(values, no_scale(1, 2))
     assert np.abs(units).max() <= 2**24
     scores = sharpness * rng.normal(size=(1, 1, 1, exact.TERMS))
-    high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()), exponents.T[:, None, None])
+    sizes = exact.power_of_two(exponents.T[:, None, None])
+    high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()) * sizes)
     for shares in (high, low):
         for channel in range(2):
             terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[:, 0, channel], strict=True)]

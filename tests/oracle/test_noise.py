@@ -60,7 +60,7 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     for draw in (8, 13):
         numerics = emulated(name, 0, draw)
         weights = prepare_weights(open_tensors(model), model.config, numerics)
-        errors = logprobs_under(model, weights, numerics, truth) - truth.logprobs
+        errors = logprobs_under(model, weights, numerics, truth.token_ids, truth.columns) - truth.logprobs
         found = [
             errors[row, column] / noise.scale(truth, row, column)
             for row in range(len(errors))
@@ -115,13 +115,13 @@ def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: in
 
 def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
     logits = np.random.default_rng(0).normal(size=(4, 1000)).astype(np.float32)
-    columns = chosen_columns(logits, {1: [5, 999, 3], 3: [0]})
+    columns = chosen_columns(logits, {1: [5, 999, 3], 3: [0]}, 131)
     assert columns.shape[0] == 4
     for row in range(4):
         assert list(columns[row]) == sorted(set(columns[row].tolist()))
         assert set(np.argsort(-logits[row])[:48]) <= set(columns[row])
     assert {5, 999, 3} <= set(columns[1].tolist())
-    assert np.array_equal(chosen_columns(logits[:, :20], {}), np.tile(np.arange(20), (4, 1)))
+    assert np.array_equal(chosen_columns(logits[:, :20], {}, 20), np.tile(np.arange(20), (4, 1)))
 
 
 def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
@@ -151,4 +151,4 @@ def test_a_format_that_cannot_hold_the_numbers_is_named(model: Model) -> None:
     truth = truth_of(model, IDS[:6], {})
     weights = replace(model.weights, final_norm=model.weights.final_norm * np.float32(1e38))
     with pytest.raises(NumericsError, match=r"overflow|finite"):
-        logprobs_under(replace(model, weights=weights), weights, model.numerics, truth)
+        logprobs_under(model, weights, model.numerics, truth.token_ids, truth.columns)

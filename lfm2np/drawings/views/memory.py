@@ -165,7 +165,7 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
                 elif one["operation"] == "convolve":
                     shape = one["inputs"]["history"]["shape"]
                     state += shape[0] * shape[1]
-            return token // count, state // count
+            return token, state // count
     return None
 
 

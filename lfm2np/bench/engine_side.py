@@ -1,0 +1,70 @@
+"""Our engine as a side: the time of whole steps, from the schedule to the output."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from lfm2np.bench.cells import PREFILL, Cell
+from lfm2np.bench.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.peak_memory import forget_peak, peak_bytes, resident_bytes
+from lfm2np.bench.ways import answer_prompts
+from lfm2np.cache import bytes_per_block
+from lfm2np.engine import Engine
+from lfm2np.loading import load
+
+WARM_UP = 1  # steps
+STEP_TOKENS = 2048  # the engine's own default
+
+
+class EngineSide:
+    """Engine.step() with greedy sampling under one arithmetic."""
+
+    def __init__(self, numerics: str, weights: str = "resident") -> None:
+        self._numerics, self._weights = numerics, weights
+
+    def load(self, directory: Path, threads: int) -> dict[str, str]:
+        self._model = load(directory, self._numerics, weights=self._weights)
+        return {}
+
+    def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
+        """Seconds of each of `steps` steps, after one that is not counted."""
+        seconds = self._prefill(cell, steps) if cell.kind == PREFILL else self._decode(cell, steps)
+        return [{"seconds": one} for one in seconds[WARM_UP:]]
+
+    def _prefill(self, cell: Cell, steps: int) -> list[float]:
+        """Each prompt is another, so that no prefix is found in the cache."""
+        engine = make_engine(self._model, 1, cell.context + 1)
+        seconds = []
+        for index in range(WARM_UP + steps):
+            engine.add_request(str(index), random_prompt(self._model, cell.context, index), greedy(1))
+            seconds.append(time_step(engine))
+        return seconds
+
+    def _decode(self, cell: Cell, steps: int) -> list[float]:
+        fill = random_entries(self._model, cell.context)
+        engine = decoding_engine(self._model, cell.requests, cell.context, WARM_UP + steps, fill)
+        return [time_step(engine) for _ in range(WARM_UP + steps)]
+
+    def answer_prompts(self, way: str, longest: int) -> float:
+        """Seconds to answer five prompts: see ways.py."""
+        return answer_prompts(self._model, way, longest)
+
+    def prefill_memory(self, length: int) -> dict[str, int]:
+        """The most memory of reading a prompt, STEP_TOKENS a step, beyond what was held before, and its cache's."""
+        engine = make_engine(self._model, 1, length + 1, STEP_TOKENS)  # its arrays are mapped when they are written
+        blocks = -(-length // engine.cache.block_size)
+        sizes = engine.scheduler.config
+        cached = blocks * bytes_per_block(self._model.config, self._model.numerics, sizes)
+        engine.add_request("0", random_prompt(self._model, length, 0), greedy(1))
+        forget_peak()
+        before = resident_bytes()
+        while engine.has_unfinished:
+            engine.step()
+        return {"bytes": peak_bytes() - before, "cache_bytes": cached}
+
+
+def time_step(engine: Engine) -> float:
+    began = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - began

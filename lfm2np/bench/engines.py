@@ -1,0 +1,96 @@
+"""Engines of the sizes that a measurement needs, filled without computing what fills them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.engine import Engine
+from lfm2np.loading import Model
+from lfm2np.model import Segment, StepResult, make_segments
+from lfm2np.sampling_params import SamplingParams
+from lfm2np.weights import AttentionWeights
+from scheduler import BatchPlan
+
+Array = NDArray[Any]
+Entries = list[tuple[Array, ...]]  # per attention layer [t, ...]
+BLOCK_SIZE = 16
+
+
+class FillableEngine(Engine):
+    """An engine that takes random keys, values and states in the place of the network's while it is filled.
+
+    They go into the cache as computed ones do, through `commit`, so blocks, slots and checkpoints are what a real
+    prefill of the prompts would leave; that of 64 prompts of 1,024 tokens would take minutes, and no step's time
+    depends on the numbers. All requests get the same ones, each into its own blocks.
+    """
+
+    fill: Entries | None = None
+
+    def _compute(self, plan: BatchPlan) -> StepResult:
+        return super()._compute(plan) if self.fill is None else random_step(self.model, plan, self.fill)
+
+
+def random_step(model: Model, plan: BatchPlan, entries: Entries) -> StepResult:
+    """What a step would return that computed these entries: states of ones, and logits that choose token 0."""
+    config = model.config
+    convolutions = config.layer_types.count("conv")
+    logits: dict[str, Array] = {}
+    segments: list[Segment] = make_segments(plan)
+    for one in segments:
+        count = len(one.entry.token_ids)
+        one.entries = [tuple(array[:count] for array in layer) for layer in entries]
+        one.windows = [np.ones((config.conv_L_cache - 1 + count, config.hidden_size), np.float32)] * convolutions
+        logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
+    return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)
+
+
+def random_entries(model: Model, count: int) -> Entries:
+    """Keys and values of `count` tokens, per attention layer, in the form in which the cache holds them."""
+    rng = np.random.default_rng(0)
+    numerics = model.numerics
+
+    def normal() -> Array:
+        shape = (count, model.config.num_key_value_heads, model.config.head_dim)
+        return numerics.embed(rng.standard_normal(shape, dtype=np.float32))
+
+    operators = [layer.operator for layer in model.weights.layers]
+    return [
+        numerics.cache_entries(normal(), normal(), operator.scale)
+        for operator in operators
+        if isinstance(operator, AttentionWeights)
+    ]
+
+
+def make_engine(model: Model, requests: int, longest: int, step_tokens: int | None = None) -> FillableEngine:
+    """Room for so many requests of at most `longest` tokens, all of them in one step or `step_tokens` at a time."""
+    return FillableEngine(
+        model,
+        num_blocks=requests * -(-longest // BLOCK_SIZE),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=requests,
+        max_num_batched_tokens=step_tokens or requests * longest,
+        watermark=0.0,
+    )
+
+
+def random_prompt(model: Model, length: int, seed: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, model.config.vocab_size, length)]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """Of a request that gets exactly so many tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def decoding_engine(model: Model, requests: int, context: int, steps: int, fill: Entries) -> FillableEngine:
+    """An engine whose requests have `context` tokens in the cache and may run for that many steps."""
+    engine = make_engine(model, requests, context + steps)
+    for index in range(requests):
+        engine.add_request(str(index), random_prompt(model, context, index), greedy(steps + 1))
+    engine.fill = fill
+    engine.step()
+    engine.fill = None
+    return engine

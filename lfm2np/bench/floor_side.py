@@ -1,0 +1,126 @@
+"""The floor: a step's matrix products and nothing else, in plain NumPy.
+
+What any implementation of the step must compute, with the weights of every layer, since to stream them from memory is
+the cost of a small step. Two parts, timed apart: the linear maps over all tokens, and attention's products of each
+request, scores and weighted values. For exact arithmetic in float64: a second slice of weights where they need one,
+and two slices of attention's weights (see numerics/exact.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.bench.cells import DECODE, Cell
+from lfm2np.checkpoint import open_checkpoint
+from lfm2np.config import ModelConfig, load_config
+from lfm2np.numerics.exact import has_short_significands
+from lfm2np.weights import joined, matrix_parts
+
+Array = NDArray[Any]
+WARM_UP = 1
+SHARE_SLICES = {"float64": 2, "float32": 1}
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [rows, inputs] times weights [outputs, inputs] transposed."""
+
+    rows: int
+    inputs: int
+    outputs: int
+
+
+def linear_products(config: ModelConfig, cell: Cell) -> Iterator[Product]:
+    """Every linear map of one step, in the network's order; the head only for the last token of each request."""
+    hidden, width = config.hidden_size, config.feed_forward_size
+    heads = config.num_attention_heads * config.head_dim
+    keys_values = 2 * config.num_key_value_heads * config.head_dim
+    for kind in config.layer_types:
+        if kind == "conv":
+            operator = [(hidden, 3 * hidden), (hidden, hidden)]
+        else:
+            operator = [(hidden, heads + keys_values), (heads, hidden)]
+        for inputs, outputs in (*operator, (hidden, 2 * width), (width, hidden)):
+            yield Product(cell.num_tokens, inputs, outputs)
+    yield Product(cell.requests, hidden, config.vocab_size)
+
+
+class FloorSide:
+    """`dtype` float64 for the arithmetic exact, float32 for float32."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def load(self, directory: Path, threads: int) -> dict[str, str]:
+        self._config = config = load_config(directory)
+        tensors = open_checkpoint(directory, config)
+        self._weights: list[Array] = []
+        for names in matrix_parts(config):
+            weight = joined(tensors, names)
+            twice = self._dtype == "float64" and not has_short_significands(weight)
+            self._weights.append((np.concatenate([weight, weight]) if twice else weight).astype(self._dtype))
+        return {}
+
+    def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
+        """Seconds of all products, and of the linear ones alone, of each of `steps` repetitions, after one more."""
+        operands = self.linear_operands(cell)
+        attention = Attention(self._config, cell, self._dtype)
+        found = []
+        for _ in range(WARM_UP + steps):
+            began = time.perf_counter()
+            for x, weight in operands:
+                x @ weight.T
+            linear = time.perf_counter() - began
+            attention.compute()
+            found.append({"seconds": time.perf_counter() - began, "linear_seconds": linear})
+        return found[WARM_UP:]
+
+    def linear_operands(self, cell: Cell) -> list[tuple[Array, Array]]:
+        """x [rows, inputs] and weights [outputs, inputs] of each linear map; those of one shape share their x."""
+        rng = np.random.default_rng(0)
+        shared: dict[tuple[int, int], Array] = {}
+        operands = []
+        for product, weight in zip(linear_products(self._config, cell), self._weights, strict=True):
+            shape = (product.rows, product.inputs)
+            if shape not in shared:
+                shared[shape] = rng.standard_normal(shape).astype(self._dtype)
+            operands.append((shared[shape], weight))
+        return operands
+
+
+class Attention:
+    """Products of attention: S requests of t new tokens each, which see C positions; M attention layers.
+
+    All layers have their own keys and values [S, G, C, E], since those, too, come from memory.
+    """
+
+    def __init__(self, config: ModelConfig, cell: Cell, dtype: str) -> None:
+        groups, head_dim, context = config.num_key_value_heads, config.head_dim, cell.longest
+        new = 1 if cell.kind == DECODE else cell.context
+        rows = config.num_attention_heads // groups * new
+        rng = np.random.default_rng(0)
+
+        def normal(*shape: int) -> Array:
+            return rng.standard_normal(shape).astype(dtype)
+
+        self.queries = normal(cell.requests, groups, rows, head_dim)
+        self.weights = normal(1, 1, SHARE_SLICES[dtype] * rows, context)
+        sample = normal(context, head_dim)
+        shape = (cell.requests, groups, context, head_dim)
+        self.layers: list[tuple[Array, Array]] = []
+        for _ in range(config.layer_types.count("full_attention")):
+            keys, values = np.empty(shape, dtype), np.empty(shape, dtype)
+            keys[...], values[...] = sample, sample
+            self.layers.append((keys, values))
+
+    def compute(self) -> None:
+        for keys, values in self.layers:
+            self.queries @ keys.transpose(0, 1, 3, 2)
+            self.weights @ values

@@ -1,0 +1,146 @@
+"""Runs the sides in turn: round after round, so that whatever the machine does meanwhile touches all of them.
+
+Only one side computes at a time. All of them stay loaded if the memory suffices; else each is loaded anew in each
+round, which takes longer and changes no number but for the wider gap between the sides of a round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lfm2np.bench.cells import PREFILL, Cell
+from lfm2np.bench.peak_memory import available_bytes
+from lfm2np.bench.side_process import SideProcess
+from lfm2np.checkpoint import parameter_count
+from lfm2np.config import ModelConfig
+from lfm2np.errors import RequestError
+
+OURS = ("exact", "float32")
+FLOORS = ("floor-float64", "floor-float32")
+PEERS = ("transformers-float32", "transformers-float64", "transformers-bfloat16")
+STEPS = {PREFILL: 1, "decode": 3}  # timed in one turn of a side; its time is their median
+MOST_STEPS = 8
+WEIGHT_BYTES = {"exact": 8, "floor-float64": 8, "transformers-float64": 8, "transformers-bfloat16": 2}
+SPARE_BYTES = 2 * 2**30
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class CellTimes:
+    """Of one cell, by side: seconds of each round, those of the linear products alone, and the most memory."""
+
+    cell: Cell
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    linear_seconds: dict[str, list[float]] = field(default_factory=dict)  # of the floors
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, side: str, said: dict[str, Any]) -> None:
+        steps = said["steps"]
+        self.seconds.setdefault(side, []).append(statistics.median(one["seconds"] for one in steps))
+        if "linear_seconds" in steps[0]:
+            linear = statistics.median(one["linear_seconds"] for one in steps)
+            self.linear_seconds.setdefault(side, []).append(linear)
+        self.peak_bytes[side] = max(self.peak_bytes.get(side, 0), said["peak_bytes"])
+
+
+@dataclass
+class Measured:
+    cells: list[CellTimes]
+    load_seconds: dict[str, list[float]] = field(default_factory=dict)  # by side; once, or once a round
+    load_peak_bytes: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # of libraries that only a side has
+
+    def add_load(self, side: str, said: dict[str, Any]) -> None:
+        self.load_seconds.setdefault(side, []).append(said["load_seconds"])
+        self.load_peak_bytes[side] = max(self.load_peak_bytes.get(side, 0), said["peak_bytes"])
+        self.versions |= said["versions"]
+
+
+def has_peers() -> bool:
+    """Whether the libraries of the extra `peers` are there; they are imported by their sides only."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def fits_together(config: ModelConfig, cells: Sequence[Cell], sides: Sequence[str]) -> bool:
+    """Whether all sides can stay loaded beside the largest cache of one; yes where the system does not say."""
+    available = available_bytes()
+    weights = sum(WEIGHT_BYTES.get(side, 4) for side in sides) * parameter_count(config)
+    attention = config.layer_types.count("full_attention")
+    token = 2 * 8 * attention * config.num_key_value_heads * config.head_dim
+    caches = max(cell.requests * cell.longest for cell in cells) * token
+    return available is None or weights + 2 * caches + SPARE_BYTES <= available
+
+
+def require_room(config: ModelConfig, cells: Sequence[Cell]) -> None:
+    """RequestError for a cell beyond the model's longest context; a few steps come after those that are cached."""
+    for cell in cells:
+        if cell.longest + MOST_STEPS > config.max_position_embeddings:
+            longest = f"max_position_embeddings={config.max_position_embeddings}"
+            raise RequestError(f"cell {cell.name}: expected at most {longest}, less {MOST_STEPS} for the steps timed")
+
+
+def measure(
+    directory: Path,
+    cells: Sequence[Cell],
+    sides: Sequence[str],
+    rounds: int,
+    threads: int,
+    together: bool,
+    show: Progress,
+) -> Measured:
+    """Times every cell on every side, `rounds` times. SideError if one dies, or can't."""
+    measured = Measured([CellTimes(cell) for cell in cells])
+    read_through(directory)
+    turns = Turns(len(cells) * len(sides) * rounds, show)
+
+    def start(stack: contextlib.ExitStack, side: str) -> SideProcess:
+        process = stack.enter_context(SideProcess(side, directory, threads))
+        measured.add_load(side, process.ask("load"))
+        return process
+
+    def take_turn(process: SideProcess, times: CellTimes) -> None:
+        times.add(process.name, process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind]))
+        turns.next()
+
+    if together:
+        with contextlib.ExitStack() as stack:
+            processes = [start(stack, side) for side in sides]
+            for times in measured.cells:
+                for _ in range(rounds):
+                    for process in processes:
+                        take_turn(process, times)
+        return measured
+    for _ in range(rounds):
+        for side in sides:
+            with contextlib.ExitStack() as stack:
+                process = start(stack, side)
+                for times in measured.cells:
+                    take_turn(process, times)
+    return measured
+
+
+def read_through(directory: Path) -> None:
+    """The weights once, so that the first side to load them does not pay for the disk."""
+    for path in directory.glob("*.safetensors"):
+        with path.open("rb") as file:
+            while file.read(2**24):
+                pass
+
+
+class Turns:
+    """Counts them for the progress bar."""
+
+    def __init__(self, total: int, show: Progress) -> None:
+        self._done, self._total, self._show = 0, total, show
+        show(0, total)
+
+    def next(self) -> None:
+        self._done += 1
+        self._show(self._done, self._total)

@@ -1,0 +1,87 @@
+"""The process of one side: `python -m lfm2np.bench.side NAME MODEL THREADS`, then one JSON object a line.
+
+{"ask": "load"}                                        {"load_seconds": 7.1, "peak_bytes": ..., "versions": {...}}
+{"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
+{"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
+{"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
+
+An error is {"error": "..."}. The process ends with its input.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from lfm2np.bench.cells import Cell, cell_named
+from lfm2np.bench.engine_side import EngineSide
+from lfm2np.bench.floor_side import FloorSide
+from lfm2np.bench.peak_memory import forget_peak, peak_bytes
+from lfm2np.bench.transformers_side import TransformersSide
+from lfm2np.errors import Lfm2npError
+
+
+class Side(Protocol):
+    def load(self, directory: Path, threads: int) -> dict[str, str]:
+        """Makes it ready; the versions of libraries that only this side has."""
+
+    def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
+        """Of each step its "seconds", and whatever else was timed."""
+
+
+def make_side(name: str) -> Side:
+    """ "exact", "float32", "streamed-exact", "floor-float64", "transformers-bfloat16", ..."""
+    kind, _, dtype = name.rpartition("-")
+    match kind:
+        case "floor":
+            return FloorSide(dtype)
+        case "transformers":
+            return TransformersSide(dtype)
+        case "streamed":
+            return EngineSide(dtype, "streamed")
+        case _:
+            return EngineSide(name)
+
+
+def answer(side: Side, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
+    gc.collect()
+    forget_peak()
+    match ask["ask"]:
+        case "load":
+            began = time.perf_counter()
+            versions = side.load(directory, threads)
+            return {"load_seconds": time.perf_counter() - began, "peak_bytes": peak_bytes(), "versions": versions}
+        case "answer":
+            assert isinstance(side, EngineSide)
+            return {"seconds": side.answer_prompts(ask["way"], ask["longest"])}
+        case "prefill_memory":
+            assert isinstance(side, EngineSide)
+            return {**side.prefill_memory(ask["length"])}
+        case _:
+            steps = side.time(cell_named(ask["cell"]), ask["steps"])
+            return {"steps": steps, "peak_bytes": peak_bytes()}
+
+
+def serve(lines: TextIO, answers: TextIO, side: Side, directory: Path, threads: int) -> None:
+    for line in lines:
+        try:
+            said = answer(side, directory, threads, json.loads(line))
+        except (Lfm2npError, MemoryError) as problem:
+            said = {"error": f"{type(problem).__name__}: {problem}"}
+        print(json.dumps(said), file=answers, flush=True)
+
+
+def main() -> None:
+    name, directory, threads = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not stand among the answers
+    serve(sys.stdin, answers, make_side(name), Path(directory), int(threads))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The measured numbers as text and as plain objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lfm2np.bench.cells import Cell
+from lfm2np.bench.measure import CellTimes, Measured
+from lfm2np.bench.ratios import RATIOS, Ratio, Spread, ratio_of
+
+LACKING = "-"
+SHORT = "!"  # stands at a ratio below its target
+
+
+def as_json(measured: Measured) -> dict[str, Any]:
+    sides = {
+        side: {"load_seconds": seconds, "load_peak_bytes": measured.load_peak_bytes[side]}
+        for side, seconds in measured.load_seconds.items()
+    }
+    return {"sides": sides, "cells": [cell_as_json(times) for times in measured.cells]}
+
+
+def cell_as_json(times: CellTimes) -> dict[str, Any]:
+    ratios = []
+    for one in RATIOS:
+        found = ratio_of(one, times.seconds)
+        if found:
+            target = one.target(times.cell)
+            ratios.append({"side": one.side, "other": one.other, "target": target, **dataclasses.asdict(found)})
+    return {
+        "cell": times.cell.name,
+        **dataclasses.asdict(times.cell),
+        "seconds": times.seconds,
+        "linear_seconds": times.linear_seconds,
+        "peak_bytes": times.peak_bytes,
+        "ratios": ratios,
+    }
+
+
+def as_text(measured: Measured) -> str:
+    sides = list(measured.load_seconds)
+    rounds = len(next(iter(measured.cells[0].seconds.values())))
+    parts = [
+        f"milliseconds a step, median of {rounds} rounds (of a floor, in brackets: its linear products alone)",
+        columns([["", *sides], *(time_row(times, sides) for times in measured.cells)]),
+        "",
+        *ratio_lines(measured.cells),
+        "",
+        "seconds to load, and gigabytes of memory at its peak: while loading, and in each cell (mapped files included)",
+        columns(memory_rows(measured, sides)),
+    ]
+    return "\n".join(parts)
+
+
+def time_row(times: CellTimes, sides: Sequence[str]) -> list[str]:
+    row = [times.cell.name]
+    for side in sides:
+        shown = f"{1000 * statistics.median(times.seconds[side]):.1f}"
+        if side in times.linear_seconds:
+            shown += f" ({1000 * statistics.median(times.linear_seconds[side]):.1f})"
+        row.append(shown)
+    return row
+
+
+def ratio_lines(cells: Sequence[CellTimes]) -> list[str]:
+    """One row a cell, one column a ratio of which both sides were measured."""
+    chosen = [one for one in RATIOS if ratio_of(one, cells[0].seconds)]
+    if not chosen:
+        return []
+    heads = [[""], [""]]
+    for one in chosen:
+        heads[0].append(one.other)
+        heads[1].append(f"/ {one.side}")
+    rows = [
+        [times.cell.name, *(ratio_text(one, times.cell, ratio_of(one, times.seconds)) for one in chosen)]
+        for times in cells
+    ]
+    title = f"ratios of times: median, lowest and highest of the rounds, target ({SHORT}: below it)"
+    return [title, columns([*heads, *rows])]
+
+
+def ratio_text(one: Ratio, cell: Cell, found: Spread | None) -> str:
+    """ "1.42 (1.38-1.45) 1.3", the last being the target."""
+    if found is None:
+        return LACKING
+    target = one.target(cell)
+    goal = "" if target is None else f" {target:g}{SHORT if found.median < target else ''}"
+    return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f}){goal}"
+
+
+def memory_rows(measured: Measured, sides: Sequence[str]) -> list[list[str]]:
+    return [
+        ["", *sides],
+        ["load, s", *(f"{statistics.median(measured.load_seconds[side]):.1f}" for side in sides)],
+        ["load", *(gigabytes(measured.load_peak_bytes[side]) for side in sides)],
+        *([times.cell.name, *(gigabytes(times.peak_bytes[side]) for side in sides)] for times in measured.cells),
+    ]
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Aligned: the first column to the left, the others to the right."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def machine_line(machine: Mapping[str, Any], threads: int) -> str:
+    kernel = f" with {machine['blas_kernel']} kernels" if machine["blas_kernel"] else ""
+    peers = [f"{name} {machine[name]}" for name in ("torch", "transformers") if name in machine]
+    return "; ".join(
+        [
+            f"{machine['processor']}, {machine['cores']} cores, {threads} threads, {machine['system']}",
+            f"Python {machine['python']}, NumPy {machine['numpy']}, {machine['blas']}{kernel}",
+            *peers,
+        ]
+    )

@@ -1,0 +1,161 @@
+"""`lfm2np bench`: how fast, beside the bare matrix products and transformers, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lfm2np.bench import five, growth, large, measure, table
+from lfm2np.bench.cells import CELLS, QUICK, cells_named
+from lfm2np.bench.elsewhere import Elsewhere
+from lfm2np.bench.machine import describe_machine
+from lfm2np.bench.random_checkpoint import LARGE, SMALL, random_checkpoint
+from lfm2np.config import load_config
+from lfm2np.errors import RequestError
+from lfm2np.generation import require_count
+from lfm2np.loading import checkpoint_directory
+from lfm2np.terminal import progress_bar
+
+STEPS, FIVE, GROWTH, BIG = "steps", "five", "growth", "large"
+EXAMPLE = """lfm2np bench
+  lfm2np bench --quick --without-peers
+  lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
+  lfm2np bench five --new-tokens 256 --numerics float32
+  lfm2np bench growth --numerics exact
+  lfm2np bench large --numerics exact"""
+ROUNDS = {STEPS: 5, FIVE: 1, GROWTH: 3, BIG: 2}
+QUICK_ROUNDS = 3
+NEW_TOKENS = 256
+APART = "not all sides fit into memory together: each was loaded anew in each round"
+NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
+OWN_OPTIONS = {"cells": STEPS, "quick": STEPS, "without_peers": STEPS, "new_tokens": FIVE, "whole": FIVE}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured: as JSON, as text, and the versions of libraries that only some sides have."""
+
+    directory: Path
+    fields: dict[str, Any]
+    text: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    what_help = """steps (default): the time of a step beside its floor and transformers; five: five prompts in four
+    ways; growth: a step's time and a prompt's memory as the context grows; large: LFM2-2.6B's shapes, streamed"""
+    parser.add_argument("what", nargs="?", choices=[STEPS, FIVE, GROWTH, BIG], default=STEPS, help=what_help)
+    model_help = "checkpoint directory (default: random weights with the shapes of LFM2-350M, made once and kept)"
+    parser.add_argument("--model", metavar="DIR", help=model_help)
+    rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
+    parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
+    parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
+    numerics_help = "of five, growth and large: one arithmetic only (both)"
+    parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
+    group = parser.add_argument_group("steps")
+    group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten)")
+    group.add_argument("--quick", action="store_true", help=f"three small cells, {QUICK_ROUNDS} rounds")
+    group.add_argument("--without-peers", action="store_true", help="do not measure transformers")
+    group = parser.add_argument_group("five")
+    group.add_argument("--new-tokens", metavar="N", type=int, help=f"of the longest answer ({NEW_TOKENS})")
+    group.add_argument("--whole", action="store_true", help="time every pass without a cache, not eight lengths")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    require_own_options(arguments)
+    default = QUICK_ROUNDS if arguments.quick else ROUNDS[arguments.what]
+    rounds = require_count("--rounds", default if arguments.rounds is None else arguments.rounds, 1, 10_000)
+    threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
+    require_count("--threads", threads, 1, 1024)
+    elsewhere = Elsewhere()
+    measured = {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth, BIG: run_large}[arguments.what]
+    found = measured(arguments, rounds, threads)
+    print_found(found, threads, elsewhere.share(), arguments.json)
+
+
+def require_own_options(arguments: argparse.Namespace) -> None:
+    """RequestError for an option of another measurement than the one asked for."""
+    for name, what in OWN_OPTIONS.items():
+        if arguments.what != what and getattr(arguments, name) not in (None, False):
+            raise RequestError(f"--{name.replace('_', '-')} goes with bench {what}")
+    if arguments.what == STEPS and arguments.numerics is not None:
+        raise RequestError("--numerics goes with bench five, growth and large; bench steps measures all")
+
+
+def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    cells = cells_named(arguments.cells) if arguments.cells is not None else QUICK if arguments.quick else CELLS
+    directory = chosen_checkpoint(arguments.model)
+    config = load_config(directory)
+    measure.require_room(config, cells)
+    has_peers = measure.has_peers()
+    peers = has_peers and not arguments.without_peers
+    sides = [*measure.OURS, *measure.FLOORS, *(measure.PEERS if peers else ())]
+    together = measure.fits_together(config, cells, sides)
+    with progress_bar("turns") as show:
+        measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
+    notes = [] if has_peers or arguments.without_peers else [NO_PEERS]
+    notes += [] if together else [APART]
+    fields = {**table.as_json(measured), "notes": notes}
+    return Found(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
+
+
+def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    new_tokens = NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens
+    longest = require_count("--new-tokens", new_tokens, 1, 2**20)
+    directory = chosen_checkpoint(arguments.model)
+    found = []
+    for numerics in chosen_numerics(arguments):
+        with progress_bar(f"five prompts, {numerics}") as show:
+            found.append(five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show))
+    fields = {"five": [five.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(five.as_text(one) for one in found))
+
+
+def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    directory = chosen_checkpoint(arguments.model)
+    found = []
+    for numerics in chosen_numerics(arguments):
+        with progress_bar(f"growth, {numerics}") as show:
+            found.append(growth.measure_growth(directory, numerics, rounds, threads, show))
+    fields = {"growth": [growth.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(growth.as_text(one) for one in found))
+
+
+def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    directory = chosen_checkpoint(arguments.model, LARGE)
+    found = []
+    for numerics in chosen_numerics(arguments):
+        with progress_bar(f"large, {numerics}") as show:
+            found.append(large.measure_large(directory, numerics, rounds, threads, show))
+    fields = {"large": [large.as_json(one) for one in found]}
+    return Found(directory, fields, "\n\n".join(large.as_text(one) for one in found))
+
+
+def chosen_numerics(arguments: argparse.Namespace) -> Sequence[str]:
+    return measure.OURS if arguments.numerics is None else (arguments.numerics,)
+
+
+def chosen_checkpoint(model: str | None, name: str = SMALL) -> Path:
+    """The directory of --model, or the random checkpoint with the shapes of LFM2-350M, or of another one."""
+    if model is not None:
+        return checkpoint_directory(model)
+    with progress_bar(f"making random weights with the shapes of {name}") as show:
+        return random_checkpoint(progress=show, name=name)
+
+
+def print_found(found: Found, threads: int, others: float | None, as_object: bool) -> None:
+    """The numbers, after what they were measured on, and how undisturbed."""
+    machine = {**describe_machine(), **found.versions}
+    if as_object:
+        head = {"model": str(found.directory), "machine": machine, "threads": threads, "share_of_others": others}
+        print(json.dumps({**head, **found.fields}))
+        return
+    print(f"{found.directory.name} on {table.machine_line(machine, threads)}")
+    if others is not None:
+        print(f"other processes took {100 * others:.0f} % of the processors meanwhile")
+    print(f"\n{found.text}")

@@ -1,0 +1,134 @@
+"""`lfm2np score`: one sequence token by token, or the sequences of a file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np import cli_work, scoring
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.loading import Model
+from lfm2np.scoring import TokenScore
+from lfm2np.scoring_many import score_many
+from lfm2np.strict_json import parse_object
+from lfm2np.terminal import entry, progress_bar, read_file, terminal_text
+
+KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
+EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
+  lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json"""
+REQUESTS_HELP = "one JSON object a line: prompt or prompt_token_ids, completion or completion_token_ids, request_id"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One line of the file: all ids go through the network, those from `first` on are shown."""
+
+    request_id: str
+    ids: list[int]
+    first: int
+
+
+def run_one(model: Model, prompt: list[int], completion: list[int], only: bool, as_json: bool) -> None:
+    """Prompt and completion, by reference.py; `only` the completion's tokens are shown."""
+    began = time.perf_counter()
+    with progress_bar("scoring") as show:
+        scores = scoring.score(model.weights, model.config, model.numerics, prompt + completion, show)
+    seconds = time.perf_counter() - began
+    rate = {"tokens": len(scores), "seconds": round(seconds, 3), "tokens_per_second": round(len(scores) / seconds, 1)}
+    scores = [s for s in scores if s.position >= len(prompt)] if only else scores
+    if as_json:
+        fields = {"token_ids": prompt + completion, **scores_as_json(scores), "summary": rate}
+        print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
+        return
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    print(f"{'position':>8}{'id':>8}  {'token':<20}{'log-prob':>12}{'rank':>7}{'margin':>10}  greedy")
+    for s in scores:
+        greedy = "" if s.rank == 1 else entry(tokenizer, s.greedy_token_id)
+        own = f"{s.position:>8}{s.token_id:>8}  {entry(tokenizer, s.token_id):<20}"
+        print(terminal_text(f"{own}{s.logprob:>12.6f}{s.rank:>7}{s.margin:>10.4f}  {greedy}".rstrip()))
+    print(f"total log-probability {total_of(scores):.6f} over {len(scores)} tokens")
+
+
+def run_many(model: Model, arguments: argparse.Namespace) -> None:
+    """All sequences of a file, in ragged passes. NumericsError, after the others are shown, for any that overflow."""
+    sequences = read_sequences(model, read_file(arguments.requests), arguments.requests)
+    with cli_work.place_of(arguments, model) as place, progress_bar("scoring", " tokens") as show:
+        found = score_many(model, [one.ids for one in sequences], place, show)
+    summary = {"requests": len(sequences), **cli_work.throughput(place)}
+    outputs = [output_of(one, scores) for one, scores in zip(sequences, found, strict=True)]
+    if arguments.json:
+        fields = {"outputs": outputs, "summary": summary}
+        print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
+    else:
+        print(f"{'request':<24}{'tokens':>8}{'total log-prob':>18}")
+        for one in outputs:
+            shown = one.get("error") or f"{len(one['scores']):>8}{one['total_logprob']:>18.6f}"
+            print(terminal_text(f"{one['request_id']:<24}{shown}"))
+        rate = summary["tokens_per_second"]
+        speed = "all known before" if rate is None else f"{summary['tokens']} computed, {rate} a second"
+        print(f"{len(outputs)} requests, {sum(len(one.ids) - 1 for one in sequences)} tokens: {speed}")
+    failed = [f"{one['request_id']}: {one['error']}" for one in outputs if "error" in one]
+    if failed:
+        raise NumericsError(f"{len(failed)} of {len(outputs)} requests can't be computed, first {failed[0]}")
+
+
+def output_of(one: Scored, scores: list[TokenScore] | NumericsError) -> dict[str, Any]:
+    fields = {"request_id": one.request_id, "token_ids": one.ids}
+    if isinstance(scores, NumericsError):
+        return {**fields, "error": str(scores)}
+    return {**fields, **scores_as_json([s for s in scores if s.position >= one.first])}
+
+
+def scores_as_json(scores: Sequence[TokenScore]) -> dict[str, Any]:
+    return {"scores": [dataclasses.asdict(s) for s in scores], "total_logprob": total_of(scores)}
+
+
+def total_of(scores: Sequence[TokenScore]) -> float:
+    return math.fsum(s.logprob for s in scores)
+
+
+def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
+    """One a line. RequestError names the line of a bad one, before anything is computed."""
+    found: list[Scored] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{source}, line {number}"
+        raw = parse_object(line.encode(), where, RequestError)
+        try:
+            found.append(sequence_of(model, raw, str(len(found))))
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from None
+    if not found:
+        raise RequestError(f"{source}: no requests, expected one JSON object a line")
+    names = [one.request_id for one in found]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{source}: two requests have one request_id: {twice!r}")
+    return found
+
+
+def sequence_of(model: Model, raw: Mapping[str, Any], request_id: str) -> Scored:
+    if set(raw) - KEYS:
+        raise RequestError(f"{min(set(raw) - KEYS)!r}: expected some of {', '.join(sorted(KEYS))}")
+    if ("prompt" in raw) == ("prompt_token_ids" in raw):
+        raise RequestError("expected either prompt or prompt_token_ids")
+    if "completion" in raw and "completion_token_ids" in raw:
+        raise RequestError("expected completion or completion_token_ids, not both")
+    for key in ("prompt", "completion", "request_id"):
+        if key in raw and (not isinstance(raw[key], str) or not raw[key]):
+            raise RequestError(f"{key} {raw[key]!r}: expected a string")
+    prompt = model.prompt_ids(raw["prompt"] if "prompt" in raw else raw["prompt_token_ids"])
+    completion: list[int] = []
+    if "completion" in raw:
+        completion = model.tokenizer.encode_more(raw["completion"])
+    elif "completion_token_ids" in raw:
+        completion = model.prompt_ids(raw["completion_token_ids"])
+    ids = scoring.scorable(prompt + completion, model.config)
+    return Scored(raw.get("request_id", request_id), ids, len(prompt) if completion else 1)

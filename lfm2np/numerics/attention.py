@@ -1,0 +1,142 @@
+"""What the arithmetics' attention over a cache shares: positions in parts, products by group, the causal mask.
+
+The keys and values of one request come in parts that follow each other, since its blocks need not be neighbours.
+Products are per request; what happens to each score by itself or within its row is done for several requests at once,
+whose scores stand below each other, filled up with minus infinity.
+Letters: t queries, the last of C positions; G key/value heads, H query heads, E head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.numerics.pieces import SCORES, pieces
+
+Array = NDArray[Any]
+Parts = Sequence[tuple[Array, ...]]  # of the cache entries of C positions, each [c, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Queries of one request that are computed together, and all that the last of them sees."""
+
+    rows: slice  # of the step's queries
+    parts: Parts
+    context: int  # positions in parts
+
+    @property
+    def tokens(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+
+def attend_in_batches(
+    queries: Array,
+    rows: Sequence[slice],
+    cached: Sequence[Parts],
+    compute: Callable[[Array, list[Span]], list[Array]],
+) -> Array:
+    """Attention of several requests: queries [T, H, E], of each its rows and cached positions; [T, H, E], 0 elsewhere.
+
+    `compute` takes queries by group [G, H/G, T, E] and spans whose scores together stay within a piece, and returns
+    [t, H, E] for each.
+    """
+    mixed = np.zeros_like(queries)
+    if rows:
+        tokens, heads, head_dim = queries.shape
+        groups = cached[0][0][0].shape[1]
+        grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)
+        for batch in batches(spans(rows, cached, heads), heads):
+            for span, result in zip(batch, compute(grouped, batch), strict=True):
+                mixed[span.rows] = result
+    return mixed
+
+
+def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int) -> Iterator[Span]:
+    """Each request's queries in pieces; one sees no more than the positions up to its last query's."""
+    for one, parts in zip(rows, cached, strict=True):
+        tokens, context = one.stop - one.start, sum(len(part[0]) for part in parts)
+        for piece in pieces(tokens, heads * context, SCORES):
+            visible = context - tokens + piece.stop
+            own = slice(one.start + piece.start, one.start + piece.stop)
+            yield Span(own, first_positions(parts, visible), visible)
+
+
+def batches(spans: Iterator[Span], heads: int) -> Iterator[list[Span]]:
+    """Neighbours together as long as the rectangle of their scores stays within a piece."""
+    batch: list[Span] = []
+    tokens = widest = 0
+    for span in spans:
+        tokens, widest = tokens + span.tokens, max(widest, span.context)
+        if batch and heads * tokens * widest > SCORES:
+            yield batch
+            batch, tokens, widest = [], span.tokens, span.context
+        batch.append(span)
+    if batch:
+        yield batch
+
+
+def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
+    """Queries [G, H/G, T, E] times the keys (the first array of each part): [rows, widest C], -inf where hidden."""
+    heads = queries.shape[0] * queries.shape[1]
+    widest = max(span.context for span in spans)
+    stacked = np.full((heads * sum(span.tokens for span in spans), widest), -np.inf, queries.dtype)
+    for span, own in zip(spans, own_rows(stacked, spans, queries), strict=True):
+        scores = joined_scores(queries[:, :, span.rows], [part[0] for part in span.parts])
+        if span.tokens > 1:
+            hide_later_positions(scores)
+        own[..., : span.context] = scores
+    return stacked
+
+
+def own_rows(stacked: Array, spans: Sequence[Span], queries: Array) -> Iterator[Array]:
+    """A view [G, H/G, t, ...] of each span's rows."""
+    groups, shared = queries.shape[:2]
+    first = 0
+    for span in spans:
+        count = groups * shared * span.tokens
+        yield stacked[first : first + count].reshape(groups, shared, span.tokens, stacked.shape[-1])
+        first += count
+
+
+def first_positions(parts: Parts, count: int) -> list[tuple[Array, ...]]:
+    """The first `count` positions of parts that follow each other."""
+    kept = []
+    for part in parts:
+        if count > 0:
+            kept.append(tuple(array[:count] for array in part))
+            count -= len(part[0])
+    return kept
+
+
+def joined_scores(queries: Array, keys: Sequence[Array]) -> Array:
+    """Queries [G, H/G, t, E] times the keys [c, G, E] of all parts: [G, H/G, t, C]."""
+    groups, shared, tokens, head_dim = queries.shape
+    rows = queries.reshape(groups, shared * tokens, head_dim)
+    scores = [rows @ part.transpose(1, 2, 0) for part in keys]
+    whole = scores[0] if len(scores) == 1 else np.concatenate(scores, axis=-1)
+    return whole.reshape(groups, shared, tokens, -1)
+
+
+def hide_later_positions(scores: Array) -> None:
+    """Scores [..., t, C] of the last t positions: those behind a query become minus infinity."""
+    tokens, context = scores.shape[-2:]
+    later = np.arange(tokens) > np.arange(tokens)[:, None]
+    np.copyto(scores[..., context - tokens :], -np.inf, where=later)
+
+
+def weighted_values(weights: Array, values: Sequence[Array]) -> Array:
+    """Weights [G, H/G, t, C] times the values [c, G, E] of all parts: [G, H/G, t, E]."""
+    groups, shared, tokens, context = weights.shape
+    rows = weights.reshape(groups, shared * tokens, context)
+    total, first = None, 0
+    for part in values:
+        mixed = rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)
+        total = mixed if total is None else total + mixed
+        first += len(part)
+    assert total is not None
+    return total.reshape(groups, shared, tokens, -1)

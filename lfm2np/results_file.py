@@ -1,0 +1,199 @@
+"""FILE.jsonl: results of work, one item a line, each with the SHA-256 of its bits and that of the checkpoint.
+
+{"format_version": 1, "checkpoint": SHA-256, "kind": "score", "item": ..., "result": ..., "sha256": of the result}
+
+A line says all that is needed to compute it again, and exact results are the same bits everywhere. So a run that broke
+off goes on with its file, and files from unlike machines are merged by putting their lines together.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from lfm2np.config import show
+from lfm2np.errors import ProofError, RequestError
+from lfm2np.line_file import LineFile
+from lfm2np.loading import Model
+from lfm2np.strict_json import parse_object
+from lfm2np.work import AnyPlace, Work, compute
+
+FORMAT_VERSION = 1
+MAX_LINE = 2**30
+FIELDS = {"format_version", "checkpoint", "kind", "item", "result", "sha256"}
+DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine's own order
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One line. `item` and `result` are as JSON has them."""
+
+    where: str
+    kind: str
+    item: Any
+    result: Any
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind} of {show(self.item)}"
+
+
+class ResultsFile:
+    """The results of one checkpoint in one file: what it holds, and what is appended. See work.Record.
+
+    RequestError for an arithmetic whose bits are not the same everywhere, a line that is no such line, or one of
+    another checkpoint; ProofError for a result whose bits are not those of its own SHA-256, or two results of one item.
+    """
+
+    def __init__(self, path: str | Path, model: Model) -> None:
+        if model.numerics.name != "exact":
+            raise RequestError(
+                f"{path}: numerics {model.numerics.name}, expected exact, whose bits are everywhere alike"
+            )
+        self.entries: dict[str, Entry] = {}  # by `key_of`, in the order of the lines
+        self._checkpoint = model.sha256
+        self._lines = LineFile(path, MAX_LINE)
+        for where, line in self._lines.read():
+            add(self.entries, read_entry(line, where, model))
+
+    def known(self, kind: str, item: Any) -> Any | None:
+        entry = self.entries.get(key_of(kind, encoded(item)))
+        return None if entry is None else decoded(entry.result, entry.where)
+
+    def extend(self, kind: str, items: Sequence[Any], results: Sequence[Any]) -> None:
+        """One line a result, all of them on the disk when this returns. RequestError if they can't be written."""
+        entries = []
+        for item, result in zip(items, results, strict=True):
+            found = encoded(result)
+            entries.append(Entry(str(self._lines.path), kind, encoded(item), found, result_sha256(found)))
+        self._lines.append("".join(line_of(entry, self._checkpoint) for entry in entries).encode())
+        for entry in entries:
+            add(self.entries, entry)
+
+    def __enter__(self) -> ResultsFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._lines.close()
+
+
+# --- lines
+
+
+def line_of(entry: Entry, checkpoint: str) -> str:
+    fields = {"format_version": FORMAT_VERSION, "checkpoint": checkpoint, "kind": entry.kind}
+    return json.dumps({**fields, "item": entry.item, "result": entry.result, "sha256": entry.sha256}) + "\n"
+
+
+def read_entry(line: bytes, where: str, model: Model) -> Entry:
+    """The entry of a line, its own SHA-256 and its checkpoint checked."""
+    raw = parse_object(line, where, RequestError)
+    if set(raw) != FIELDS:
+        raise RequestError(f"{where}: {', '.join(sorted(raw))[:200]}: expected {', '.join(sorted(FIELDS))}")
+    if raw["format_version"] != FORMAT_VERSION:
+        raise RequestError(f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}")
+    if raw["checkpoint"] != model.sha256:
+        found, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
+        raise RequestError(f"{where}: of the checkpoint of SHA-256 {found}, expected {expected}")
+    entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
+    found = result_sha256(entry.result)
+    if found != entry.sha256:
+        raise ProofError(f"{entry}: a result of SHA-256 {found}, expected {show(entry.sha256)}, as the line says")
+    return entry
+
+
+def add(entries: dict[str, Entry], entry: Entry) -> None:
+    """ProofError if there is another result of the item already."""
+    first = entries.setdefault(key_of(entry.kind, entry.item), entry)
+    if first.sha256 != entry.sha256:
+        raise ProofError(
+            f"{entry}: a result of SHA-256 {entry.sha256}, expected {first.sha256}, as {first.where} has it"
+        )
+
+
+def key_of(kind: str, item: Any) -> str:
+    return canonical([kind, item])
+
+
+def result_sha256(result: Any) -> str:
+    """Of the result as JSON has it: the bits of arrays stand there in base64, other floats as their shortest digits."""
+    return hashlib.sha256(canonical(result).encode()).hexdigest()
+
+
+def canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def encoded(value: Any) -> Any:
+    """Plain data as JSON has it."""
+    if isinstance(value, np.ndarray):
+        little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        if little.dtype.str not in DTYPES:
+            raise TypeError(f"an array of {value.dtype}: expected one of {', '.join(DTYPES)}")
+        content = base64.b64encode(little.tobytes()).decode("ascii")
+        return {"dtype": little.dtype.str, "shape": list(value.shape), "base64": content}
+    if isinstance(value, Mapping):
+        return {name: encoded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [encoded(one) for one in value]
+    return value
+
+
+def decoded(value: Any, where: str) -> Any:
+    """The reverse of `encoded`; RequestError for an array that is none."""
+    if isinstance(value, list):
+        return [decoded(one, where) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) != {"dtype", "shape", "base64"}:
+        return {name: decoded(one, where) for name, one in value.items()}
+    if value["dtype"] not in DTYPES:
+        raise RequestError(f"{where}: an array of dtype {show(value['dtype'])}, expected one of {', '.join(DTYPES)}")
+    try:
+        array = np.frombuffer(base64.b64decode(value["base64"], validate=True), value["dtype"])
+        return array.reshape([int(size) for size in value["shape"]]).astype(array.dtype.newbyteorder("="))
+    except (TypeError, ValueError) as problem:
+        raise RequestError(f"{where}: an array that can't be read: {problem}") from None
+
+
+# --- merging
+
+
+def merged(paths: Iterable[str | Path], model: Model) -> dict[str, Entry]:
+    """The entries of all files, in their order, each item once. RequestError for a file that is not there."""
+    entries: dict[str, Entry] = {}
+    for path in paths:
+        if not Path(path).is_file():
+            raise RequestError(f"{path}: no such file, expected lines of results")
+        for entry in ResultsFile(path, model).entries.values():
+            add(entries, entry)
+    return entries
+
+
+def spot_check(
+    model: Model, entries: Sequence[Entry], works: Mapping[str, Work], count: int, seed: int, place: AnyPlace = None
+) -> list[Entry]:
+    """Computes `count` entries again, drawn by the seed, and returns them. ProofError for one of other bits."""
+    if not 0 <= count <= len(entries):
+        raise RequestError(f"{count} items to compute again: expected 0 to {len(entries)}, as many as there are")
+    drawn = random.Random(seed).sample(range(len(entries)), count)
+    chosen = [entries[index] for index in sorted(drawn)]
+    for kind in dict.fromkeys(entry.kind for entry in chosen):
+        if kind not in works:
+            raise RequestError(f"{kind!r}: no known kind of work, expected one of {', '.join(works)}")
+        own = [entry for entry in chosen if entry.kind == kind]
+        found = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in own], place)
+        for entry, result in zip(own, found, strict=True):
+            expected = result_sha256(encoded(result))
+            if entry.sha256 != expected:
+                raise ProofError(f"{entry}: a result of SHA-256 {entry.sha256}, expected {expected}, as computed here")
+    return chosen

@@ -1,0 +1,166 @@
+"""Work that any process with the checkpoint can do: which function, on which items, and where.
+
+An item and its result are plain data: None, bool, int, float, str, lists, dicts with strings as keys, NumPy arrays. So
+they can be pickled for a worker and written to a file (results_file.py), and a worker needs nothing of its parent
+but the checkpoint's path. Where a kind of work is exact, its results are the same bits wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lfm2np.errors import WorkerError
+from lfm2np.loading import Model, load
+from lfm2np.shards import AT_ONCE, AnyExecutor, map_shards
+from lfm2np.weights import Progress
+
+MAX_NUM_BATCHED_TOKENS = 256  # of one shard: bounds a ragged pass; larger ones leave the processor's cache
+_loading = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kind of work: a top-level function, `function(model, items)`, one result an item; and the tokens of an item."""
+
+    kind: str
+    function: Callable[[Model, Sequence[Any]], list[Any]]
+    num_tokens: Callable[[Any], int]
+    is_exact: bool = True  # the same bits on every machine; else no record knows or keeps it
+
+
+class Record(Protocol):
+    """What was computed before, and what keeps what is computed now: results_file.ResultsFile."""
+
+    def known(self, kind: str, item: Any) -> Any | None: ...
+
+    def extend(self, kind: str, items: Sequence[Any], results: Sequence[Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a worker finds the model, and which it has to be."""
+
+    path: str
+    numerics: str
+    sha256: str  # Model.sha256
+
+
+@dataclass(eq=False)
+class Place:
+    """Where work is done, and what it took.
+
+    executor  see shards.map_shards; the checkpoint stands under the same path on all its machines
+    record    knows results, and keeps new ones as they come
+    """
+
+    executor: AnyExecutor = None
+    record: Record | None = None
+    at_once: int = AT_ONCE
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    num_tokens: int = field(default=0, init=False)  # that were computed, not known from the record
+    seconds: float = field(default=0.0, init=False)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.num_tokens / self.seconds if self.num_tokens else None
+
+
+AnyPlace = AnyExecutor | Place
+
+
+def place_of(executor: AnyPlace) -> Place:
+    """A place with this executor and no record, or the place itself."""
+    return executor if isinstance(executor, Place) else Place(executor)
+
+
+def compute(
+    work: Work, model: Model, items: Sequence[Any], place: AnyPlace = None, progress: Progress | None = None
+) -> list[Any]:
+    """The results of all items, in their order. Those that the record knows are not computed.
+
+    `progress(done, total)` counts tokens. Errors: what the function raises, RequestError if the record can't be
+    written, WorkerError.
+    """
+    place = place_of(place)
+    record = place.record if work.is_exact else None
+    results = [record.known(work.kind, item) if record else None for item in items]
+    missing = [index for index, result in enumerate(results) if result is None]
+    sizes = [work.num_tokens(item) for item in items]
+    total, done = sum(sizes), sum(sizes) - sum(sizes[index] for index in missing)
+    if progress:
+        progress(done, total)
+    shards = cut(missing, sizes, place.max_num_batched_tokens)
+    began = time.perf_counter()
+
+    def keep(number: int, found: list[Any]) -> None:
+        nonlocal done
+        indices = shards[number]
+        for index, result in zip(indices, found, strict=True):
+            results[index] = result
+        if record:
+            record.extend(work.kind, [items[index] for index in indices], found)
+        done += sum(sizes[index] for index in indices)
+        place.num_tokens += sum(sizes[index] for index in indices)
+        if progress:
+            progress(done, total)
+
+    here = place.executor is None
+    function = functools.partial(work.function, model) if here else functools.partial(run_shard, work, source_of(model))
+    try:
+        map_shards(
+            function,
+            [[items[index] for index in shard] for shard in shards],
+            place.executor,
+            keep,
+            [f"{work.kind} of items {', '.join(map(str, shard))}" for shard in shards],
+            place.at_once,
+        )
+    finally:
+        place.seconds += time.perf_counter() - began
+    return results
+
+
+def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+    """The indices in runs whose sizes sum to at most `most`; an item that is larger is a run by itself."""
+    runs: list[list[int]] = []
+    room = 0
+    for index in indices:
+        if not runs or sizes[index] > room:
+            runs.append([])
+            room = most
+        runs[-1].append(index)
+        room -= sizes[index]
+    return runs
+
+
+# --- in the worker
+
+
+def source_of(model: Model) -> Source:
+    return Source(str(model.path.resolve()), model.numerics.name, model.sha256)
+
+
+def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
+    return work.function(model_of(source), items)
+
+
+def model_of(source: Source) -> Model:
+    """The model, loaded once in a process, whatever the number of its threads. WorkerError if it is another one."""
+    with _loading:
+        return _load(source)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(source: Source) -> Model:
+    model = load(Path(source.path), source.numerics)
+    if model.sha256 != source.sha256:
+        raise WorkerError(
+            f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"
+        )
+    return model

@@ -1,0 +1,125 @@
+"""The floor computes what the model computes, and the filled cache is what a prefill leaves."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.bench.cells import DECODE, PREFILL, Cell, cell_named
+from lfm2np.bench.engine_side import EngineSide
+from lfm2np.bench.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.floor_side import Attention, FloorSide, linear_products
+from lfm2np.bench.random_checkpoint import CONFIG
+from lfm2np.cache import block_runs, read_tokens
+from lfm2np.config import parse_config
+
+TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"
+CHECKPOINTS = sorted(path.name for path in TORTURE.iterdir())
+CELLS = [Cell(PREFILL, 1, 9), Cell(DECODE, 3, 17)]
+VECTORS = 33 * 1024 + 12 * 64 + 10 * 3 * 1024  # norms of layers and output, of queries and keys; taps
+FLOORS = {"exact": "float64", "float32": "float32"}
+
+
+class Counting:
+    """An arithmetic that also notes, of every linear map, how many products of numbers it takes."""
+
+    def __init__(self, inner):
+        self.inner, self.linear_maps = inner, []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def linear(self, x, matrix, bias=None):
+        self.linear_maps.append(len(x) * matrix.values.size)
+        return self.inner.linear(x, matrix, bias)
+
+
+def counted_step(directory, numerics, cell):
+    """The linear maps of one step of the engine in that cell."""
+    model = lfm2np.load(directory, numerics)
+    counting = Counting(model.numerics)
+    model = dataclasses.replace(model, numerics=counting)
+    if cell.kind == PREFILL:
+        engine = make_engine(model, 1, cell.context + 1)
+        engine.add_request("0", random_prompt(model, cell.context, 0), greedy(1))
+    else:
+        engine = decoding_engine(model, cell.requests, cell.context, 1, random_entries(model, cell.context))
+        assert counting.linear_maps == []
+    engine.step()
+    return counting.linear_maps
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("numerics", sorted(FLOORS))
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_the_floor_has_the_model_s_linear_maps(checkpoint, numerics, cell):
+    floor = FloorSide(FLOORS[numerics])
+    floor.load(TORTURE / checkpoint, 1)
+    pairs = floor.linear_operands(cell)
+    assert [len(x) * weight.size for x, weight in pairs] == counted_step(TORTURE / checkpoint, numerics, cell)
+    assert all(x.shape[1] == weight.shape[1] for x, weight in pairs)
+    assert all(x.dtype == weight.dtype == FLOORS[numerics] for x, weight in pairs)
+
+
+def test_the_products_of_lfm2_350m_have_the_size_of_its_matrices():
+    products = list(linear_products(parse_config(CONFIG, "config.json"), cell_named("decode-5x8")))
+    assert len(products) == 4 * 16 + 1
+    assert {one.rows for one in products} == {5}
+    assert sum(one.inputs * one.outputs for one in products) == 354_483_968 - VECTORS
+
+
+def test_the_floor_s_attention_has_the_engine_s_sizes():
+    """Queries [S, G, H/G t, E] against keys [S, G, C, E] of every attention layer, the new token's included."""
+    config = lfm2np.load(TORTURE / "six_heads_two_kv", "float32").config  # layers caca, H 6, G 2, E 10
+    attention = Attention(config, cell_named("decode-3x17"), "float64")
+    assert attention.queries.shape == (3, 2, 3, 10)
+    assert attention.weights.shape == (1, 1, 2 * 3, 18)
+    assert [keys.shape for keys, _ in attention.layers] == [(3, 2, 18, 10)] * 2
+    attention = Attention(config, cell_named("prefill-17"), "float32")
+    assert (attention.queries.shape, attention.weights.shape) == ((1, 2, 51, 10), (1, 1, 51, 17))
+
+
+@pytest.mark.parametrize("numerics", sorted(FLOORS))
+def test_a_filled_engine_holds_the_entries_and_decodes_next(numerics):
+    model = lfm2np.load(TORTURE / "six_heads_two_kv", numerics)
+    entries = random_entries(model, 37)
+    engine = decoding_engine(model, 3, 37, 4, entries)
+    assert len(entries) == model.config.layer_types.count("full_attention")
+    assert engine.scheduler.num_preemptions == 0
+    for request in engine.scheduler.running:
+        assert (request.is_decoding, request.num_computed_tokens) == (True, 37)
+        nothing = tuple(array[:0] for array in entries[0])
+        for layer, expected in enumerate(entries):
+            parts = read_tokens(engine.cache, layer, block_runs(request.block_table), 37, nothing)
+            found = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+            assert all(np.array_equal(x, y) for x, y in zip(found, expected, strict=True))
+        assert (engine.cache.states[request.slot] == 1.0).all()
+    for _ in range(4):
+        assert len(engine.step()) == 3
+    assert not engine.has_unfinished
+
+
+def test_no_prompt_of_a_prefill_cell_is_found_in_the_cache():
+    """Else a warm prefix would be timed."""
+    model = lfm2np.load(TORTURE / "six_heads_two_kv", "float32")
+    assert random_prompt(model, 40, 0)[:16] != random_prompt(model, 40, 1)[:16]
+    assert random_prompt(model, 40, 0) == random_prompt(model, 40, 0)
+
+
+@pytest.mark.parametrize("side", [EngineSide("exact"), EngineSide("float32"), FloorSide("float64")])
+def test_a_side_times_as_many_steps_as_it_is_asked_for(side):
+    side.load(TORTURE / "sharded_mixed_types", 1)
+    for cell in CELLS:
+        steps = side.time(cell, 2)
+        assert len(steps) == 2
+        assert all(one["seconds"] > 0.0 for one in steps)
+        assert all(("linear_seconds" in one) == isinstance(side, FloorSide) for one in steps)
+
+
+def test_prefill_memory_counts_the_cache_of_the_prompt():
+    side = EngineSide("exact")
+    side.load(TORTURE / "six_heads_two_kv", 1)
+    short, long = (side.prefill_memory(length)["cache_bytes"] for length in (16, 160))
+    assert long == 10 * short > 0

@@ -1,0 +1,57 @@
+"""The ways to compute a product, and weights that stay as stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.numerics import exact
+from lfm2np.numerics.ieee import FLOAT32
+from lfm2np.numerics.product import FEW, MANY, by_vectors, product
+
+ROWS = sorted({0, 1, 2, FEW, FEW + 1, MANY - 1, MANY, MANY + 3})
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (700, 40), (3, 2000)])
+def test_every_way_gives_the_sum_of_integers(rows: int, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(rows)
+    weights = rng.integers(-1000, 1000, shape)
+    x = rng.integers(-1000, 1000, (rows, shape[1]))
+    expected = x @ weights.T  # in integers
+    assert np.array_equal(product(x.astype(np.float64), weights.astype(np.float64)), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, FEW])
+def test_pieces_of_the_weights_are_all_used(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lfm2np.numerics.product.WEIGHTS_AT_ONCE", 10)
+    rng = np.random.default_rng(3)
+    weights, x = rng.integers(-9, 9, (23, 4)), rng.integers(-9, 9, (rows, 4))
+    assert np.array_equal(by_vectors(x.astype(np.float64), weights.astype(np.float64)), x @ weights.T)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 40]), st.booleans(), st.booleans())
+def test_streamed_weights_give_the_same_bits(seed: int, rows: int, short: bool, biased: bool) -> None:
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(37, 11)).astype(np.float32)
+    if short:
+        weight = (weight.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    x, bias = rng.normal(size=(rows, 11)).astype(np.float32), rng.normal(size=37).astype(np.float32)
+    resident, streamed = exact.prepare_matrix(weight, "w"), exact.stream_matrix(weight, "w")
+    assert (resident.outputs, resident.inputs) == (streamed.outputs, streamed.inputs) == (37, 11)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lfm2np.numerics.pieces.PIECE", 44)  # four rows at a time
+        assert len(list(streamed.pieces())) == 10
+        own = bias if biased else None
+        assert exact.linear(x, streamed, own).tobytes() == exact.linear(x, resident, own).tobytes()
+
+
+def test_streamed_weights_of_an_ordinary_arithmetic_differ_by_rounding_only() -> None:
+    rng = np.random.default_rng(5)
+    weight, x = rng.normal(size=(37, 11)).astype(np.float32), rng.normal(size=(9, 11)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lfm2np.numerics.pieces.PIECE", 44)
+        streamed = FLOAT32.linear(x, FLOAT32.stream_matrix(weight, "w"))
+    assert np.allclose(streamed, FLOAT32.linear(x, FLOAT32.prepare_matrix(weight, "w")), rtol=0, atol=1e-5)

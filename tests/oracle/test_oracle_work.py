@@ -1,0 +1,157 @@
+"""Check and vectors on executors and from files of results: what is exact is the same, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vector_sets import FEW, few, six
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.cli_work import WORKS
+from lfm2np.errors import NumericsError
+from lfm2np.loading import Model
+from lfm2np.oracle import noise
+from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.judge import Known
+from lfm2np.oracle.noise import Truth, truth_of, truths_of
+from lfm2np.oracle.python_target import PythonTarget
+from lfm2np.oracle.vectors import make, verify
+from lfm2np.oracle.vectors_files import document_text, packaged_set, read_set
+from lfm2np.results_file import ResultsFile, merged, spot_check
+from lfm2np.work import Place
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def asked(model: Model) -> Checked:
+    return check(model, PythonTarget("engines:bfloat16", model.path), "bfloat16", cases=["short-prompts"])
+
+
+def processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+EXECUTORS = [functools.partial(ThreadPoolExecutor, 3), processes]
+
+
+def bits(truth: Truth) -> list[bytes | int | tuple[int, ...]]:
+    values = [getattr(truth, field.name) for field in fields(truth)]
+    return [value.tobytes() if isinstance(value, np.ndarray) else value for value in values]
+
+
+@settings(max_examples=25)
+@given(
+    st.dictionaries(
+        st.lists(st.integers(0, 511), min_size=2, max_size=12).map(tuple),
+        st.dictionaries(st.integers(0, 10), st.lists(st.integers(0, 511), max_size=3), max_size=3),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 30),
+    st.integers(1, 12),
+)
+def test_truths_of_a_ragged_pass_are_those_of_each_alone(
+    model: Model, wanted: dict[tuple[int, ...], dict[int, list[int]]], budget: int, rows: int
+) -> None:
+    """Whatever the budget of a pass, and however the rows of the logits are cut; and they are the reference's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
+        found = truths_of(model, wanted, Place(max_num_batched_tokens=budget))
+    for truth, (ids, tokens) in zip(found, wanted.items(), strict=True):
+        assert bits(truth) == bits(truth_of(model, ids, tokens))
+        logits = reference.logits(model.weights, model.config, model.numerics, ids[:-1])
+        logprobs = np.take_along_axis(model.numerics.log_softmax(logits), truth.columns, axis=1)
+        assert truth.logprobs.tobytes() == logprobs.tobytes()
+        assert truth.best.tolist() == np.argmax(logits, axis=1).tolist()
+        for row, own in tokens.items():
+            assert row >= len(ids) - 1 or set(own) <= set(truth.columns[row].tolist())
+
+
+def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
+    values = np.array(model.weights.embedding.values)
+    values[9] = 0x7F80  # infinity
+    embedding = replace(model.weights.embedding, values=values)
+    broken = replace(model, weights=replace(model.weights, embedding=embedding))
+    items = [{"token_ids": ids, "wanted": []} for ids in ([1, 5, 6], [1, 9, 17], [1, 7])]
+    found = noise.truth_items(broken, items)
+    assert ["error" in one for one in found] == [False, True, False]
+    with pytest.raises(NumericsError, match="attention: "):
+        truths_of(broken, {(1, 5, 6): {}, (1, 9, 17): {}})
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, executor: Callable[[], Executor]) -> None:
+    """Bit for bit in what is exact; the emulations' products are float32, which more threads may round otherwise."""
+    known = Known(place=Place(executor, max_num_batched_tokens=64))
+    found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
+    assert found.total.verdict is asked.total.verdict
+    for one, other in zip(found.positions, asked.positions, strict=True):
+        assert (one.token_id, one.best, one.gap, one.error, one.verdict) == (
+            *(other.token_id, other.best, other.gap, other.error, other.verdict),
+        )
+        assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.05)
+    assert known.place.num_tokens == 9 * sum(len(ids) - 1 for ids in known.truths), "once exactly, and eight emulations"
+
+
+def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
+    found = judged(
+        *(model, asked.abilities, "bfloat16", asked.pairs),
+        known=Known(place=Place(functools.partial(ThreadPoolExecutor, 1))),
+    )
+    assert repr(found.positions) == repr(asked.positions)
+
+
+def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    tokens = []
+    for _ in range(2):
+        with ResultsFile(path, model) as record:
+            known = Known(place=Place(record=record))
+            found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
+        assert repr(found.positions) == repr(asked.positions)
+        tokens.append(known.place.num_tokens)
+    assert tokens[0] * 8 == tokens[1] * 9, "the emulations alone are computed again"
+    spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], Executor], tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, six()) as record:
+        made = make(six(), only=FEW, executor=Place(executor, record, max_num_batched_tokens=32))
+    assert made.tensors_sha256 == few().tensors_sha256
+    exact = [
+        {name: value for name, value in position.items() if name not in ("noise", "result", "may_tie_in")}
+        for vector in (*made.document["vectors"], *few().document["vectors"])
+        for position in vector["positions"]
+    ]
+    assert exact[: len(exact) // 2] == exact[len(exact) // 2 :]
+    with ResultsFile(path, six()) as record:
+        again = make(six(), only=FEW, executor=Place(record=record))
+    assert document_text(again.document) == document_text(few().document)
+    entries = list(merged([path], six()).values())
+    assert {entry.kind for entry in entries} == {"vector", "truth"}
+    spot_check(six(), entries, WORKS, len(entries), 0)
+
+
+def test_vectors_are_verified_on_an_executor() -> None:
+    assert verify(lfm2np.load(), read_set(packaged_set()), executor=functools.partial(ThreadPoolExecutor, 2)) == []
+    wrong = replace(few(), document=copy.deepcopy(few().document))
+    wrong.document["vectors"][1]["positions"][0]["logprob"] += 2.0**-40
+    found = verify(six(), wrong, executor=processes)
+    assert [(one.vector, one.position, one.what) for one in found] == [("short-2-text", 0, "logprob")]

@@ -1,0 +1,100 @@
+"""`lfm2np bench` as people and scripts see it."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from lfm2np.bench import measure
+from lfm2np.cli import main
+
+MODEL = str(Path(__file__).parent.parent / "fixtures" / "torture" / "minimal_config")
+TINY = ("bench", "--model", MODEL, "--cells", "prefill-6,decode-2x5", "--rounds", "2", "--threads", "1")
+ALONE = (*TINY, "--without-peers")
+
+
+def answer(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_steps_as_json(capsys):
+    found = answer(capsys, *ALONE)
+    assert set(found) == {"model", "machine", "threads", "share_of_others", "sides", "cells", "notes"}
+    assert set(found["machine"]) == {
+        *("processor", "cores", "system", "python", "numpy", "blas", "blas_kernel", "lfm2np")
+    }
+    sides = [*measure.OURS, *measure.FLOORS]
+    assert list(found["sides"]) == sides
+    assert [cell["cell"] for cell in found["cells"]] == ["prefill-6", "decode-2x5"]
+    for cell in found["cells"]:
+        assert list(cell["seconds"]) == list(cell["peak_bytes"]) == sides
+        assert all(len(rounds) == 2 for rounds in cell["seconds"].values())
+        for one in cell["ratios"]:
+            pairs = zip(cell["seconds"][one["side"]], cell["seconds"][one["other"]], strict=True)
+            assert one["median"] == statistics.median(other / own for own, other in pairs)
+
+
+def test_steps_as_a_table(capsys):
+    assert main([*ALONE]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0].startswith("minimal_config on ")
+    assert "1 threads" in lines[0]
+    assert lines[1].startswith("other processes took ")
+    assert [line.split()[0] for line in lines if line.startswith("prefill-6")] == ["prefill-6"] * 3
+
+
+def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, monkeypatch):
+    monkeypatch.setattr(measure, "available_bytes", lambda: 0)
+    found = answer(capsys, *ALONE)
+    assert all(len(one["load_seconds"]) == 2 for one in found["sides"].values())
+    assert all(len(rounds) == 2 for cell in found["cells"] for rounds in cell["seconds"].values())
+    assert found["notes"] == ["not all sides fit into memory together: each was loaded anew in each round"]
+
+
+def test_missing_peers_are_said(capsys, monkeypatch):
+    monkeypatch.setattr(measure, "has_peers", lambda: False)
+    assert answer(capsys, *TINY)["notes"] == [
+        'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
+    ]
+
+
+def test_five_as_json(capsys):
+    found = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
+    assert set(found) == {"model", "machine", "threads", "share_of_others", "five"}
+    assert [one["numerics"] for one in found["five"]] == ["exact", "float32"]
+    assert set(found["five"][0]) == {
+        *("numerics", "longest_answer", "tokens", "integrated_from_lengths", "seconds", "tokens_per_second"),
+        *("gain", "gain_of_rounds", "target", "causes"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rounds", "0"), "--rounds 0: expected a whole number, 1 to 10000"),
+        (("--threads", "0"), "--threads 0: expected a whole number, 1 to 1024"),
+        (("--cells", "decode"), "cell 'decode': expected prefill-TOKENS or decode-REQUESTSxCONTEXT"),
+        (("--whole",), "--whole goes with bench five"),
+        (("--numerics", "exact"), "--numerics goes with bench five, growth and large; bench steps measures all"),
+        (("five", "--quick"), "--quick goes with bench steps"),
+        (("five", "--new-tokens", "0"), "--new-tokens 0: expected a whole number, 1 to 1048576"),
+        (("growth", "--cells", "prefill-1"), "--cells goes with bench steps"),
+    ],
+)
+def test_what_can_t_be_measured_is_refused_before_anything_is_made(capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["bench", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"lfm2np: RequestError: {message}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_beyond_the_longest_context_is_one_line(capsys):
+    assert main(["bench", "--model", MODEL, "--cells", "prefill-5,decode-2x9999999"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("lfm2np: RequestError: cell decode-2x9999999: expected at most max_position_emb")

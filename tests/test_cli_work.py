@@ -1,0 +1,205 @@
+"""`lfm2np score --requests`, `--workers`, `--results` and `lfm2np merge`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import write_model
+from test_cli import answer, failure, overflowing
+
+from lfm2np import load
+from lfm2np.cli import main
+
+REQUESTS: list[dict[str, Any]] = [
+    {"request_id": "first", "prompt_token_ids": [1, 2, 3]},
+    {"prompt": "hello"},
+    {"prompt": "hel", "completion": "lo"},
+    {"prompt_token_ids": [1, 7], "completion_token_ids": [250, 4, 4]},
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model")
+
+
+def written(path: Path, requests: Sequence[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in requests))
+    return str(path)
+
+
+def test_the_sequences_of_a_file_score_as_each_alone(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["score", "--model", str(model)]
+    many = answer(capsys, *options, "--requests", written(tmp_path / "r.jsonl", REQUESTS))
+    outputs: Any = many["outputs"]
+    assert [one["request_id"] for one in outputs] == ["first", "1", "2", "3"]
+    alone = [
+        answer(capsys, *options, "--prompt-ids", "1,2,3"),
+        answer(capsys, *options, "--prompt", "hello"),
+        answer(capsys, *options, "--prompt", "hel", "--completion", "lo"),
+        answer(capsys, *options, "--prompt-ids", "1,7", "--completion-ids", "250,4,4"),
+    ]
+    for one, other in zip(outputs, alone, strict=True):
+        assert {name: one[name] for name in ("token_ids", "scores", "total_logprob")} == {
+            name: other[name] for name in ("token_ids", "scores", "total_logprob")
+        }
+    summary: Any = many["summary"]
+    tokens = sum(len(one["token_ids"]) - 1 for one in outputs)
+    assert (summary["requests"], summary["tokens"]) == (4, tokens)
+    assert summary["tokens_per_second"] > 0
+    assert all(one["summary"]["tokens_per_second"] > 0 for one in alone)  # type: ignore[index]
+
+
+def test_the_table_says_totals_and_tokens_a_second(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["score", "--model", str(model), "--requests", written(tmp_path / "r.jsonl", REQUESTS)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["request", "tokens", "total", "log-prob"]
+    total = sum(s.logprob for s in load(model).score([1, 2, 3]))
+    assert lines[1].split() == ["first", "2", f"{total:.6f}"]
+    assert lines[-1].startswith("4 requests, ") and lines[-1].endswith(" a second")
+
+
+def test_worker_processes_and_a_file_of_results_give_the_same(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["score", "--model", str(model), "--requests", written(tmp_path / "r.jsonl", REQUESTS)]
+    here = answer(capsys, *options)
+    results = str(tmp_path / "results.jsonl")
+    there = answer(capsys, *options, "--workers", "2", "--results", results)
+    assert there["outputs"] == here["outputs"]
+    again = answer(capsys, *options, "--results", results)
+    assert again["outputs"] == here["outputs"]
+    assert again["summary"]["tokens"] == 0 and again["summary"]["tokens_per_second"] is None  # type: ignore[index]
+    assert main([*options, "--results", results]) == 0
+    assert "all known before" in capsys.readouterr().out
+
+
+def test_files_of_two_machines_are_merged(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["score", "--model", str(model), "--requests"]
+    parts = [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")]
+    for part, requests in zip(parts, (REQUESTS[:2], REQUESTS[2:]), strict=True):
+        answer(capsys, *options, written(tmp_path / "part.jsonl", requests), "--results", part)
+    merge = ["merge", *parts, "-o", str(tmp_path / "all.jsonl"), "--model", str(model), "--spot-check", "2"]
+    found = answer(capsys, *merge)
+    assert found["items"] == 4
+    assert len(found["checked"]) == 2  # type: ignore[arg-type]
+    assert main(merge) == 0
+    assert capsys.readouterr().out.endswith("4 items from 2 files; 2 computed again\n")
+    whole = answer(capsys, *options, written(tmp_path / "r.jsonl", REQUESTS), "--results", str(tmp_path / "all.jsonl"))
+    assert whole["summary"]["tokens"] == 0  # type: ignore[index]
+
+
+def test_a_merge_that_is_refused_writes_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests, part = written(tmp_path / "r.jsonl", REQUESTS), tmp_path / "one.jsonl"
+    answer(capsys, "score", "--model", str(model), "--requests", requests, "--results", str(part))
+    lines = [json.loads(line) for line in part.read_text().splitlines()]
+    lines[2]["sha256"] = "0" * 64
+    written(part, lines)
+    options = ["merge", str(part), "-o", str(tmp_path / "all.jsonl"), "--model", str(model)]
+    code, message = failure(capsys, *options)
+    assert code == 1
+    assert "one.jsonl line 3: score of [1, " in message and f"expected '{'0' * 64}'" in message
+    code, message = failure(capsys, "merge", "--output", str(part), str(part))
+    assert code == 2
+    assert "of the checkpoint of SHA-256" in message
+    code, message = failure(capsys, "merge", str(tmp_path / "none.jsonl"), "-o", str(part), "--model", str(model))
+    assert code == 2
+    assert "no such file" in message
+    (tmp_path / "empty.jsonl").touch()
+    code, message = failure(capsys, "merge", str(tmp_path / "empty.jsonl"), "-o", str(part), "--model", str(model))
+    assert code == 2
+    assert "no results" in message
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_requests_that_overflow_are_told_beside_the_others(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overflowing(model)
+    requests = written(tmp_path / "r.jsonl", REQUESTS[:2])
+    assert main(["score", "--model", str(model), "--requests", requests, "--json"]) == 4
+    captured = capsys.readouterr()
+    assert all("overflow exact" in one["error"] for one in json.loads(captured.out)["outputs"])
+    assert "2 of 2 requests can't be computed, first first: " in captured.err
+    assert main(["score", "--model", str(model), "--requests", requests]) == 4
+    assert "overflow exact" in capsys.readouterr().out
+
+
+BAD_LINES: list[tuple[dict[str, Any], str]] = [
+    ({}, "either prompt or prompt_token_ids"),
+    ({"prompt": "a", "prompt_token_ids": [1]}, "either prompt or prompt_token_ids"),
+    ({"prompt": "a", "completion": "b", "completion_token_ids": [1]}, "not both"),
+    ({"prompt": 3}, "prompt 3: expected a string"),
+    ({"prompt": "a", "request_id": ""}, "request_id '': expected a string"),
+    ({"prompt": "a", "max_tokens": 3}, "'max_tokens': expected some of completion, "),
+    ({"prompt_token_ids": [1]}, "1 tokens to score"),
+    ({"prompt_token_ids": [1, 300]}, "300"),
+    ({"prompt_token_ids": [1], "completion_token_ids": []}, "none, expected at least one"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
+def test_a_bad_line_is_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: dict[str, Any], message: str
+) -> None:
+    requests = written(tmp_path / "r.jsonl", [REQUESTS[0], line])
+    code, found = failure(capsys, "score", "--model", str(model), "--requests", requests)
+    assert code == 2
+    assert f"{requests}, line 2: " in found and message in found
+
+
+BAD_OPTIONS: list[tuple[list[str], str]] = [
+    (["score", "--prompt", "a", "--workers", "2"], "--workers and --results go with --requests"),
+    (["score", "--prompt", "a", "--results", "f"], "--workers and --results go with --requests"),
+    (["score", "--requests", "REQUESTS", "--completion", "a"], "--requests has prompts and completions in its lines"),
+    (["score", "--requests", "REQUESTS", "--system", "a"], "--requests has prompts and completions in its lines"),
+    (["score", "--requests", "REQUESTS", "--workers", "-1"], "--workers -1: expected a whole number, at least 0"),
+    (
+        ["score", "--requests", "REQUESTS", "--results", "f", "--numerics", "float32"],
+        "numerics float32, expected exact",
+    ),
+    (["score", "--requests", "TWICE"], "two requests have one request_id: '1'"),
+    (["score", "--requests", "EMPTY"], "no requests, expected one JSON object a line"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_OPTIONS)
+def test_options_that_do_not_go_together_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    files = {
+        "REQUESTS": written(tmp_path / "r.jsonl", REQUESTS),
+        "TWICE": written(tmp_path / "t.jsonl", [{"prompt": "ab", "request_id": "1"}, {"prompt": "ab"}]),
+        "EMPTY": written(tmp_path / "e.jsonl", []),
+    }
+    code, found = failure(capsys, *(files.get(one, one) for one in arguments), "--model", str(model))
+    assert code == 2
+    assert message in found
+
+
+def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the trained fixture, whose tokens have texts."""
+    results = str(tmp_path / "results.jsonl")
+    words = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts", "--results", results, "--json"]
+    assert main([*words, "--workers", "2"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert first["verdict"] == second["verdict"] == "EXACT"
+    assert first["scoring"]["tokens"] * 8 == second["scoring"]["tokens"] * 9
+    assert second["scoring"]["tokens_per_second"] > 0
+    assert main(["vectors", "verify", "--workers", "2", "--results", results]) == 0
+    assert "bit for bit as computed here" in capsys.readouterr().out
+    code = main(["vectors", "verify", "--results", str(tmp_path)])
+    assert code == 3
+    assert "can't be read" in capsys.readouterr().err
