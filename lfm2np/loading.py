@@ -36,6 +36,7 @@ class Model:
     config: ModelConfig
     numerics: Numerics
     weights: ModelWeights
+    where_weights: str = "resident"  # or "streamed": see load
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}, numerics={self.numerics.name!r})"
@@ -161,6 +162,5 @@ def load(
     directory = checkpoint_directory(path)
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)
-    return Model(
-        directory, config, arithmetic, prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
-    )
+    prepared = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
+    return Model(directory, config, arithmetic, prepared, weights)

@@ -49,6 +49,7 @@ class Source:
     path: str
     numerics: str
     sha256: str  # Model.sha256
+    weights: str = "resident"
 
 
 @dataclass(eq=False)
@@ -143,7 +144,7 @@ def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[in
 
 
 def source_of(model: Model) -> Source:
-    return Source(str(model.path.resolve()), model.numerics.name, model.sha256)
+    return Source(str(model.path.resolve()), model.numerics.name, model.sha256, model.where_weights)
 
 
 def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
@@ -158,7 +159,7 @@ def model_of(source: Source) -> Model:
 
 @functools.lru_cache(maxsize=1)
 def _load(source: Source) -> Model:
-    model = load(Path(source.path), source.numerics)
+    model = load(Path(source.path), source.numerics, weights=source.weights)
     if model.sha256 != source.sha256:
         raise WorkerError(
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"

@@ -112,12 +112,13 @@ def test_a_worker_with_another_checkpoint_refuses(model: Model, tmp_path: Path) 
 
 
 def test_a_worker_loads_a_model_once(model: Model) -> None:
-    source = source_of(model)
+    source = source_of(load(model.path, weights="streamed"))
     work._load.cache_clear()
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(model_of, [source] * 8))
     assert all(one is found[0] for one in found)
     assert found[0].sha256 == model.sha256
+    assert found[0].where_weights == "streamed", "as the parent has them"
 
 
 def test_config_and_weights_make_the_checkpoints_hash(model: Model, tmp_path: Path) -> None:

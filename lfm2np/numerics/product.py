@@ -2,8 +2,8 @@
 
 In exact arithmetic all of these give the same bits. Measured with OpenBLAS (`lfm2np bench`): with a few rows a general
 product runs far below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the
-cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads; with a few dozen rows
-the product with the weights on the left is faster, since it is cut along the outputs.
+cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows float32
+is faster with the weights on the left, as long as turning the result round costs little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-FEW, MANY = 6, 32  # rows
+FEW, MANY = 6, 256  # rows
 WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs
 
 
@@ -23,7 +23,7 @@ def product(x: Array, weights: Array) -> Array:
     """[T, inputs], [outputs, inputs] -> [T, outputs], not always contiguous."""
     if len(x) <= FEW:
         return by_vectors(x, weights)
-    if len(x) < MANY:
+    if len(x) < MANY and weights.dtype == np.float32:
         return (weights @ x.T).T
     return x @ weights.T
 

@@ -21,6 +21,8 @@ def test_every_way_gives_the_sum_of_integers(rows: int, shape: tuple[int, int]) 
     weights = rng.integers(-1000, 1000, shape)
     x = rng.integers(-1000, 1000, (rows, shape[1]))
     expected = x @ weights.T  # in integers
+    for dtype in (np.float64, np.float32):
+        assert np.array_equal(product(x.astype(dtype), (weights // 64).astype(dtype)), x @ (weights // 64).T)
     assert np.array_equal(product(x.astype(np.float64), weights.astype(np.float64)), expected)
 
 
