@@ -6,6 +6,7 @@ from lfm2np.errors import RequestError
 from lfm2np.faults.cache import FAULTS as CACHE
 from lfm2np.faults.inject import Fault, Variant
 from lfm2np.faults.model import FAULTS as MODEL
+from lfm2np.faults.pool import FAULTS as POOL
 from lfm2np.faults.sampling import FAULTS as SAMPLING
 from lfm2np.faults.scheduling import FAULTS as SCHEDULING
 from lfm2np.faults.state import FAULTS as STATE
@@ -13,7 +14,7 @@ from lfm2np.faults.variants import VARIANTS
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
 
-FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *SCHEDULING, *SAMPLING, *MODEL)
+FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *MODEL)
 
 
 def by_name(name: str) -> Fault | Variant:
