@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lfm2np.errors import RequestError
 from lfm2np.generation import require_count
@@ -15,6 +15,7 @@ from lfm2np.strict_json import parse_object
 from lfm2np.terminal import parse_ids, read_file
 from lfm2np.tokenizer import require_text
 
+Line = TypeVar("Line")
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")
 
 
@@ -74,23 +75,29 @@ def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[
 
 
 def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
-    jobs: list[Job] = []
+    jobs = read_lines(text, source, lambda raw, name: make_job(model, raw, name, defaults))
+    names = [job.sample_name(index) for job in jobs for index in range(job.params.n)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{source}: two requests have one request_id, or one is named like a sample: {twice!r}")
+    return jobs
+
+
+def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], Line]) -> list[Line]:
+    """`make(object, name)` of each line, named "0", "1", ... RequestError for a bad line, by its number, or none at all."""
+    made: list[Line] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{source}, line {number}"
         raw = parse_object(line.encode(), where, RequestError)
         try:
-            jobs.append(make_job(model, raw, str(len(jobs)), defaults))
+            made.append(make(raw, str(len(made))))
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
-    if not jobs:
+    if not made:
         raise RequestError(f"{source}: no requests, expected one JSON object a line")
-    names = [job.sample_name(index) for job in jobs for index in range(job.params.n)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"{source}: two requests have one request_id, or one is named like a sample: {twice!r}")
-    return jobs
+    return made
 
 
 def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np import cli_work, scoring
+from lfm2np.cli_requests import read_lines
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
 from lfm2np.scoring import TokenScore
 from lfm2np.scoring_many import score_many
-from lfm2np.strict_json import parse_object
 from lfm2np.terminal import entry, progress_bar, read_file, terminal_text
 
 KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
@@ -95,18 +95,7 @@ def total_of(scores: Sequence[TokenScore]) -> float:
 
 def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
     """One a line. RequestError names the line of a bad one, before anything is computed."""
-    found: list[Scored] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{source}, line {number}"
-        raw = parse_object(line.encode(), where, RequestError)
-        try:
-            found.append(sequence_of(model, raw, str(len(found))))
-        except RequestError as error:
-            raise RequestError(f"{where}: {error}") from None
-    if not found:
-        raise RequestError(f"{source}: no requests, expected one JSON object a line")
+    found = read_lines(text, source, lambda raw, name: sequence_of(model, raw, name))
     names = [one.request_id for one in found]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
