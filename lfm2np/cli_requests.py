@@ -84,7 +84,10 @@ def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, A
 
 
 def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], Line]) -> list[Line]:
-    """`make(object, name)` of each line, named "0", "1", ... RequestError for a bad line, by its number, or none at all."""
+    """`make(object, name)` of each line, named "0", "1", ...
+
+    RequestError for a bad line, with its number, and for a text without requests.
+    """
     made: list[Line] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
