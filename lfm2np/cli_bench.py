@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lfm2np.bench import five, growth, large, measure, table
 from lfm2np.bench.cells import CELLS, QUICK, cells_named
@@ -20,6 +20,9 @@ from lfm2np.errors import RequestError
 from lfm2np.generation import require_count
 from lfm2np.loading import checkpoint_directory
 from lfm2np.terminal import progress_bar
+
+Measured = TypeVar("Measured")
+Progress = Callable[[int, int], None]
 
 STEPS, FIVE, GROWTH, BIG = "steps", "five", "growth", "large"
 EXAMPLE = """lfm2np bench
@@ -108,36 +111,44 @@ def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     new_tokens = NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens
     longest = require_count("--new-tokens", new_tokens, 1, 2**20)
     directory = chosen_checkpoint(arguments.model)
-    found = []
-    for numerics in chosen_numerics(arguments):
-        with progress_bar(f"five prompts, {numerics}") as show:
-            found.append(five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show))
-    fields = {"five": [five.as_json(one) for one in found]}
-    return Found(directory, fields, "\n\n".join(five.as_text(one) for one in found))
+
+    def one(numerics: str, show: Progress) -> five.Five:
+        return five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show)
+
+    return each_numerics(arguments, directory, one, five.as_json, five.as_text)
 
 
 def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     directory = chosen_checkpoint(arguments.model)
-    found = []
-    for numerics in chosen_numerics(arguments):
-        with progress_bar(f"growth, {numerics}") as show:
-            found.append(growth.measure_growth(directory, numerics, rounds, threads, show))
-    fields = {"growth": [growth.as_json(one) for one in found]}
-    return Found(directory, fields, "\n\n".join(growth.as_text(one) for one in found))
+
+    def one(numerics: str, show: Progress) -> growth.Growth:
+        return growth.measure_growth(directory, numerics, rounds, threads, show)
+
+    return each_numerics(arguments, directory, one, growth.as_json, growth.as_text)
 
 
 def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     directory = chosen_checkpoint(arguments.model, LARGE)
+
+    def one(numerics: str, show: Progress) -> large.Large:
+        return large.measure_large(directory, numerics, rounds, threads, show)
+
+    return each_numerics(arguments, directory, one, large.as_json, large.as_text)
+
+
+def each_numerics(
+    arguments: argparse.Namespace,
+    directory: Path,
+    measure_one: Callable[[str, Progress], Measured],
+    as_json: Callable[[Measured], dict[str, Any]],
+    as_text: Callable[[Measured], str],
+) -> Found:
+    """A measurement of each arithmetic that was asked for."""
     found = []
-    for numerics in chosen_numerics(arguments):
-        with progress_bar(f"large, {numerics}") as show:
-            found.append(large.measure_large(directory, numerics, rounds, threads, show))
-    fields = {"large": [large.as_json(one) for one in found]}
-    return Found(directory, fields, "\n\n".join(large.as_text(one) for one in found))
-
-
-def chosen_numerics(arguments: argparse.Namespace) -> Sequence[str]:
-    return measure.OURS if arguments.numerics is None else (arguments.numerics,)
+    for numerics in measure.OURS if arguments.numerics is None else (arguments.numerics,):
+        with progress_bar(f"{arguments.what}, {numerics}") as show:
+            found.append(measure_one(numerics, show))
+    return Found(directory, {arguments.what: [as_json(one) for one in found]}, "\n\n".join(map(as_text, found)))
 
 
 def chosen_checkpoint(model: str | None, name: str = SMALL) -> Path:
