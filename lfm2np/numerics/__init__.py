@@ -72,13 +72,13 @@ class Numerics(Protocol):
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:
         """Keys and values [T, G, E] in the form in which the cache holds them: arrays [T, ...], a row a token."""
 
-    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
-        """`attend` over the cache entries of the C positions, in parts that follow each other."""
-
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
-        """The same for several requests: of finite queries [T, H, E] each has its rows; [T, H, E], 0 in others."""
+        """`attend` for several requests, over cache entries; 0 in the rows of finite queries [T, H, E] that none has.
+
+        A request's C positions come in parts that follow each other.
+        """
 
     def convolve(
         self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None

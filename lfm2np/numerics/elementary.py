@@ -60,7 +60,7 @@ def exp(x: Float64) -> Float64:
     k = np.rint(r * LOG2_E)
     r -= k * LN2_HIGH
     r -= k * LN2_LOW
-    exponent = np.fmax(k, EXP_MIN / 0.6).astype(np.int32)  # any number in the place of NaN
+    exponent = np.fmax(k, 2.0 * EXP_MIN).astype(np.int32)  # k is never that small: it is put in the place of NaN
     return np.ldexp(polynomial(EXP_TERMS, r), exponent)
 
 

@@ -325,17 +325,13 @@ def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Expone
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     check_attention(queries, keys, values)
-    return attend_cached(queries, [cache_entries(keys, values, scale)], scale)
-
-
-def attend_cached(queries: Float32, cached: Parts, scale: AttentionScale) -> Float32:
-    """The same over what `cache_entries` made of the C positions, in parts that follow each other."""
     require_finite_rows(queries=queries)
-    return attend_ragged(queries, [slice(0, len(queries))], [cached], scale)
+    return attend_ragged(queries, [slice(0, len(queries))], [[cache_entries(keys, values, scale)]], scale)
 
 
 def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
-    """The same for several requests: of queries [T, H, E] each has its rows; [T, H, E], 0 in rows of none.
+    """The same for several requests: of queries [T, H, E] each has its rows, and what `cache_entries` made of its C
+    positions, in parts that follow each other; [T, H, E], 0 in rows of none.
 
     What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step, and a request
     beside others with itself alone.

@@ -127,11 +127,8 @@ class Ieee:
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         check_attention(queries, keys, values)
-        return self.attend_cached(queries, [(keys, values)], scale)
-
-    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
         require_finite_rows(queries=queries)
-        return self.attend_ragged(queries, [slice(0, len(queries))], [cached], scale)
+        return self.attend_ragged(queries, [slice(0, len(queries))], [[(keys, values)]], scale)
 
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale

@@ -144,10 +144,10 @@ class Emulated(Ieee):
     ) -> Array:
         mixed = np.zeros_like(queries)
         for own, parts in zip(rows, cached, strict=True):
-            mixed[own] = self.attend_cached(queries[own], parts, scale)
+            mixed[own] = self.attend_one(queries[own], parts)
         return mixed
 
-    def attend_cached(self, queries: Array, cached: Parts, scale: AttentionScale) -> Array:
+    def attend_one(self, queries: Array, cached: Parts) -> Array:
         """Scores and shares in the format or not; positions added in a drawn order."""
         keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
