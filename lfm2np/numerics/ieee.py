@@ -70,7 +70,7 @@ class Ieee:
         if matrix.grid is not None:
             raise NumericsError(f"a matrix with a grid: it was prepared for exact, not for {self.name}")
         parts = [product(x, values) for _, values in matrix.pieces()]
-        made = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+        made = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return self.keep(made if bias is None else made + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:

@@ -3,7 +3,7 @@
 In exact arithmetic all of these give the same bits. Measured with OpenBLAS (`lfm2np bench`): with a few rows a general
 product runs far below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the
 cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows float32
-is faster with the weights on the left, as long as turning the result round costs little.
+is faster with the weights on the left, as long as the result is turned round while it is in the cache.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-FEW, MANY = 6, 256  # rows
-WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs
+FEW, MANY = 6, 96  # rows
+WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs, with few rows
+OUTPUTS_AT_ONCE = 2**11  # that are turned round together
 
 
 def product(x: Array, weights: Array) -> Array:
-    """[T, inputs], [outputs, inputs] -> [T, outputs], not always contiguous."""
+    """[T, inputs], [outputs, inputs] -> [T, outputs]."""
     if len(x) <= FEW:
         return by_vectors(x, weights)
-    if len(x) < MANY and weights.dtype == np.float32:
-        return (weights @ x.T).T
+    if len(x) <= MANY and weights.dtype == np.float32:
+        return turned_round(x, weights)
     return x @ weights.T
 
 
@@ -39,4 +40,13 @@ def by_vectors(x: Array, weights: Array) -> Array:
         piece = weights[start : start + step]
         for row, result in zip(x, made, strict=True):
             np.matmul(piece, row, out=result[start : start + step])
+    return made
+
+
+def turned_round(x: Array, weights: Array) -> Array:
+    """The weights on the left: [outputs, T], transposed."""
+    made = np.empty((len(x), len(weights)), np.result_type(x, weights))
+    for start in range(0, len(weights), OUTPUTS_AT_ONCE):
+        piece = slice(start, start + OUTPUTS_AT_ONCE)
+        made[:, piece] = (weights[piece] @ x.T).T
     return made
