@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lfm2np.bench import five, growth, large, measure, table
+from lfm2np.bench import five, growth, large, measure, profile, table
 from lfm2np.bench.cells import CELLS, QUICK, cells_named
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
@@ -24,19 +24,27 @@ from lfm2np.terminal import progress_bar
 Measured = TypeVar("Measured")
 Progress = Callable[[int, int], None]
 
-STEPS, FIVE, GROWTH, BIG = "steps", "five", "growth", "large"
+STEPS, PROFILE, FIVE, GROWTH, BIG = "steps", "profile", "five", "growth", "large"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
+  lfm2np bench profile --cells prefill-512 --numerics exact
   lfm2np bench five --new-tokens 256 --numerics float32
   lfm2np bench growth --numerics exact
   lfm2np bench large --numerics exact"""
-ROUNDS = {STEPS: 5, FIVE: 1, GROWTH: 3, BIG: 2}
+ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
 NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
-OWN_OPTIONS = {"cells": STEPS, "quick": STEPS, "without_peers": STEPS, "new_tokens": FIVE, "whole": FIVE}
+OWN_OPTIONS = {
+    "cells": (STEPS, PROFILE),
+    "numerics": (PROFILE, FIVE, GROWTH, BIG),
+    "quick": (STEPS,),
+    "without_peers": (STEPS,),
+    "new_tokens": (FIVE,),
+    "whole": (FIVE,),
+}
 
 
 @dataclass(frozen=True)
@@ -50,18 +58,20 @@ class Found:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    what_help = """steps (default): the time of a step beside its floor and transformers; five: five prompts in four
-    ways; growth: a step's time and a prompt's memory as the context grows; large: LFM2-2.6B's shapes, streamed"""
-    parser.add_argument("what", nargs="?", choices=[STEPS, FIVE, GROWTH, BIG], default=STEPS, help=what_help)
+    what_help = """steps (default): the time of a step beside its floor and transformers; profile: that of its parts;
+    five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
+    LFM2-2.6B's shapes, streamed"""
+    parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     model_help = "checkpoint directory (default: random weights with the shapes of LFM2-350M, made once and kept)"
     parser.add_argument("--model", metavar="DIR", help=model_help)
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
     parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
     parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
-    numerics_help = "of five, growth and large: one arithmetic only (both)"
+    numerics_help = "of all but steps: one arithmetic only (both)"
     parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
+    group = parser.add_argument_group("steps, profile")
+    group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten; profile: six)")
     group = parser.add_argument_group("steps")
-    group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten)")
     group.add_argument("--quick", action="store_true", help=f"three small cells, {QUICK_ROUNDS} rounds")
     group.add_argument("--without-peers", action="store_true", help="do not measure transformers")
     group = parser.add_argument_group("five")
@@ -76,18 +86,15 @@ def run(arguments: argparse.Namespace) -> None:
     threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
     require_count("--threads", threads, 1, 1024)
     elsewhere = Elsewhere()
-    measured = {STEPS: run_steps, FIVE: run_five, GROWTH: run_growth, BIG: run_large}[arguments.what]
-    found = measured(arguments, rounds, threads)
+    found = MEASUREMENTS[arguments.what](arguments, rounds, threads)
     print_found(found, threads, elsewhere.share(), arguments.json)
 
 
 def require_own_options(arguments: argparse.Namespace) -> None:
     """RequestError for an option of another measurement than the one asked for."""
     for name, what in OWN_OPTIONS.items():
-        if arguments.what != what and getattr(arguments, name) not in (None, False):
-            raise RequestError(f"--{name.replace('_', '-')} goes with bench {what}")
-    if arguments.what == STEPS and arguments.numerics is not None:
-        raise RequestError("--numerics goes with bench five, growth and large; bench steps measures all")
+        if arguments.what not in what and getattr(arguments, name) not in (None, False):
+            raise RequestError(f"--{name.replace('_', '-')} goes with bench {', '.join(what)}")
 
 
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
@@ -105,6 +112,20 @@ def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
     notes += [] if together else [APART]
     fields = {**table.as_json(measured), "notes": notes}
     return Found(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
+
+
+def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    cells = profile.CELLS if arguments.cells is None else cells_named(arguments.cells)
+    directory = chosen_checkpoint(arguments.model)
+    config = load_config(directory)
+    measure.require_room(config, cells)
+
+    def one(numerics: str, show: Progress) -> profile.Profile:
+        sides = profile.sides(numerics)
+        together = measure.fits_together(config, cells, sides)
+        return profile.Profile(numerics, measure.measure(directory, cells, sides, rounds, threads, together, show))
+
+    return each_numerics(arguments, directory, one, profile.as_json, profile.as_text)
 
 
 def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
@@ -149,6 +170,9 @@ def each_numerics(
         with progress_bar(f"{arguments.what}, {numerics}") as show:
             found.append(measure_one(numerics, show))
     return Found(directory, {arguments.what: [as_json(one) for one in found]}, "\n\n".join(map(as_text, found)))
+
+
+MEASUREMENTS = {STEPS: run_steps, PROFILE: run_profile, FIVE: run_five, GROWTH: run_growth, BIG: run_large}
 
 
 def chosen_checkpoint(model: str | None, name: str = SMALL) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np.bench import measure
+from lfm2np.bench import measure, profile
+from lfm2np.bench.profile_side import PARTS, REST
 from lfm2np.cli import main
 
 MODEL = str(Path(__file__).parent.parent / "fixtures" / "torture" / "minimal_config")
@@ -62,6 +63,29 @@ def test_missing_peers_are_said(capsys, monkeypatch):
     ]
 
 
+PROFILE = ("bench", "profile", *TINY[1:])
+
+
+def test_profile_as_json(capsys):
+    found = answer(capsys, *PROFILE)
+    assert set(found) == {"model", "machine", "threads", "share_of_others", "profile"}
+    assert [one["numerics"] for one in found["profile"]] == ["exact", "float32"]
+    for one in found["profile"]:
+        (ours, parts), (floor, products) = one["cells"][0]["parts"].items()
+        assert (ours, floor) == profile.sides(one["numerics"])
+        assert set(parts) == {*PARTS, REST}
+        assert all(seconds > 0 for name in PARTS for seconds in parts[name])
+        assert set(products) == {"linear", "attention"}
+
+
+def test_profile_of_one_arithmetic_as_a_table(capsys):
+    assert main([*PROFILE, "--numerics", "float32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if "milliseconds" in line] == ["float32"]
+    head = next(index for index, line in enumerate(lines) if line.split() == ["prefill-6", "decode-2x5"])
+    assert [line[: line.index("  ")] for line in lines[head + 1 :]] == ["step", *PARTS, REST]
+
+
 def test_five_as_json(capsys):
     found = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
     assert set(found) == {"model", "machine", "threads", "share_of_others", "five"}
@@ -79,10 +103,11 @@ def test_five_as_json(capsys):
         (("--threads", "0"), "--threads 0: expected a whole number, 1 to 1024"),
         (("--cells", "decode"), "cell 'decode': expected prefill-TOKENS or decode-REQUESTSxCONTEXT"),
         (("--whole",), "--whole goes with bench five"),
-        (("--numerics", "exact"), "--numerics goes with bench five, growth and large; bench steps measures all"),
+        (("profile", "--quick"), "--quick goes with bench steps"),
+        (("--numerics", "exact"), "--numerics goes with bench profile, five, growth, large"),
         (("five", "--quick"), "--quick goes with bench steps"),
         (("five", "--new-tokens", "0"), "--new-tokens 0: expected a whole number, 1 to 1048576"),
-        (("growth", "--cells", "prefill-1"), "--cells goes with bench steps"),
+        (("growth", "--cells", "prefill-1"), "--cells goes with bench steps, profile"),
     ],
 )
 def test_what_can_t_be_measured_is_refused_before_anything_is_made(capsys, monkeypatch, tmp_path, arguments, message):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from lfm2np.bench.cells import PREFILL, Cell
@@ -29,22 +31,24 @@ class EngineSide:
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of each of `steps` steps, after one that is not counted."""
-        seconds = self._prefill(cell, steps) if cell.kind == PREFILL else self._decode(cell, steps)
-        return [{"seconds": one} for one in seconds[WARM_UP:]]
+        ready = self._prefilling if cell.kind == PREFILL else self._decoding
+        return [self._time_step(engine) for engine in ready(cell, WARM_UP + steps)][WARM_UP:]
 
-    def _prefill(self, cell: Cell, steps: int) -> list[float]:
-        """Each prompt is another, so that no prefix is found in the cache."""
+    def _prefilling(self, cell: Cell, steps: int) -> Iterator[Engine]:
+        """An engine before each step. Each prompt is another, so that no prefix is found in the cache."""
         engine = make_engine(self._model, 1, cell.context + 1)
-        seconds = []
-        for index in range(WARM_UP + steps):
+        for index in range(steps):
             engine.add_request(str(index), random_prompt(self._model, cell.context, index), greedy(1))
-            seconds.append(time_step(engine))
-        return seconds
+            yield engine
 
-    def _decode(self, cell: Cell, steps: int) -> list[float]:
+    def _decoding(self, cell: Cell, steps: int) -> Iterator[Engine]:
         fill = random_entries(self._model, cell.context)
-        engine = decoding_engine(self._model, cell.requests, cell.context, WARM_UP + steps, fill)
-        return [time_step(engine) for _ in range(WARM_UP + steps)]
+        yield from itertools.repeat(decoding_engine(self._model, cell.requests, cell.context, steps, fill), steps)
+
+    def _time_step(self, engine: Engine) -> dict[str, float]:
+        began = time.perf_counter()
+        engine.step()
+        return {"seconds": time.perf_counter() - began}
 
     def answer_prompts(self, way: str, longest: int) -> float:
         """Seconds to answer five prompts: see ways.py."""
@@ -62,9 +66,3 @@ class EngineSide:
         while engine.has_unfinished:
             engine.step()
         return {"bytes": peak_bytes() - before, "cache_bytes": cached}
-
-
-def time_step(engine: Engine) -> float:
-    began = time.perf_counter()
-    engine.step()
-    return time.perf_counter() - began

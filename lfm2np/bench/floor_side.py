@@ -69,7 +69,7 @@ class FloorSide:
         return {}
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
-        """Seconds of all products, and of the linear ones alone, of each of `steps` repetitions, after one more."""
+        """Seconds of all products, and of either kind, of each of `steps` repetitions, after one more."""
         operands = self.linear_operands(cell)
         attention = Attention(self._config, cell, self._dtype)
         found = []
@@ -79,7 +79,8 @@ class FloorSide:
                 x @ weight.T
             linear = time.perf_counter() - began
             attention.compute()
-            found.append({"seconds": time.perf_counter() - began, "linear_seconds": linear})
+            seconds = time.perf_counter() - began
+            found.append({"seconds": seconds, "linear": linear, "attention": seconds - linear})
         return found[WARM_UP:]
 
     def linear_operands(self, cell: Cell) -> list[tuple[Array, Array]]:

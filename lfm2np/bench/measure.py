@@ -26,7 +26,10 @@ FLOORS = ("floor-float64", "floor-float32")
 PEERS = ("transformers-float32", "transformers-float64", "transformers-bfloat16")
 STEPS = {PREFILL: 1, "decode": 3}  # timed in one turn of a side; its time is their median
 MOST_STEPS = 8
-WEIGHT_BYTES = {"exact": 8, "floor-float64": 8, "transformers-float64": 8, "transformers-bfloat16": 2}
+WEIGHT_BYTES = {
+    **dict.fromkeys(("exact", "profile-exact", "floor-float64", "transformers-float64"), 8),
+    "transformers-bfloat16": 2,
+}
 SPARE_BYTES = 2 * 2**30
 
 Progress = Callable[[int, int], None]
@@ -34,19 +37,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class CellTimes:
-    """Of one cell, by side: seconds of each round, those of the linear products alone, and the most memory."""
+    """Of one cell, by side: seconds of each round, those of a step's parts, and the most memory."""
 
     cell: Cell
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    linear_seconds: dict[str, list[float]] = field(default_factory=dict)  # of the floors
+    parts: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # of floors and profiles, by name
     peak_bytes: dict[str, int] = field(default_factory=dict)
 
     def add(self, side: str, said: dict[str, Any]) -> None:
         steps = said["steps"]
-        self.seconds.setdefault(side, []).append(statistics.median(one["seconds"] for one in steps))
-        if "linear_seconds" in steps[0]:
-            linear = statistics.median(one["linear_seconds"] for one in steps)
-            self.linear_seconds.setdefault(side, []).append(linear)
+        medians = {name: statistics.median(one[name] for one in steps) for name in steps[0]}
+        self.seconds.setdefault(side, []).append(medians.pop("seconds"))
+        for name, seconds in medians.items():
+            self.parts.setdefault(side, {}).setdefault(name, []).append(seconds)
         self.peak_bytes[side] = max(self.peak_bytes.get(side, 0), said["peak_bytes"])
 
 

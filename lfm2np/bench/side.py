@@ -22,6 +22,7 @@ from lfm2np.bench.cells import Cell, cell_named
 from lfm2np.bench.engine_side import EngineSide
 from lfm2np.bench.floor_side import FloorSide
 from lfm2np.bench.peak_memory import forget_peak, peak_bytes
+from lfm2np.bench.profile_side import ProfileSide
 from lfm2np.bench.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
 
@@ -31,17 +32,19 @@ class Side(Protocol):
         """Makes it ready; the versions of libraries that only this side has."""
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
-        """Of each step its "seconds", and whatever else was timed."""
+        """Of each step its "seconds", and those of its parts by name, if they are timed."""
 
 
 def make_side(name: str) -> Side:
-    """ "exact", "float32", "streamed-exact", "floor-float64", "transformers-bfloat16", ..."""
+    """ "exact", "float32", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", ..."""
     kind, _, dtype = name.rpartition("-")
     match kind:
         case "floor":
             return FloorSide(dtype)
         case "transformers":
             return TransformersSide(dtype)
+        case "profile":
+            return ProfileSide(dtype)
         case "streamed":
             return EngineSide(dtype, "streamed")
         case _:

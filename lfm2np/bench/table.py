@@ -34,7 +34,7 @@ def cell_as_json(times: CellTimes) -> dict[str, Any]:
         "cell": times.cell.name,
         **dataclasses.asdict(times.cell),
         "seconds": times.seconds,
-        "linear_seconds": times.linear_seconds,
+        "parts": times.parts,
         "peak_bytes": times.peak_bytes,
         "ratios": ratios,
     }
@@ -59,8 +59,8 @@ def time_row(times: CellTimes, sides: Sequence[str]) -> list[str]:
     row = [times.cell.name]
     for side in sides:
         shown = f"{1000 * statistics.median(times.seconds[side]):.1f}"
-        if side in times.linear_seconds:
-            shown += f" ({1000 * statistics.median(times.linear_seconds[side]):.1f})"
+        if side in times.parts:
+            shown += f" ({1000 * statistics.median(times.parts[side]['linear']):.1f})"
         row.append(shown)
     return row
 

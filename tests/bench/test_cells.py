@@ -22,7 +22,7 @@ def measured(name: str) -> Measured:
         for side, seconds in SECONDS.items():
             steps = [{"seconds": seconds[index] + late} for late in (0.0, 0.5, -0.5)]
             if side.startswith("floor"):
-                steps = [{**one, "linear_seconds": one["seconds"] / 2} for one in steps]
+                steps = [{**one, "linear": one["seconds"] / 2} for one in steps]
             times.add(side, {"steps": steps, "peak_bytes": 10 + index})
     return found
 
@@ -50,7 +50,7 @@ def test_another_name_is_refused(name):
 def test_a_side_s_time_in_a_round_is_the_median_of_its_steps():
     times = measured("decode-16x8").cells[0]
     assert times.seconds == SECONDS
-    assert times.linear_seconds == {"floor-float64": [0.5, 1.5, 1.5]}
+    assert times.parts == {"floor-float64": {"linear": [0.5, 1.5, 1.5]}}
     assert times.peak_bytes == dict.fromkeys(SECONDS, 12)
 
 
@@ -74,7 +74,7 @@ def test_the_table_s_ratios_are_the_quotients_of_its_times():
     (cell,) = json.loads(json.dumps(found))["cells"]
     assert set(cell) == {
         *("cell", "kind", "requests", "context"),
-        *("seconds", "linear_seconds", "peak_bytes", "ratios"),
+        *("seconds", "parts", "peak_bytes", "ratios"),
     }
     assert [(one["side"], one["other"]) for one in cell["ratios"]] == [
         ("exact", "transformers-float32"),

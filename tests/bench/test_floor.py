@@ -115,7 +115,7 @@ def test_a_side_times_as_many_steps_as_it_is_asked_for(side):
         steps = side.time(cell, 2)
         assert len(steps) == 2
         assert all(one["seconds"] > 0.0 for one in steps)
-        assert all(("linear_seconds" in one) == isinstance(side, FloorSide) for one in steps)
+        assert all(("linear" in one) == isinstance(side, FloorSide) for one in steps)
 
 
 def test_prefill_memory_counts_the_cache_of_the_prompt():

@@ -1,0 +1,49 @@
+"""Where the time of a step goes, by operation, beside the floor's products."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.bench import table
+from lfm2np.bench.cells import cells_named
+from lfm2np.bench.measure import FLOORS, OURS, Measured
+from lfm2np.bench.profile_side import PARTS, REST
+
+CELLS = cells_named("prefill-128,prefill-512,decode-16x128,decode-64x128,decode-16x1024,decode-64x1024")
+FLOOR_OF = dict(zip(OURS, FLOORS, strict=True))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of one arithmetic, the times of its side and of its floor."""
+
+    numerics: str
+    measured: Measured
+
+
+def sides(numerics: str) -> tuple[str, str]:
+    return f"profile-{numerics}", FLOOR_OF[numerics]
+
+
+def as_json(found: Profile) -> dict[str, Any]:
+    return {"numerics": found.numerics, **table.as_json(found.measured)}
+
+
+def as_text(found: Profile) -> str:
+    """A row a part, a column a cell; in brackets what the bare products take of it."""
+    cells = found.measured.cells
+    ours, floor = sides(found.numerics)
+    rows = [["", *(times.cell.name for times in cells)]]
+    rows.append(["step", *(both(times.seconds[ours], times.seconds[floor]) for times in cells)])
+    for part in (*PARTS, REST):
+        rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in cells)])
+    title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
+    return f"{title}\n{table.columns(rows)}"
+
+
+def both(seconds: Sequence[float], floor: Sequence[float] | None) -> str:
+    own = f"{1000 * statistics.median(seconds):.1f}"
+    return own if floor is None else f"{own} ({1000 * statistics.median(floor):.1f})"
