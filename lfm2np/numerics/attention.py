@@ -50,29 +50,30 @@ def attend_in_batches(
         tokens, heads, head_dim = queries.shape
         groups = cached[0][0][0].shape[1]
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)
-        for batch in batches(spans(rows, cached, heads), heads):
+        most = SCORES // queries.itemsize
+        for batch in batches(spans(rows, cached, heads, most), heads, most):
             for span, result in zip(batch, compute(grouped, batch), strict=True):
                 mixed[span.rows] = result
     return mixed
 
 
-def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int) -> Iterator[Span]:
-    """Each request's queries in pieces; one sees no more than the positions up to its last query's."""
+def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int) -> Iterator[Span]:
+    """Each request's queries in pieces of at most so many scores; one sees the positions up to its last query's."""
     for one, parts in zip(rows, cached, strict=True):
         tokens, context = one.stop - one.start, sum(len(part[0]) for part in parts)
-        for piece in pieces(tokens, heads * context, SCORES):
+        for piece in pieces(tokens, heads * context, most):
             visible = context - tokens + piece.stop
             own = slice(one.start + piece.start, one.start + piece.stop)
             yield Span(own, first_positions(parts, visible), visible)
 
 
-def batches(spans: Iterator[Span], heads: int) -> Iterator[list[Span]]:
-    """Neighbours together as long as the rectangle of their scores stays within a piece."""
+def batches(spans: Iterator[Span], heads: int, most: int) -> Iterator[list[Span]]:
+    """Neighbours together as long as the rectangle of their scores stays within so many."""
     batch: list[Span] = []
     tokens = widest = 0
     for span in spans:
         tokens, widest = tokens + span.tokens, max(widest, span.context)
-        if batch and heads * tokens * widest > SCORES:
+        if batch and heads * tokens * widest > most:
             yield batch
             batch, tokens, widest = [], span.tokens, span.context
         batch.append(span)

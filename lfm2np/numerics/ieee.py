@@ -91,8 +91,10 @@ class Ieee:
         gated = np.empty(gate.shape, gate.dtype)
         for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
             with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
-                silu = self.keep(gate[rows] / (1 + np.exp(-gate[rows])))
-            gated[rows] = self.keep(silu * up[rows])
+                silu = np.exp(-gate[rows])
+            silu += 1
+            silu = self.keep(np.divide(gate[rows], silu, out=silu))
+            gated[rows] = self.keep(np.multiply(silu, up[rows], out=silu))
         return gated
 
     def rotate(self, x: Array, cos: Float64, sin: Float64) -> Array:

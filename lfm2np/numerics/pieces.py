@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
-SCORES = 2**16  # of attention, whose chain of operations is long
+SCORES = 2**19  # bytes of attention's, whose chain of operations is long
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
 
 

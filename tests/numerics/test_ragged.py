@@ -69,9 +69,7 @@ def test_rows_of_no_request_get_zeros() -> None:
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), max_size=12), st.integers(1, 4))
 def test_a_batch_of_scores_stays_within_a_piece(sizes: list[tuple[int, int]], heads: int) -> None:
     spans = [Span(slice(0, tokens), [], context) for tokens, context in sizes]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lfm2np.numerics.attention.SCORES", 300)
-        made = list(batches(iter(spans), heads))
+    made = list(batches(iter(spans), heads, 300))
     assert [span for batch in made for span in batch] == spans
     for batch in made:
         size = heads * sum(span.tokens for span in batch) * max(span.context for span in batch)
