@@ -23,6 +23,7 @@ Float32 = NDArray[np.float32]
 EXP_MIN, EXP_MAX = -746.0, 709.78
 MAX_ANGLE = float(2**20)
 
+TO_INTEGER = 1.5 * 2.0**52
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 LN2_HIGH = float.fromhex("0x1.62e42fep-1")  # ln 2 to 28 bits: k * LN2_HIGH is exact for |k| < 2**25
 LN2_LOW = float.fromhex("0x1.f473de6af278fp-30")  # ln 2 - LN2_HIGH to 53 bits
@@ -41,8 +42,9 @@ ATANH_TERMS = tuple(1.0 / (2 * n + 1) for n in range(10, -1, -1))
 
 def polynomial(terms: tuple[float, ...], x: Float64) -> Float64:
     """Horner's rule, highest power first; two elementwise operations a term."""
-    total = np.full_like(x, terms[0])
-    for term in terms[1:]:
+    total = terms[0] * x
+    total += terms[1]
+    for term in terms[2:]:
         total *= x
         total += term
     return total
@@ -52,15 +54,18 @@ def exp(x: Float64) -> Float64:
     """e**x, float64 of any shape; relative error below 2**-50, absolute below 2**-1074 where the result is subnormal.
 
     x = k ln 2 + r with |r| < 0.3466; k LN2_HIGH is exact, so r is off by less than 2**-53 of itself plus 2**-71;
-    Taylor to r**12 leaves 1.7e-16. Scaling by 2**k rounds only a subnormal result
+    Taylor to r**12 leaves 1.7e-16. A sum with 1.5 * 2**52 is rounded to an integer, ties to even, and ends in the bits
+    of k (of NaN, in those of any number). Scaling by 2**k rounds only a subnormal result
     (on some systems' ldexp wrongly, but nothing in exact.py can tell subnormals from 0). Arguments are clipped to
     [EXP_MIN, EXP_MAX]: below, the result is 0; above it stays finite (softmax and SiLU can't tell). NaN stays NaN.
     """
     r = np.clip(np.asarray(x, np.float64), EXP_MIN, EXP_MAX)
-    k = np.rint(r * LOG2_E)
-    r -= k * LN2_HIGH
-    r -= k * LN2_LOW
-    exponent = np.fmax(k, 2.0 * EXP_MIN).astype(np.int32)  # k is never that small: it is put in the place of NaN
+    shifted = r * LOG2_E
+    shifted += TO_INTEGER
+    exponent = shifted.view(np.int64).astype(np.int32)  # the last 32 bits
+    shifted -= TO_INTEGER  # k
+    r -= shifted * LN2_HIGH
+    r -= shifted * LN2_LOW
     return np.ldexp(polynomial(EXP_TERMS, r), exponent)
 
 
