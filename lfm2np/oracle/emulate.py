@@ -130,7 +130,7 @@ class Emulated(Ieee):
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
         """By angles that are a little off, as the engine's frequencies are."""
-        angles = np.unwrap(np.arctan2(sin, cos), axis=0) * np.resize(self.frequency_errors, cos.shape[-1])
+        angles = unwrapped(cos, sin) * np.resize(self.frequency_errors, cos.shape[-1])
         cos, sin = cos - sin * angles, sin + cos * angles
         if not self.fused:
             return super().rotate(x, cos, sin)
@@ -167,6 +167,14 @@ class Emulated(Ieee):
         else:
             mixed = self.keep(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
         return self.keep(mixed.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim))
+
+
+def unwrapped(cos: NDArray[np.float64], sin: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The angles [T, E/2], which are 0 at the first token of each sequence and grow by at most 1 a token."""
+    angles = np.unwrap(np.arctan2(sin, cos), axis=0)
+    first = np.all((cos == 1.0) & (sin == 0.0), axis=1)  # [T]
+    assert first[0], "whole sequences"
+    return np.asarray(angles - angles[first][np.cumsum(first) - 1])
 
 
 def quantised(weight: Float32, form: Format, random: np.random.Generator) -> Float32:

@@ -30,7 +30,7 @@ from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
 from lfm2np.scoring import LOGITS_AT_ONCE
 from lfm2np.weights import ModelWeights, Progress, prepare_weights
-from lfm2np.work import AnyPlace, Work, compute
+from lfm2np.work import AnyPlace, Work, compute, cut, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
@@ -185,14 +185,17 @@ def noise_of(
 ) -> list[Noise]:
     """The noise at each of these sequences' positions; `progress(done, total)` counts tokens.
 
-    Sequences go through an emulated engine one by one, in this order, as each takes its engine's next random numbers:
-    so an executor gets whole engines. Their products are the machine's float32, so no record keeps them.
+    Sequences go through an emulated engine in this order, some of them in one ragged pass, and each pass takes its
+    engine's next random numbers: so an executor gets whole engines. Their products are the machine's float32, so no
+    record keeps them.
     NumericsError where the format can't hold the model's numbers at all.
     """
     if not truths:
         return []
     rows = [[list(one.token_ids), one.columns, one.logprobs] for one in truths]
-    items = [{"format": format_name, "seed": seed, "draw": draw, "truths": rows} for draw in range(draws)]
+    most = place_of(place).max_num_batched_tokens
+    engine = {"format": format_name, "seed": seed, "max_num_batched_tokens": most, "truths": rows}
+    items = [{**engine, "draw": draw} for draw in range(draws)]
     errors = compute(NOISE, model, items, place, progress)
     return [Noise(each, spread_of(each)) for each in map(np.stack, zip(*errors, strict=True))]
 
@@ -203,24 +206,37 @@ def noise_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[list[N
     for item in items:
         numerics = emulated(item["format"], item["seed"], item["draw"])
         weights = prepare_weights(open_checkpoint(model.path, model.config), model.config, numerics)
-        found.append(
-            [
-                (logprobs_under(model, weights, numerics, ids, columns) - logprobs).astype(np.float32)
-                for ids, columns, logprobs in item["truths"]
-            ]
-        )
+        truths = item["truths"]
+        errors: list[NDArray[np.float32]] = []
+        sizes = [len(ids) - 1 for ids, _, _ in truths]
+        for indices in cut(range(len(truths)), sizes, item["max_num_batched_tokens"]):
+            sequences, columns, exact = zip(*(truths[index] for index in indices), strict=True)
+            rounded = logprobs_under(model, weights, numerics, sequences, columns)
+            errors += [(own - right).astype(np.float32) for own, right in zip(rounded, exact, strict=True)]
+        found.append(errors)
     return found
 
 
 def logprobs_under(
-    model: Model, weights: ModelWeights, numerics: Numerics, token_ids: Sequence[int], columns: NDArray[np.int64]
-) -> Array:
-    """[T, J] log-probabilities of the tokens in `columns` under another arithmetic."""
-    states = reference.hidden_states(weights, model.config, numerics, token_ids[:-1])
-    logits = reference.output_logits(weights, numerics, states)
-    if not np.isfinite(logits).all():
-        raise NumericsError(f"{numerics.name} can't hold this model's numbers: a logit is not finite")
-    return np.take_along_axis(numerics.log_softmax(logits), columns, axis=1)
+    model: Model,
+    weights: ModelWeights,
+    numerics: Numerics,
+    sequences: Sequence[Sequence[int]],
+    columns: Sequence[NDArray[np.int64]],
+) -> list[Array]:
+    """Of each sequence the log-probabilities [T, J] of its `columns` under another arithmetic, in one ragged pass."""
+    states, runs = ragged.hidden_states(weights, model.config, numerics, [ids[:-1] for ids in sequences])
+    overflow = next((one.error for one in runs if one.error), None)
+    if overflow:
+        raise overflow
+    wanted = np.zeros((len(states), max(one.shape[1] for one in columns)), np.int64)  # [all T, widest J]
+    for run, own in zip(runs, columns, strict=True):
+        wanted[run.rows, : own.shape[1]] = own
+    logprobs = np.empty(wanted.shape, np.float64)
+    for rows in pieces(len(states), model.config.vocab_size, LOGITS_AT_ONCE):
+        logits = reference.output_logits(weights, numerics, states[rows])
+        logprobs[rows] = np.take_along_axis(numerics.log_softmax(logits), wanted[rows], axis=1)
+    return [logprobs[run.rows, : own.shape[1]] for run, own in zip(runs, columns, strict=True)]
 
 
 def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:

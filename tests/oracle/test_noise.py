@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np import reference
+from lfm2np import ragged, reference
+from lfm2np.checkpoint import widen
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
-from lfm2np.oracle.emulate import FORMATS, emulated, quantised
-from lfm2np.oracle.noise import chosen_columns, logprobs_under, noise_of, truth_of
+from lfm2np.numerics import rope
+from lfm2np.numerics.ieee import FLOAT32
+from lfm2np.numerics.rope import rotary_table
+from lfm2np.oracle.emulate import FORMATS, emulated, quantised, unwrapped
+from lfm2np.oracle.noise import chosen_columns, logprobs_under, noise_of, truth_of, truths_of
 from lfm2np.oracle.verdict import LIMIT, root_mean_square
 from lfm2np.weights import prepare_weights
+from lfm2np.work import Place
 
 TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
@@ -60,7 +66,8 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     for draw in (8, 13):
         numerics = emulated(name, 0, draw)
         weights = prepare_weights(open_tensors(model), model.config, numerics)
-        errors = logprobs_under(model, weights, numerics, truth.token_ids, truth.columns) - truth.logprobs
+        (logprobs,) = logprobs_under(model, weights, numerics, [truth.token_ids], [truth.columns])
+        errors = logprobs - truth.logprobs
         found = [
             errors[row, column] / noise.scale(truth, row, column)
             for row in range(len(errors))
@@ -82,6 +89,41 @@ def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Mode
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one[0], one[1])
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, name: str) -> None:
+    truths = truths_of(model, {IDS[:9]: {}, IDS: {3: [1, 2]}, IDS[5:30]: {}})
+    for truth, beside in zip(truths, noise_of(model, truths, name), strict=True):
+        (alone,) = noise_of(model, [truth], name)
+        assert beside.errors.shape == alone.errors.shape == (8, len(truth.token_ids) - 1, truth.columns.shape[1])
+        ratio = beside.spread / alone.spread
+        assert 0.8 < np.median(ratio) < 1.25
+        assert (ratio > 0.2).all()
+        assert (ratio < 5).all()
+
+
+def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of 24 predictions each, at most 50 a pass: two passes, of which no result is lost or exchanged."""
+    truths = truths_of(model, {IDS[start : start + 25]: {} for start in (0, 5, 10)})
+    sizes = []
+
+    def passed(*arguments: Any) -> Any:
+        sizes.append([len(one) for one in arguments[3]])
+        return hidden_states(*arguments)
+
+    hidden_states = ragged.hidden_states
+    monkeypatch.setattr(ragged, "hidden_states", passed)
+    found = noise_of(model, truths, "float32", draws=1, place=Place(max_num_batched_tokens=50))
+    assert sizes == [[24, 24], [24]]
+    assert all(np.abs(one.errors).max() < 1e-3 for one in found), "held against its own truth"
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.sampled_from([1e4, 1e6]))
+def test_angles_of_several_sequences_are_read_off_their_cosine_and_sine(lengths: list[int], theta: float) -> None:
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    found = unwrapped(*rotary_table(positions, 16, theta))
+    assert np.allclose(found, rope.angles(positions, 16, theta).astype(np.float64), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -147,8 +189,21 @@ def test_a_format_that_nobody_knows_is_refused() -> None:
         emulated("fp8", 0, 0)
 
 
+def test_an_overflow_in_one_sequence_of_a_pass_is_no_noise(model: Model) -> None:
+    """A token that only the second sequence has is beyond what float32 holds."""
+    weights = lfm2np.load(None, "float32").weights
+    values = widen(weights.embedding.values, weights.embedding.dtype)
+    values[IDS[0]] = np.inf
+    weights = replace(weights, embedding=replace(weights.embedding, values=values, dtype="F32"))
+    sequences = [[one for one in IDS if one != IDS[0]], list(IDS)]
+    columns = [np.zeros((len(ids) - 1, 1), np.int64) for ids in sequences]
+    logprobs_under(model, weights, FLOAT32, sequences[:1], columns[:1])
+    with pytest.raises(NumericsError, match="finite"):
+        logprobs_under(model, weights, FLOAT32, sequences, columns)
+
+
 def test_a_format_that_cannot_hold_the_numbers_is_named(model: Model) -> None:
     truth = truth_of(model, IDS[:6], {})
     weights = replace(model.weights, final_norm=model.weights.final_norm * np.float32(1e38))
     with pytest.raises(NumericsError, match=r"overflow|finite"):
-        logprobs_under(model, weights, model.numerics, truth.token_ids, truth.columns)
+        logprobs_under(model, weights, model.numerics, [truth.token_ids], [truth.columns])
