@@ -270,10 +270,40 @@ def is_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> Non
     if number_format is not None:
         require_scores(number_format, model, ids, mine)
         return
-    config, tensors = read_checkpoint(checkpoint(model))
-    rows = logits(config, tensors, ids)
-    scale = max(1.0, max(abs(value) for row in rows for value in row))
-    for position, (row, score) in enumerate(zip(rows, mine, strict=False)):
-        expected = log_softmax(row)[ids[position + 1]]
-        if not abs(score - expected) <= TOLERANCE * scale:
-            raise Violation(f"token {position + 1}: log-probability {score:.6f}, LFM2 has {expected:.6f}")
+    rows, tolerance = plain_logits(model, ids)
+    for position, score in enumerate(mine):
+        require_near(score, rows[position], ids[position + 1], tolerance, f"token {position + 1}")
+
+
+def generates_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]]) -> None:
+    """What an engine generates comes by another way through its code than what it scores."""
+    model, ids = example
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    scenario = Scenario(model, (Request("a", ids, params),))
+    outcome = generate(factory, scenario)
+    if format_of(factory) is not None:
+        require_truth(factory, scenario, outcome)
+        return
+    (answer,) = outcome.completions["a"]
+    if len(answer.token_ids) != 1:
+        raise Violation(f"{len(answer.token_ids)} tokens, expected one")
+    rows, tolerance = plain_logits(model, ids)
+    token = answer.token_ids[0]
+    if not rows[-1][token] >= max(rows[-1]) - 2 * tolerance:
+        raise Violation(f"token {token}: its logit is {max(rows[-1]) - rows[-1][token]:.6f} below the largest of LFM2")
+    for own in answer.logprobs or ():
+        require_near(own, rows[-1], token, tolerance, f"generated token {token}")
+    for position, own in enumerate(answer.prompt_logprobs or ()):
+        require_near(own, rows[position], ids[position + 1], tolerance, f"prompt token {position + 1}")
+
+
+def plain_logits(model: TinyModel, ids: tuple[int, ...]) -> tuple[list[list[float]], float]:
+    """Logits [T][V] by plain.py, and how far a log-probability may be off them."""
+    rows = logits(*read_checkpoint(checkpoint(model)), ids)
+    return rows, TOLERANCE * max(1.0, max(abs(value) for row in rows for value in row))
+
+
+def require_near(logprob: float, row: list[float], token_id: int, tolerance: float, what: str) -> None:
+    expected = log_softmax(row)[token_id]
+    if not abs(logprob - expected) <= tolerance:
+        raise Violation(f"{what}: log-probability {logprob:.6f}, LFM2 has {expected:.6f}")

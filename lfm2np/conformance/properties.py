@@ -260,4 +260,14 @@ PROPERTIES: tuple[Property, ...] = (
         checks.is_lfm2,
         0.5,
     ),
+    Property(
+        "generates-lfm2",
+        "What is generated, and its log-probabilities, are those of that implementation, too.",
+        2,
+        ("generate",),
+        ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
+        lambda: st.tuples(models(), token_ids()),
+        checks.generates_lfm2,
+        0.5,
+    ),
 )
