@@ -250,11 +250,15 @@ class Engine:
         touched, stopped = self._absorb(plan, answers, errors, began, now)
         self._count(plan, now - began)
         self._ready += [self._output(group) for group in touched]
+        try:
+            if self._trace:
+                self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
+                for name in stopped:
+                    self._trace.finish(name, FinishReason.STOP)
+        except Exception:  # of the file; an interrupt leaves a trace without this step, so there is no next one
+            self._doing = None
+            raise
         self._doing = None
-        if self._trace:
-            self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
-            for name in stopped:
-                self._trace.finish(name, FinishReason.STOP)
         if self._audit:
             self._audit.check_step(plan, requests)
         self._report(answers)
@@ -274,9 +278,13 @@ class Engine:
         assert plan is not None
         self._doing = BOOKKEEPING
         self.scheduler.abandon(plan)
+        try:
+            if self._trace:
+                self._trace.abandon(plan, drafts)
+        except Exception:
+            self._doing = None
+            raise
         self._doing = None
-        if self._trace:
-            self._trace.abandon(plan, drafts)
 
     def _compute(self, plan: BatchPlan) -> StepResult:
         model = self.model

@@ -91,6 +91,29 @@ def shown(outputs: dict[str, RequestOutput]) -> dict[str, object]:
     return {name: (one.outputs, one.prompt_logprobs) for name, one in outputs.items()}
 
 
+@pytest.mark.parametrize("where", ["step", "abandon"])
+def test_an_interrupt_while_the_trace_is_written_ends_the_run(
+    trained: Model, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    """Else the trace would lack a step that the scheduler took, and not replay."""
+    trace = io.StringIO()
+    engine = busy_engine(trained, trace)
+    engine.step()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scheduler.trace.plan_as_json", interrupted)
+    if where == "abandon":
+        monkeypatch.setattr("lfm2np.engine.forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.undo()
+    with pytest.raises(RequestError, match="interrupted in its bookkeeping"):
+        engine.step()
+    replay(trace.getvalue().splitlines())
+
+
 def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: Model):
     """Never a wrong token, text or log-probability, never an endless run, never a trace that does not replay."""
     whole = Interrupt(-1)
