@@ -9,6 +9,7 @@ of the second, which is short, the engine refuses to go on rather than guess.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
@@ -248,17 +249,13 @@ class Engine:
         state = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
         now = self._clock()
         touched, stopped = self._absorb(plan, answers, errors, began, now)
-        self._count(plan, now - began)
+        self.metrics.count_step([len(entry.token_ids) for entry in plan.scheduled], now - began, self.scheduler)
         self._ready += [self._output(group) for group in touched]
-        try:
+        with self._end_of_bookkeeping():
             if self._trace:
                 self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
                 for name in stopped:
                     self._trace.finish(name, FinishReason.STOP)
-        except Exception:  # of the file; an interrupt leaves a trace without this step, so there is no next one
-            self._doing = None
-            raise
-        self._doing = None
         if self._audit:
             self._audit.check_step(plan, requests)
         self._report(answers)
@@ -278,9 +275,15 @@ class Engine:
         assert plan is not None
         self._doing = BOOKKEEPING
         self.scheduler.abandon(plan)
-        try:
+        with self._end_of_bookkeeping():
             if self._trace:
                 self._trace.abandon(plan, drafts)
+
+    @contextlib.contextmanager
+    def _end_of_bookkeeping(self) -> Iterator[None]:
+        """What the trace's file raises ends nothing; an interrupt leaves the trace behind the scheduler, so it does."""
+        try:
+            yield
         except Exception:
             self._doing = None
             raise
@@ -374,17 +377,6 @@ class Engine:
                 return True
             request.finish_reason = FinishReason.STOP
         return False
-
-    def _count(self, plan: BatchPlan, seconds: float) -> None:
-        run = self.metrics
-        if plan.scheduled:
-            longest = max(len(entry.token_ids) for entry in plan.scheduled)
-            run.steps += 1
-            run.padding_avoided += longest * len(plan.scheduled) - plan.num_tokens
-        run.scheduled_tokens += plan.num_tokens
-        run.preemptions = self.scheduler.num_preemptions
-        run.prefix_hit_tokens = self.scheduler.prefix_cache.statistics.hit_tokens
-        run.seconds += seconds
 
     # --- outputs
 

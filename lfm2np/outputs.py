@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lfm2np.generation import TokenLogprobs
+from scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,15 @@ class RunMetrics:
     def mean_accepted_length(self) -> float:
         """Tokens that a request got in a step in which it had drafts: 1 if all were rejected."""
         return self.drafted_row_tokens / self.drafted_rows if self.drafted_rows else 1.0
+
+    def count_step(self, shares: Sequence[int], seconds: float, scheduler: Scheduler) -> None:
+        """One step, of so many tokens for each request; an empty one only takes time."""
+        self.steps += bool(shares)
+        self.padding_avoided += max(shares, default=0) * len(shares) - sum(shares)
+        self.scheduled_tokens += sum(shares)
+        self.seconds += seconds
+        self.preemptions = scheduler.num_preemptions
+        self.prefix_hit_tokens = scheduler.prefix_cache.statistics.hit_tokens
 
     def count_answer(self, num_drafts: int, num_accepted: int, num_tokens: int) -> None:
         """What one request got in one step."""
