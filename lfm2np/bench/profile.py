@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.bench import table
-from lfm2np.bench.cells import cells_named
-from lfm2np.bench.measure import FLOORS, OURS, Measured
+from lfm2np.bench import cells, table
+from lfm2np.bench.measure import FLOORS, Measured
 from lfm2np.bench.profile_side import PARTS, REST
+from lfm2np.bench.ratios import RATIOS
 
-CELLS = cells_named("prefill-128,prefill-512,decode-16x128,decode-64x128,decode-16x1024,decode-64x1024")
-FLOOR_OF = dict(zip(OURS, FLOORS, strict=True))
+SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
+CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Profile:
 
 
 def sides(numerics: str) -> tuple[str, str]:
-    return f"profile-{numerics}", FLOOR_OF[numerics]
+    return f"profile-{numerics}", SHARES[numerics].other
 
 
 def as_json(found: Profile) -> dict[str, Any]:
@@ -34,12 +34,12 @@ def as_json(found: Profile) -> dict[str, Any]:
 
 def as_text(found: Profile) -> str:
     """A row a part, a column a cell; in brackets what the bare products take of it."""
-    cells = found.measured.cells
+    measured = found.measured.cells
     ours, floor = sides(found.numerics)
-    rows = [["", *(times.cell.name for times in cells)]]
-    rows.append(["step", *(both(times.seconds[ours], times.seconds[floor]) for times in cells)])
+    rows = [["", *(times.cell.name for times in measured)]]
+    rows.append(["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)])
     for part in (*PARTS, REST):
-        rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in cells)])
+        rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in measured)])
     title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
     return f"{title}\n{table.columns(rows)}"
 
