@@ -293,6 +293,8 @@ def generates_lfm2(factory: Factory, example: tuple[TinyModel, tuple[int, ...]])
         raise Violation(f"token {token}: its logit is {max(rows[-1]) - rows[-1][token]:.6f} below the largest of LFM2")
     for own in answer.logprobs or ():
         require_near(own, rows[-1], token, tolerance, f"generated token {token}")
+    if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != len(ids) - 1:
+        raise Violation(f"{len(answer.prompt_logprobs)} prompt log-probabilities of {len(ids) - 1}")
     for position, own in enumerate(answer.prompt_logprobs or ()):
         require_near(own, rows[position], ids[position + 1], tolerance, f"prompt token {position + 1}")
 
