@@ -14,11 +14,12 @@ import pytest
 import lfm2np
 import scheduler
 from lfm2np import LLM, Draft, Engine, ModelDrafter, NgramDrafter, RequestError, SamplingParams
-from lfm2np.loading import Model
+from lfm2np.loading import Model, hand_fixture
 from lfm2np.outputs import RequestOutput
 from scheduler import replay
 
 SOURCES = (str(Path(lfm2np.__file__).parent), str(Path(scheduler.__file__).parent))
+BOOKS = (lfm2np.engine.__file__, SOURCES[1])  # what an engine's requests are entered in
 PROMPTS = {"a": [1, 5, 6, 7, 8], "b": [1, 5, 6, 7, 9, 9, 9], "c": [1, 30, 31]}
 PARAMS = {
     "a": SamplingParams(n=3, temperature=1.0, max_tokens=5, ignore_eos=True, seed=3, logprobs=1),
@@ -54,13 +55,14 @@ def busy_engine(model: Model, trace: io.StringIO) -> Engine:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th line that our own code executes."""
+    """Raises KeyboardInterrupt at the `at`-th line that our own code executes, or only those of some files."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, sources: tuple[str, ...] = SOURCES) -> None:
         self.at, self.count, self.raised = at, 0, False
+        self.sources = sources
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> object:
-        if not frame.f_code.co_filename.startswith(SOURCES):
+        if not frame.f_code.co_filename.startswith(self.sources):
             return None
         if event == "line":
             self.count += 1
@@ -135,6 +137,56 @@ def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: 
         replay(trace.getvalue().splitlines())
     assert seen["went on"] > 40
     assert seen["refused"] > 3
+
+
+BETWEEN_STEPS = {
+    "nothing": lambda engine: None,
+    "add_request": lambda engine: engine.add_request("new", [1, 4], TWO_SAMPLES),
+    "abort": lambda engine: engine.abort("a"),
+    "preempt": lambda engine: engine.preempt("a"),
+    "fork": lambda engine: engine.fork("b", "new", seed=4),
+}
+TWO_SAMPLES = SamplingParams(n=2, temperature=1.0, max_tokens=3, ignore_eos=True, seed=3)
+
+
+def called_between_steps(model: Model, call: str, interrupt: Interrupt) -> tuple[dict[str, RequestOutput], list[str]]:
+    """What comes of a run whose call after the second step may be interrupted, {} if it was refused, and its trace."""
+    trace = io.StringIO()
+    engine = Engine(model, block_size=2, num_blocks=40, trace=trace)
+    engine.add_request("a", [1, 5, 6], TWO_SAMPLES)
+    engine.add_request("b", [1, 5, 7], SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, seed=9))
+    engine.step()
+    engine.step()
+    sys.settrace(interrupt)  # type: ignore[arg-type]
+    try:
+        BETWEEN_STEPS[call](engine)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    try:
+        outputs = {one.request_id: one for _ in range(20) for one in engine.step() if one.finished}
+        assert not engine.has_unfinished, "no progress"
+    except RequestError as error:
+        assert "interrupted in its bookkeeping" in str(error)
+        outputs = {}
+    return outputs, trace.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("call", ["add_request", "abort", "preempt", "fork"])
+def test_an_interrupt_at_every_line_of_a_call_between_steps(call: str):
+    """As if it had not been made, or as if it had not been interrupted, or a refusal; the trace replays to the end."""
+    model, whole = lfm2np.load(hand_fixture()), Interrupt(-1, BOOKS)
+    made = shown(called_between_steps(model, call, whole)[0])
+    not_made = shown(called_between_steps(model, "nothing", Interrupt(-1))[0])
+    assert made != not_made or call == "preempt"
+    refused = 0
+    for at in range(1, whole.count + 1):
+        outputs, lines = called_between_steps(model, call, Interrupt(at, BOOKS))
+        refused += not outputs
+        assert not outputs or shown(outputs) in (made, not_made)
+        replay(lines)
+    assert 0 < refused < whole.count
 
 
 def test_an_exception_in_a_callback_comes_when_the_step_is_complete(trained: Model):
