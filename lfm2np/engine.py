@@ -280,7 +280,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _bookkeeping(self) -> Iterator[None]:
-        """A refusal and what the trace's file raises end nothing; an interrupt may leave the trace behind, so it does."""
+        """What a refusal or the trace file raises ends nothing; an interrupt may leave the trace behind, so it does."""
         self._doing = BOOKKEEPING
         try:
             yield
