@@ -197,7 +197,7 @@ def test_an_exception_in_a_callback_comes_when_the_step_is_complete(trained: Mod
         if len(calls) in (2, 7, 9):
             raise ValueError("from the callback")
 
-    engine = Engine(trained, on_logits=callback, check=True)
+    engine = Engine(trained, on_logits=callback, num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6], greedy(stop=["ass"], max_tokens=9))
     engine.add_request("b", [1, 7, 6], greedy(max_tokens=4, logprobs=1))
     outputs, raised = {}, 0
@@ -223,7 +223,7 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
 
     aborted: list[RequestOutput] = []
     trace = io.StringIO()
-    engine = Engine(trained, on_logits=callback, check=True, trace=trace)
+    engine = Engine(trained, on_logits=callback, num_blocks=100, check=True, trace=trace)
     for name in ("a", "b"):
         engine.add_request(name, [1, 5, 6], SamplingParams(n=2, temperature=1.0, max_tokens=6, seed=1, ignore_eos=True))
     outputs = {one.request_id: one for one in engine.stream() if one.finished}
@@ -238,7 +238,7 @@ def test_a_drafter_may_not_call_its_engine(trained: Model):
             engine.abort("a")
             return []
 
-    engine = Engine(trained, drafter=Aborting(), check=True)
+    engine = Engine(trained, drafter=Aborting(), num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6, 5, 6], greedy())
     (output,) = [one for one in engine.stream() if one.finished]
     assert output.outputs[0].token_ids == trained.generate([1, 5, 6, 5, 6], max_tokens=6).token_ids
@@ -262,7 +262,7 @@ class Failing(io.StringIO):
 
 @pytest.mark.parametrize("at", range(2, 9))
 def test_a_trace_that_can_not_be_written_harms_no_request(trained: Model, at: int):
-    engine = Engine(trained, trace=Failing(at), check=True)
+    engine = Engine(trained, trace=Failing(at), num_blocks=100, check=True)
     failures, outputs = 0, {}
     for name in ("a", "b"):
         try:
@@ -300,7 +300,7 @@ def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
     ids = trained.prompt_ids("sort: 3 6 4")
     shown = []
     for drafter in (None, Nines()):
-        engine = Engine(model, drafter=drafter, block_size=2, check=True)
+        engine = Engine(model, drafter=drafter, block_size=2, num_blocks=100, check=True)
         engine.add_request("a", ids, greedy())
         engine.add_request("b", trained.prompt_ids("sort: 1"), greedy())
         outputs = {one.request_id: one for one in engine.stream() if one.finished}
@@ -345,7 +345,7 @@ def test_an_object_that_can_not_draft_is_refused_at_once(trained: Model):
 
 
 def test_no_request_is_named_like_a_sample_of_another(trained: Model):
-    engine = Engine(trained, check=True)
+    engine = Engine(trained, num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6], SamplingParams(n=2, temperature=2.0, seed=2, max_tokens=20))
     for _ in engine.stream():
         if engine.has_unfinished:
@@ -407,7 +407,7 @@ def test_preempt_and_fork_between_steps(trained: Model):
     params = SamplingParams(temperature=1.5, max_tokens=8, seed=3, ignore_eos=True, logprobs=1)
     (plain,) = LLM(trained).generate([1, 5, 6], params)
     trace = io.StringIO()
-    engine = Engine(trained, check=True, block_size=2, trace=trace)
+    engine = Engine(trained, num_blocks=100, check=True, block_size=2, trace=trace)
     engine.add_request("a", [1, 5, 6], params)
     for _ in range(3):
         engine.step()
