@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shlex
@@ -121,7 +122,14 @@ def apt_settings(machine: Machine, work: Path, source: str) -> Path:
 
 def put_together(machine: Machine, work: Path, source: str | None) -> Path:
     """The folder with the machine's root and wheels: made unless it is there, whole or not at all."""
-    folder = work / machine.name
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / f"{machine.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
+        return made(machine, work / machine.name, source)
+
+
+def made(machine: Machine, folder: Path, source: str | None) -> Path:
+    """The same, while no other run does it. Failed for what can't be fetched or unpacked."""
     recipe = {"suite": SUITE, "packages": PACKAGES, "wheels": WHEELS}
     if (folder / WHOLE).is_file() and json.loads((folder / WHOLE).read_text())["recipe"] == recipe:
         return folder
@@ -129,7 +137,7 @@ def put_together(machine: Machine, work: Path, source: str | None) -> Path:
         raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
     began = time.monotonic()
     tell(f"{machine.name}: fetching Debian's packages and wheels")
-    settings = apt_settings(machine, work, source or mirror())
+    settings = apt_settings(machine, folder.parent, source or mirror())
     called(["apt-get", "-c", settings, "update", "--error-on=any"])
     called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES])
     part = folder.with_name(f"{machine.name}.part")
@@ -166,13 +174,13 @@ def python_of(folder: Path) -> Path:
     return folder / "root" / "usr" / "bin" / library.parent.name
 
 
-def launcher(machine: Machine, folder: Path, blas: str) -> Path:
-    """A program of this machine's that is the other's Python, and is so for the processes that Python starts, too."""
+def launcher(machine: Machine, folder: Path, blas: str, own: Path) -> Path:
+    """A program in `own` that is the other machine's Python, and is so for the processes that Python starts, too."""
     names = (f"qemu-{machine.qemu}-static", f"qemu-{machine.qemu}")
     qemu = next(filter(None, map(shutil.which, names)), None)
     if qemu is None:
         raise Failed(f"{names[0]}: not there: apt-get install qemu-user-static")
-    root, path = folder / "root", folder / f"python-{blas}"
+    root, path = folder / "root", own / "python3"
     libraries = root / "usr" / "lib" / machine.triplet
     variables = {
         "PYTHONHOME": root / "usr",

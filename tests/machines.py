@@ -99,8 +99,9 @@ class Row:
 def run(row: Row, folder: Path, commands: Commands) -> None:
     """Runs the commands, one after the other in one process, and writes into the row what came of them."""
     began = time.monotonic()
-    command = [launcher(row.machine, folder, row.blas), "-c", WORKER, json.dumps(commands)]
-    with tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile("w+") as errors:
+        python = launcher(row.machine, folder, row.blas, Path(own))
+        command = [python, "-c", WORKER, json.dumps(commands)]
         with subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             for line in process.stdout or ():
                 found = json.loads(line)
@@ -142,7 +143,7 @@ def wrong_facts(row: Row, folder: Path) -> list[str]:
 
 def config_of(facts: Mapping[str, Any]) -> str:
     """What OpenBLAS says of itself; empty if none is loaded."""
-    return next(filter(None, facts["mapped"].values()), "")
+    return next(filter(None, facts.get("mapped", {}).values()), "")
 
 
 def judge_digest(code: int, said: str) -> tuple[str, list[str]]:
@@ -227,8 +228,11 @@ def main() -> int:
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
-        rows = [Row(machine, blas) for machine in machines for blas in BLAS]
-        for done in [pool.submit(tried, row, folders[row.machine.name], chosen, commands) for row in rows]:
+        both = ["digest"] if arguments.quick else chosen
+        chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
+        rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]
+        words = {blas: {name: commands[name] for name in names} for blas, names in chosen_by.items()}
+        for done in [pool.submit(tried, row, folders[row.machine.name], words[row.blas]) for row in rows]:
             done.result()
     if arguments.json:
         print(json.dumps({"digest": DIGEST, "rows": [{**asdict(row), "right": not row.wrong} for row in rows]}))
@@ -237,11 +241,10 @@ def main() -> int:
     return int(any(row.wrong for row in rows))
 
 
-def tried(row: Row, folder: Future[Path], chosen: Sequence[str], commands: Commands) -> None:
+def tried(row: Row, folder: Future[Path], commands: Commands) -> None:
     """As `run`; what keeps the machine from being run is wrong with the row."""
-    names = [name for name in chosen if commands is not QUICK or row.blas == "OpenBLAS" or name == "digest"]
     try:
-        run(row, folder.result(), {name: commands[name] for name in names})
+        run(row, folder.result(), commands)
     except Failed as problem:
         row.wrong.append(str(problem))
         tell(f"{row}: WRONG: {problem}")
