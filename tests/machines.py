@@ -1,4 +1,4 @@
-"""The same bits on other machines, emulated: python tests/machines.py [--quick] [--only digest batch] [s390x arm64 ...]
+"""The same bits on other machines, emulated: python tests/machines.py [--quick] [--only digest,batch] [s390x arm64 ...]
 
 Of each architecture a folder is put together from Debian's packages (Python, NumPy, netlib's reference BLAS, OpenBLAS)
 and wheels (safetensors, tokenizers), which qemu's user emulation then runs. Under each BLAS: the digest that the README
@@ -205,7 +205,7 @@ def table(rows: Sequence[Row], commands: Sequence[str]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"of {', '.join(MACHINES)} (all of them)")
-    parser.add_argument("--only", nargs="+", choices=COMMANDS, help="what is run (everything)")
+    parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(COMMANDS)} (all of them)")
     parser.add_argument(
         "--quick", action="store_true", help="no vectors, few tests, with netlib's BLAS the digest only"
     )
@@ -222,9 +222,11 @@ def main() -> int:
         parser.error(f"{unknown[0]}: no such machine, expected one of {', '.join(MACHINES)}")
     machines = [MACHINES[name] for name in arguments.machines or MACHINES]
     commands = QUICK if arguments.quick else COMMANDS
-    chosen = [name for name in commands if name in (arguments.only or commands)]
-    if not chosen:
-        parser.error(f"--only {' '.join(arguments.only)}: expected one of {', '.join(commands)} with --quick")
+    asked = arguments.only.split(",") if arguments.only else list(commands)
+    for name in asked:
+        if name not in commands:
+            parser.error(f"--only {name}: expected some of {','.join(commands)}")
+    chosen = [name for name in commands if name in asked]
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
