@@ -357,12 +357,17 @@ def differing_tensor(vector: str, name: str, found: Array, expected: Array | Non
         wanted = "none of that name" if expected is None else f"shape {expected.shape}"
         yield Difference(vector, None, f"tensor {name}", f"shape {found.shape}", wanted)
         return
-    wrong = np.argwhere(found.view("<u4") != np.ascontiguousarray(expected, "<f4").view("<u4"))
+    wrong = np.argwhere(bits_of(found) != bits_of(expected))
     if len(wrong):
         row, column = (int(one) for one in wrong[0])
         what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
         values = tuple(f"{one!r} ({float(one).hex()})" for one in (found[row, column], expected[row, column]))
         yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
+
+
+def bits_of(values: Array) -> NDArray[np.uint32]:
+    """Of float32 numbers in either byte order: a set's are little-endian, those computed here are the machine's."""
+    return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
 def differing(found: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
