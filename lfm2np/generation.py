@@ -14,8 +14,9 @@ from lfm2np import reference
 from lfm2np.config import ModelConfig, show
 from lfm2np.errors import RequestError
 from lfm2np.numerics import Numerics
+from lfm2np.progress import Progress
 from lfm2np.tokenizer import Tokenizer
-from lfm2np.weights import ModelWeights, Progress
+from lfm2np.weights import ModelWeights
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.generation import Completion, GeneratedToken, collect, stream
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.numerics.machine import require_exact_product, require_ieee
+from lfm2np.progress import Progress
 from lfm2np.scoring import TokenScore, score
 from lfm2np.strict_json import is_directory, is_present
 from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
-from lfm2np.weights import ModelWeights, Progress, prepare_weights
+from lfm2np.weights import ModelWeights, prepare_weights
 
 WEIGHTS = ("resident", "streamed")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
+from lfm2np.progress import Progress
 from lfm2np.scoring import TokenScore, scorable, score_batch, token_scores
-from lfm2np.weights import Progress
 from lfm2np.work import AnyPlace, Work, compute
 
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from lfm2np.errors import WorkerError
 from lfm2np.loading import Model, load
+from lfm2np.progress import Progress
 from lfm2np.shards import AT_ONCE, AnyExecutor, map_shards
-from lfm2np.weights import Progress
 
 MAX_NUM_BATCHED_TOKENS = 256  # of one shard: bounds a ragged pass; larger ones leave the processor's cache
 _loading = threading.Lock()

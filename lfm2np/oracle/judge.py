@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,11 +14,11 @@ from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of
 from lfm2np.oracle.noise import truths_of as computed_truths
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
+from lfm2np.progress import Progress
 from lfm2np.work import Place
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
-Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 @dataclass(frozen=True, eq=False)

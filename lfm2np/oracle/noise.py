@@ -28,8 +28,9 @@ from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.exact import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
+from lfm2np.progress import Progress
 from lfm2np.scoring import LOGITS_AT_ONCE
-from lfm2np.weights import ModelWeights, Progress, prepare_weights
+from lfm2np.weights import ModelWeights, prepare_weights
 from lfm2np.work import AnyPlace, Work, compute, cut, place_of
 
 Array = NDArray[Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.errors import NumericsError
@@ -12,6 +12,7 @@ from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
+from lfm2np.progress import Progress
 
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
 
@@ -36,7 +37,7 @@ def total(
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     known: Known | None = None,
 ) -> Total:
     """All positions together; where they drift, the other formats are tried as an explanation."""
@@ -71,7 +72,7 @@ def decided(
     positions: Sequence[Position],
     chance: float,
     unanswered: Sequence[str],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
     known: Known | None,
 ) -> tuple[Verdict, list[str]]:
     bugs = [one for one in positions if one.verdict is Verdict.BUG]
@@ -106,7 +107,7 @@ def explaining_format(
     declared: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
     known: Known | None,
 ) -> str | None:
     """Another format under which all errors are as they should be, everywhere, no less; the finest of them.

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,13 @@ from lfm2np.oracle.vectors_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.oracle.verdict import LIMIT
+from lfm2np.progress import ProgressOf
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.work import AnyPlace, Place, Work, compute, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
 LOGITS = "logits"
@@ -73,7 +73,7 @@ def make(
     model: Model,
     seed: int = 0,
     only: Collection[str] | None = None,
-    progress: Progress = silent,
+    progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> VectorSet:
     """The set of a model; `only` some vectors, by their ids, and those that their schedules name.
@@ -131,7 +131,7 @@ def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chose
     return [one for one in chosen if one.id in wanted]
 
 
-def greedy(model: Model, chosen: Sequence[Chosen], progress: Progress) -> list[Ids]:
+def greedy(model: Model, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
     """New tokens of each, batched; `positions_of` holds them against the reference."""
     engine, found = Engine(model), {}
     for one in chosen:
@@ -145,7 +145,7 @@ def greedy(model: Model, chosen: Sequence[Chosen], progress: Progress) -> list[I
 
 
 def positions_of(
-    model: Model, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: Progress
+    model: Model, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: ProgressOf
 ) -> dict[Key, list[dict[str, Any]]]:
     """What the set says of each new token of these sequences: what is exact, and bounds of noise."""
     for (_, tokens), known in exact.items():
@@ -290,7 +290,9 @@ def model_facts(model: Model) -> dict[str, Any]:
 # --- verify
 
 
-def verify(model: Model, known: VectorSet, progress: Progress = silent, executor: AnyPlace = None) -> list[Difference]:
+def verify(
+    model: Model, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
+) -> list[Difference]:
     """All that the set says and the model does not, bit for bit; bounds of noise are taken as they are.
 
     If the model is another one, that alone. After a wrong token the rest of its vector is not looked at.
