@@ -12,7 +12,7 @@ from lfm2np import reference
 from lfm2np.cache import Cache
 from lfm2np.checkpoint import widen
 from lfm2np.errors import ProofError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.weights import ShortConvWeights
 from scheduler import BatchPlan, Request, Scheduler, check
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 class Audit:
     """What an engine published, with the token prefix behind each key; the reference says what must lie there."""
 
-    def __init__(self, model: Model, cache: Cache, scheduler: Scheduler) -> None:
+    def __init__(self, model: LoadedModel, cache: Cache, scheduler: Scheduler) -> None:
         self._model, self._cache, self._scheduler = model, cache, scheduler
         self._published: dict[bytes, tuple[int, list[int]]] = {}  # key -> block, tokens from position 0 on
 
@@ -59,7 +59,7 @@ class Audit:
         return len(self._published) + len(running)
 
 
-def expected_cache(model: Model, token_ids: Sequence[int]) -> tuple[list[tuple[Array, ...]], list[Array]]:
+def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> tuple[list[tuple[Array, ...]], list[Array]]:
     """Per attention layer the cache entries [T, ...], per convolution layer u [T, D], of a sequence from 0 on."""
     config, numerics, weights = model.config, model.numerics, model.weights
     ids = np.asarray(token_ids, np.int64)
@@ -77,7 +77,7 @@ def expected_cache(model: Model, token_ids: Sequence[int]) -> tuple[list[tuple[A
     return entries, columns
 
 
-def check_blocks(model: Model, cache: Cache, token_ids: Sequence[int], blocks: Mapping[int, int]) -> None:
+def check_blocks(model: LoadedModel, cache: Cache, token_ids: Sequence[int], blocks: Mapping[int, int]) -> None:
     """ProofError unless published blocks hold, bit for bit, what their prefix demands.
 
     blocks  index in the sequence -> block; `token_ids` reach at least to the end of the last
@@ -98,7 +98,7 @@ def check_blocks(model: Model, cache: Cache, token_ids: Sequence[int], blocks: M
                 raise ProofError(f"block {block}: the checkpoint of convolution layer {layer} differs")
 
 
-def check_request(model: Model, cache: Cache, token_ids: Sequence[int], table: Sequence[int], slot: int) -> None:
+def check_request(model: LoadedModel, cache: Cache, token_ids: Sequence[int], table: Sequence[int], slot: int) -> None:
     """ProofError unless a running request's blocks and live state hold what its computed tokens demand, and no other.
 
     token_ids  those that are computed: what a rejected draft left behind would show here

@@ -20,7 +20,8 @@ from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.generation import GeneratedToken, collect
-from lfm2np.loading import WEIGHTS, Model, checkpoint_directory, load
+from lfm2np.loaded import WEIGHTS, checkpoint_directory
+from lfm2np.loading import Model, load
 from lfm2np.numerics import NAMES
 from lfm2np.oracle import cli_check, cli_locate, cli_vectors
 from lfm2np.oracle.target import TargetError

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.cli_requests import Job, read_jobs
+from lfm2np.counts import require_count
 from lfm2np.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.drafters import Drafter, NgramDrafter
 from lfm2np.drawings.recorded import DetailedTrace
 from lfm2np.engine import Engine
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.generation import require_count
-from lfm2np.loading import Model, draft_fixture, load
+from lfm2np.loaded import draft_fixture
+from lfm2np.loading import Model, load
 from lfm2np.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.sampling import request_seed
 from lfm2np.sequential import alone, difference_at

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lfm2np.counts import require_count
 from lfm2np.errors import RequestError
-from lfm2np.generation import require_count
 from lfm2np.loading import Model
 from lfm2np.sampling_params import SamplingParams, from_json
 from lfm2np.strict_json import parse_object

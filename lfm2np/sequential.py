@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.acceptance import Guess, next_token
 from lfm2np.drafters import DraftContext, Drafter
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.sampling import choose
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.stop_strings import StopChecker
@@ -33,7 +33,7 @@ class Step:
 
 
 def alone(
-    model: Model,
+    model: LoadedModel,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     seed: int,
@@ -111,7 +111,7 @@ def difference_at(
 
 
 def first_difference(
-    model: Model,
+    model: LoadedModel,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     seed: int,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from lfm2np import cli_work
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, checkpoint_directory, load
+from lfm2np.loaded import checkpoint_directory
+from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, check, judged
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.exec_target import ExecTarget

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.errors import NumericsError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge
@@ -33,7 +33,7 @@ class Total:
 
 
 def total(
-    model: Model,
+    model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
@@ -66,7 +66,7 @@ def total(
 
 
 def decided(
-    model: Model,
+    model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
@@ -103,7 +103,7 @@ def decided(
 
 
 def explaining_format(
-    model: Model,
+    model: LoadedModel,
     declared: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
