@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lfm2np.loading import load, trained_fixture
+from lfm2np.loaded import trained_fixture
+from lfm2np.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), FIXTURES / "trained"]

@@ -25,7 +25,7 @@ from lfm2np.oracle.dump import Dump, default_format
 from lfm2np.oracle.operations import Operation, Oracle, operations
 from lfm2np.oracle.patterns import describe_channels, describe_rows
 from lfm2np.oracle.spread import PRECISIONS, Measured, Precision, precision_named, rounded
-from lfm2np.weights import Progress
+from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"
