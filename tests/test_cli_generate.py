@@ -1,5 +1,6 @@
 """`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np replay`."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -37,6 +38,57 @@ def test_json_holds_outputs_and_summary(capsys: pytest.CaptureFixture[str]):
 def test_sequential_prints_the_same_texts(capsys: pytest.CaptureFixture[str]):
     assert main(["generate", *chats(), "--sequential"]) == 0
     assert [line[38:] for line in capsys.readouterr().out.splitlines()] == ANSWERS
+
+
+@pytest.mark.parametrize("options", [[], ["--seed", "3"], ["--sequential"], ["--block-size", "2"], ["--trace", "FILE"]])
+def test_one_prompt_is_answered_by_its_text_alone(tmp_path: Path, capsys, options: list[str]):
+    words = [str(tmp_path / "trace.jsonl") if word == "FILE" else word for word in options]
+    assert main(["generate", "--chat", CHATS[0], *words]) == 0
+    assert capsys.readouterr().out == f"{ANSWERS[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [(["--prove"], "speed-up over sequential"), (["--speculative", "ngram"], "mean accepted length")],
+)
+def test_figures_follow_the_text_of_one_prompt_where_they_were_asked_for(capsys, options: list[str], row: str):
+    assert main(["generate", "--chat", CHATS[0], *options]) == 0
+    text, empty, *figures = capsys.readouterr().out.splitlines()
+    assert (text, empty) == (ANSWERS[0], "")
+    assert any(line.startswith(row) for line in figures)
+
+
+class Written(io.StringIO):
+    """Standard output that is no terminal, and what each write to it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_text_of_one_prompt_comes_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, way: list[str]):
+    written = Written()
+    monkeypatch.setattr("sys.stdout", written)
+    assert main(["generate", "--chat", CHATS[2], *way]) == 0
+    assert [piece for piece in written.pieces if piece] == [*re.findall(r" ?\d", ANSWERS[2]), "\n"]
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_log_probabilities_of_several_prompts_stand_under_their_lines(capsys, way: list[str]):
+    assert main(["generate", "--chat", CHATS[1], "--logprobs", "1"]) == 0
+    alone = capsys.readouterr().out.splitlines()
+    assert len(alone) == 4
+    assert main(["generate", *chats(), "--logprobs", "1", *way]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(CHATS[1]))
+    assert lines[first][38:] == ANSWERS[1]
+    assert lines[first + 1 : first + 5] == alone
+    assert lines[first + 5].startswith(CHATS[2])
 
 
 def test_float32_is_not_batch_invariant_and_the_proof_says_so(capsys: pytest.CaptureFixture[str]):

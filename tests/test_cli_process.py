@@ -153,6 +153,14 @@ def test_what_takes_over_two_seconds_shows_a_bar_on_a_terminal(model):
     assert fast.startswith("{")
 
 
+def test_several_requests_are_redrawn_on_a_terminal_and_then_shown_as_when_piped():
+    arguments = ["generate", "--chat", "sort: 7 2 9 4", "--chat", "add: 20 + 97", "--max-tokens", "4"]
+    shown = on_a_terminal(PLAIN, *arguments)
+    *drawn, last = shown.split("\r\x1b[2A\x1b[J")
+    assert len(drawn) == 4, "one a step"
+    assert last.replace("\r\n", "\n") == run(*arguments).stdout
+
+
 def test_control_characters_do_not_reach_a_terminal(model):
     """A model may say anything: here a token that clears the screen."""
     tokenizer = json.loads((model / "tokenizer.json").read_text())

@@ -26,6 +26,7 @@ LINES: list[dict[str, object]] = [
     {"prompt_token_ids": [1, 17, 42], "temperature": 1.5, "seed": 3, "n": 3, "arrival_step": 4, "priority": 1},
     {"prompt": "sort: 3 1 2 ->", "prompt_logprobs": 1, "stop_token_ids": [285, 281], "cache_salt": "x"},
     {"prompt": "sort: 3 1 2 ->", "max_tokens": 4, "include_stop_str_in_output": True, "stop": ["1"], "min_tokens": 1},
+    {"prompt": "sort: 3 1 2 ->", "max_tokens": 1, "stop": [" 1 x"], "request_id": "held back until the end"},
     {"prompt_token_ids": [5], "max_tokens": 6, "ignore_eos": True, "logprobs": 0, "repetition_penalty": 1.3},
 ]
 OPTIONS = [
@@ -115,6 +116,7 @@ def test_the_reference_tells_what_the_engine_tells(capsys, requests: str) -> Non
     engine, reference = ([one | {"metrics": None} for one in outputs] for outputs in both)
     assert engine == reference
     samples = [sample for one in engine for sample in one["outputs"]]
+    assert samples[-2]["text"] == " 1", "the control: it may have begun a stop string"
     assert {type(sample["stop_reason"]) for sample in samples} == {str, int, type(None)}, "the control: all reasons"
 
 
