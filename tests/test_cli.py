@@ -147,6 +147,7 @@ def overflowing(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
 def test_weights_that_overflow_end_in_exit_code_4(model, capsys, numerics):
     overflowing(model)

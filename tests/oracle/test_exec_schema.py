@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lfm2np
 from lfm2np.oracle import exec_target
 from lfm2np.oracle.exec_target import ExecTarget
@@ -66,6 +68,7 @@ def is_from_engine(line: Any) -> bool:
     return fits(line, {"$ref": "#/$defs/fromEngine"})
 
 
+@pytest.mark.rounding
 def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     """Both directions of a conversation with the example engine, tapped on the way."""
     tap = "import json, subprocess, sys\n"

@@ -19,6 +19,8 @@ from lfm2np.oracle.operations import operations
 from lfm2np.oracle.patterns import describe_channels, describe_rows
 from lfm2np.oracle.spread import PRECISIONS, Measured
 
+pytestmark = pytest.mark.rounding
+
 # --- right engines stay within the bounds
 
 
