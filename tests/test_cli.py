@@ -174,6 +174,7 @@ def overflowing_at_token_seven(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("way", [[], ["--sequential"]])
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
 def test_weights_that_overflow_end_in_exit_code_4(model, capsys, numerics, way):

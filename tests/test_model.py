@@ -48,6 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> lfm2np.Model:
     return lfm2np.load(directory)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", NAMES)
 def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, numerics):
     logits = lfm2np.load(model.path, numerics).logits([1, 2, 3])
@@ -161,6 +162,7 @@ def test_an_untied_embedding_that_is_not_finite_is_refused(tmp_path):
         lfm2np.load(tmp_path)
 
 
+@pytest.mark.rounding
 def test_weights_prepared_for_exact_are_refused_by_the_others(model):
     with pytest.raises(NumericsError, match="prepared for exact, not for float32"):
         numerics_named("float32").linear(np.ones((1, 16), np.float32), model.weights.head)

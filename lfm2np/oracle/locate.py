@@ -131,9 +131,12 @@ def locate(
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
-    """A coarser format than `precision` that holds all numbers dumped behind the embeddings."""
+    """The coarsest format below `precision` that holds all numbers dumped behind the embeddings.
+
+    The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16 too, hardly ever the reverse.
+    """
     tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS]
-    for one in PRECISIONS.values():
+    for one in sorted(PRECISIONS.values(), key=lambda one: one.unit, reverse=True):
         if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
             return one.name
     return None

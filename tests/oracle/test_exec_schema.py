@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 
 import lfm2np
@@ -31,6 +32,7 @@ def is_from_engine(line: Any) -> bool:
     return fits(line, "fromEngine")
 
 
+@pytest.mark.rounding
 def test_the_schema_describes_what_is_really_said(tmp_path: Path) -> None:
     """Both directions of a conversation with the example engine, tapped on the way."""
     tap = "import json, subprocess, sys\n"
