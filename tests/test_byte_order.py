@@ -100,6 +100,7 @@ def turned_around(directory: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", ["exact", "float32"])
 @pytest.mark.parametrize("directory", CHECKPOINTS, ids=lambda path: path.name)
 def test_a_checkpoint_in_the_other_order_gives_the_same_bits(tmp_path, monkeypatch, directory: Path, numerics: str):

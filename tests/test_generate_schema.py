@@ -76,6 +76,7 @@ def test_the_schema_is_one_and_of_the_version_that_is_written() -> None:
     assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_what_is_printed_is_of_the_schema(capsys, requests: str, options: list[str]) -> None:
     arguments = [requests if word == "FILE" else word for word in options]

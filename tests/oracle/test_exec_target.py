@@ -362,6 +362,7 @@ def test_a_command_is_checked() -> None:
         ExecTarget("engine", "model", 512, patience=0.0).probe()
 
 
+@pytest.mark.rounding
 def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large model would hold its memory beside the oracle's."""
     script = f"""
