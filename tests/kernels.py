@@ -201,7 +201,7 @@ def python_of(asked: Asked, work: Path, more: Sequence[str]) -> Python:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["unset", *blas.KERNELS]
-    parser.add_argument("--kernels", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--kernels", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
     parser.add_argument("--only-kernels", action="store_true", help="not the rows of vector code and of the L2 size")
     parser.add_argument(
