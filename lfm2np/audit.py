@@ -18,6 +18,8 @@ from lfm2np.weights import ShortConvWeights
 from scheduler import BatchPlan, Request, Scheduler, check
 
 Array = NDArray[Any]
+Contents = tuple[list[tuple[Array, ...]], list[Array]]  # as expected_cache gives them
+MOST_KNOWN = 100  # sequences whose contents are kept
 
 
 class Audit:
@@ -26,6 +28,7 @@ class Audit:
     def __init__(self, model: Model, cache: Cache, scheduler: Scheduler) -> None:
         self._model, self._cache, self._scheduler = model, cache, scheduler
         self._published: dict[bytes, tuple[int, list[int]]] = {}  # key -> block, tokens from position 0 on
+        self._known: dict[tuple[int, ...], Contents] = {}
 
     def check_step(self, plan: BatchPlan, requests: Sequence[Request]) -> None:
         """After a step: every block is free, owned or cached exactly once, and what it published is right.
@@ -43,23 +46,34 @@ class Audit:
                     self._published[key] = block, request.token_ids[: (index + 1) * size]
                     new[index] = block
             if new:
-                check_blocks(self._model, self._cache, request.token_ids[: (max(new) + 1) * size], new)
+                check_blocks(self._cache, self._contents(request.token_ids[: (max(new) + 1) * size]), new)
         self._published = {key: one for key, one in self._published.items() if block_of.get(key) == one[0]}
 
     def check_memory(self) -> int:
         """All that is cached, and what each running request has computed; how many blocks and requests that were."""
-        for block, ids in self._published.values():
-            check_blocks(self._model, self._cache, ids, {len(ids) // self._cache.block_size - 1: block})
+        for block, ids in sorted(self._published.values(), key=lambda one: -len(one[1])):  # the longest tell of others
+            check_blocks(self._cache, self._contents(ids), {len(ids) // self._cache.block_size - 1: block})
         running = [one for one in self._scheduler.running if not self._scheduler.awaits_moves(one)]
         for request in running:
             assert request.slot is not None
             computed = request.token_ids[: request.num_computed_tokens]
             if computed:
-                check_request(self._model, self._cache, computed, request.block_table, request.slot)
+                check_request(self._cache, self._contents(computed), len(computed), request.block_table, request.slot)
         return len(self._published) + len(running)
 
+    def _contents(self, token_ids: Sequence[int]) -> Contents:
+        """Of the sequence, or of a known one that begins with it: in exact arithmetic a prefix has the bits of its own."""
+        wanted = tuple(token_ids)
+        for known, contents in self._known.items():
+            if known[: len(wanted)] == wanted:
+                return contents
+        if len(self._known) == MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        contents = self._known[wanted] = expected_cache(self._model, wanted)
+        return contents
 
-def expected_cache(model: Model, token_ids: Sequence[int]) -> tuple[list[tuple[Array, ...]], list[Array]]:
+
+def expected_cache(model: Model, token_ids: Sequence[int]) -> Contents:
     """Per attention layer the cache entries [T, ...], per convolution layer u [T, D], of a sequence from 0 on."""
     config, numerics, weights = model.config, model.numerics, model.weights
     ids = np.asarray(token_ids, np.int64)
@@ -77,12 +91,12 @@ def expected_cache(model: Model, token_ids: Sequence[int]) -> tuple[list[tuple[A
     return entries, columns
 
 
-def check_blocks(model: Model, cache: Cache, token_ids: Sequence[int], blocks: Mapping[int, int]) -> None:
+def check_blocks(cache: Cache, contents: Contents, blocks: Mapping[int, int]) -> None:
     """ProofError unless published blocks hold, bit for bit, what their prefix demands.
 
-    blocks  index in the sequence -> block; `token_ids` reach at least to the end of the last
+    blocks  index in the sequence -> block; `contents` reach at least to the end of the last
     """
-    entries, columns = expected_cache(model, token_ids)
+    entries, columns = contents
     for index, block in blocks.items():
         start, stop = index * cache.block_size, (index + 1) * cache.block_size
         for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):
@@ -98,20 +112,20 @@ def check_blocks(model: Model, cache: Cache, token_ids: Sequence[int], blocks: M
                 raise ProofError(f"block {block}: the checkpoint of convolution layer {layer} differs")
 
 
-def check_request(model: Model, cache: Cache, token_ids: Sequence[int], table: Sequence[int], slot: int) -> None:
+def check_request(cache: Cache, contents: Contents, num_computed: int, table: Sequence[int], slot: int) -> None:
     """ProofError unless a running request's blocks and live state hold what its computed tokens demand, and no other.
 
-    token_ids  those that are computed: what a rejected draft left behind would show here
+    num_computed  the first tokens of `contents`: what a rejected draft left behind would show here
     """
-    entries, columns = expected_cache(model, token_ids)
+    entries, columns = contents
     blocks = np.asarray(table, np.int64)
     for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):
         for array, truth in zip(held, expected, strict=True):
-            mine = array[blocks].reshape(-1, *array.shape[2:])[: len(token_ids)]
-            if mine.tobytes() != truth.tobytes():
+            mine = array[blocks].reshape(-1, *array.shape[2:])[:num_computed]
+            if mine.tobytes() != truth[:num_computed].tobytes():
                 raise ProofError(f"slot {slot}: keys or values of attention layer {layer} differ from the reference")
     count = cache.states.shape[2]
     for layer, u in enumerate(columns):
         padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
-        if cache.states[slot, layer].tobytes() != padded[len(token_ids) :].tobytes():
+        if cache.states[slot, layer].tobytes() != padded[num_computed : num_computed + count].tobytes():
             raise ProofError(f"slot {slot}: the live state of convolution layer {layer} differs from the reference")

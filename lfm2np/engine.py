@@ -28,7 +28,6 @@ from lfm2np.outputs import RequestOutput, RunMetrics
 from lfm2np.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.speculation import Proposals, contexts_of, propose, require_drafter
-from lfm2np.tokenizer import require_text
 from scheduler import (
     BatchPlan,
     FinishReason,
@@ -127,20 +126,18 @@ class Engine:
         self._require_idle("add_request()")
         params = SamplingParams() if params is None else params
         self._require_new_id(request_id)
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise RequestError(f"priority {priority!r}: expected a whole number")
-        require_text(cache_salt, "cache_salt")
         group = make_group(self.model, request_id, prompt, params, priority, cache_salt, self.seed, self._clock())
         first, *forks = [sample.request for sample in group.samples]
         for request in (first, *forks):  # a sample that ended keeps its name until all have
             self._require_new_id(request.request_id)
-        try:
-            self.scheduler.add(first, forks)
-        except RequestRefused as error:
-            raise RequestError(str(error)) from None
-        self._register(group)
-        if self._trace:
-            self._trace.add(first, forks)
+        with self._bookkeeping():
+            try:
+                self.scheduler.add(first, forks)
+            except RequestRefused as error:
+                raise RequestError(str(error)) from None
+            self._register(group)
+            if self._trace:
+                self._trace.add(first, forks)
 
     def _register(self, group: Group) -> None:
         self._groups[group.request_id] = group
@@ -152,13 +149,14 @@ class Engine:
         self._require_idle("abort()")
         group = self._group(request_id)
         ended = [sample for sample in group.samples if not sample.request.is_finished]
-        for sample in ended:
-            self.scheduler.abort(sample.request.request_id)
-            sample.text.finish()
-        output = self._output(group)
-        for sample in ended:
-            if self._trace:
-                self._trace.finish(sample.request.request_id, FinishReason.ABORT)
+        with self._bookkeeping():
+            for sample in ended:
+                self.scheduler.abort(sample.request.request_id)
+                sample.text.finish()
+            output = self._output(group)
+            for sample in ended:
+                if self._trace:
+                    self._trace.finish(sample.request.request_id, FinishReason.ABORT)
         return output
 
     def preempt(self, request_id: str) -> None:
@@ -167,12 +165,13 @@ class Engine:
         RequestError for an id that is not known, or has no sample that runs.
         """
         self._require_idle("preempt()")
-        names = [sample.request.request_id for sample in self._group(request_id).samples]
-        running = {request.request_id for request in self.scheduler.running}
-        if not running.intersection(names):
+        all_running = {request.request_id for request in self.scheduler.running}
+        samples = [sample.request.request_id for sample in self._group(request_id).samples]
+        running = [name for name in samples if name in all_running]
+        if not running:
             raise RequestError(f"request id {request_id!r}: not running, can't be preempted")
-        for name in names:
-            if name in running:
+        with self._bookkeeping():
+            for name in running:
                 self.scheduler.preempt(name)
                 if self._trace:
                     self._trace.preempt(name)
@@ -190,13 +189,14 @@ class Engine:
         self._require_new_id(new_id)
         group = fork_group(parent, new_id, seed, self.seed, self._clock())
         (child,) = group.samples
-        try:
-            self.scheduler.fork(request_id, child.request)
-        except SchedulerError as error:
-            raise RequestError(str(error)) from None
-        self._register(group)
-        if self._trace:
-            self._trace.fork(request_id, child.request)
+        with self._bookkeeping():
+            try:
+                self.scheduler.fork(request_id, child.request)
+            except SchedulerError as error:
+                raise RequestError(str(error)) from None
+            self._register(group)
+            if self._trace:
+                self._trace.fork(request_id, child.request)
 
     def _group(self, request_id: str) -> Group:
         if request_id not in self._groups:
@@ -251,7 +251,7 @@ class Engine:
         touched, stopped = self._absorb(plan, answers, errors, began, now)
         self.metrics.count_step([len(entry.token_ids) for entry in plan.scheduled], now - began, self.scheduler)
         self._ready += [self._output(group) for group in touched]
-        with self._end_of_bookkeeping():
+        with self._bookkeeping():
             if self._trace:
                 self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
                 for name in stopped:
@@ -267,21 +267,21 @@ class Engine:
         if self._doing == COMPUTING:
             raise RequestError(f"{call}: called from inside a step; wait until it is over")
         if self._doing == BOOKKEEPING:
-            raise RequestError(f"{call}: an earlier step was interrupted in its bookkeeping; make a new engine")
+            raise RequestError(f"{call}: an earlier call was interrupted in its bookkeeping; make a new engine")
 
     def _abandon(self, drafts: dict[str, tuple[int, ...]]) -> None:
         """The plan in flight did not complete: what ran is computed again."""
         plan = self.scheduler.in_flight
         assert plan is not None
-        self._doing = BOOKKEEPING
-        self.scheduler.abandon(plan)
-        with self._end_of_bookkeeping():
+        with self._bookkeeping():
+            self.scheduler.abandon(plan)
             if self._trace:
                 self._trace.abandon(plan, drafts)
 
     @contextlib.contextmanager
-    def _end_of_bookkeeping(self) -> Iterator[None]:
-        """What the trace's file raises ends nothing; an interrupt leaves the trace behind the scheduler, so it does."""
+    def _bookkeeping(self) -> Iterator[None]:
+        """What a refusal or the trace file raises ends nothing; an interrupt may leave the trace behind, so it does."""
+        self._doing = BOOKKEEPING
         try:
             yield
         except Exception:

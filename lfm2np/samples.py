@@ -15,7 +15,7 @@ from lfm2np.outputs import CompletionOutput, RequestMetrics
 from lfm2np.sampling import request_seed
 from lfm2np.sampling_params import SamplingParams, require_vocabulary
 from lfm2np.stop_strings import StopChecker
-from lfm2np.tokenizer import TextStream
+from lfm2np.tokenizer import TextStream, require_text
 from scheduler import FinishReason, Request
 
 
@@ -118,6 +118,9 @@ def make_group(
     now: float,
 ) -> Group:
     """A request and its samples. RequestError for one that the model can't meet."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"priority {priority!r}: expected a whole number")
+    require_text(cache_salt, "cache_salt")
     config = model.config
     tokenizer = model.tokenizer if model.has_tokenizer else None
     ids = model.prompt_ids(prompt)

@@ -157,7 +157,7 @@ def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
     values[9] = 0x7F80  # bfloat16's infinity
     embedding = dataclasses.replace(trained.weights.embedding, values=values)
     model = dataclasses.replace(trained, weights=dataclasses.replace(trained.weights, embedding=embedding))
-    engine = Engine(model, check=True)
+    engine = Engine(model, num_blocks=100, check=True)
     params = SamplingParams(temperature=0.0, max_tokens=4)
     good = trained.prompt_ids("sort: 3 6 4")
     engine.add_request("good", good, params)
@@ -169,7 +169,7 @@ def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
 
 
 def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monkeypatch: pytest.MonkeyPatch):
-    engine = Engine(trained, check=True, block_size=2)
+    engine = Engine(trained, num_blocks=100, check=True, block_size=2)
     ids = trained.prompt_ids("count: 23 to 31")
     engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=9))
     engine.step()
@@ -278,7 +278,7 @@ def test_sixty_four_requests_share_steps(trained: Model):
     def keep(name: str, position: int, row: np.ndarray, token: int) -> None:
         rows.setdefault(name, []).append(np.array(row))
 
-    engine = Engine(trained, block_size=3, check=True, on_logits=keep)
+    engine = Engine(trained, block_size=3, num_blocks=500, check=True, on_logits=keep)
     params = SamplingParams(temperature=0.8, max_tokens=5, ignore_eos=True)
     prompts = {str(index): trained.prompt_ids(f"add: {index} + {index * 7 % 50}") for index in range(64)}
     for name, ids in prompts.items():

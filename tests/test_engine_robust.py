@@ -14,11 +14,12 @@ import pytest
 import lfm2np
 import scheduler
 from lfm2np import LLM, Draft, Engine, ModelDrafter, NgramDrafter, RequestError, SamplingParams
-from lfm2np.loading import Model
+from lfm2np.loading import Model, hand_fixture
 from lfm2np.outputs import RequestOutput
 from scheduler import replay
 
 SOURCES = (str(Path(lfm2np.__file__).parent), str(Path(scheduler.__file__).parent))
+BOOKS = (lfm2np.engine.__file__, SOURCES[1])  # what an engine's requests are entered in
 PROMPTS = {"a": [1, 5, 6, 7, 8], "b": [1, 5, 6, 7, 9, 9, 9], "c": [1, 30, 31]}
 PARAMS = {
     "a": SamplingParams(n=3, temperature=1.0, max_tokens=5, ignore_eos=True, seed=3, logprobs=1),
@@ -54,13 +55,14 @@ def busy_engine(model: Model, trace: io.StringIO) -> Engine:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th line that our own code executes."""
+    """Raises KeyboardInterrupt at the `at`-th line that our own code executes, or only those of some files."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, sources: tuple[str, ...] = SOURCES) -> None:
         self.at, self.count, self.raised = at, 0, False
+        self.sources = sources
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> object:
-        if not frame.f_code.co_filename.startswith(SOURCES):
+        if not frame.f_code.co_filename.startswith(self.sources):
             return None
         if event == "line":
             self.count += 1
@@ -137,6 +139,56 @@ def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: 
     assert seen["refused"] > 3
 
 
+BETWEEN_STEPS = {
+    "nothing": lambda engine: None,
+    "add_request": lambda engine: engine.add_request("new", [1, 4], TWO_SAMPLES),
+    "abort": lambda engine: engine.abort("a"),
+    "preempt": lambda engine: engine.preempt("a"),
+    "fork": lambda engine: engine.fork("b", "new", seed=4),
+}
+TWO_SAMPLES = SamplingParams(n=2, temperature=1.0, max_tokens=3, ignore_eos=True, seed=3)
+
+
+def called_between_steps(model: Model, call: str, interrupt: Interrupt) -> tuple[dict[str, RequestOutput], list[str]]:
+    """What comes of a run whose call after the second step may be interrupted, {} if it was refused, and its trace."""
+    trace = io.StringIO()
+    engine = Engine(model, block_size=2, num_blocks=40, trace=trace)
+    engine.add_request("a", [1, 5, 6], TWO_SAMPLES)
+    engine.add_request("b", [1, 5, 7], SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, seed=9))
+    engine.step()
+    engine.step()
+    sys.settrace(interrupt)  # type: ignore[arg-type]
+    try:
+        BETWEEN_STEPS[call](engine)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    try:
+        outputs = {one.request_id: one for _ in range(20) for one in engine.step() if one.finished}
+        assert not engine.has_unfinished, "no progress"
+    except RequestError as error:
+        assert "interrupted in its bookkeeping" in str(error)
+        outputs = {}
+    return outputs, trace.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("call", ["add_request", "abort", "preempt", "fork"])
+def test_an_interrupt_at_every_line_of_a_call_between_steps(call: str):
+    """As if it had not been made, or as if it had not been interrupted, or a refusal; the trace replays to the end."""
+    model, whole = lfm2np.load(hand_fixture()), Interrupt(-1, BOOKS)
+    made = shown(called_between_steps(model, call, whole)[0])
+    not_made = shown(called_between_steps(model, "nothing", Interrupt(-1))[0])
+    assert made != not_made or call == "preempt"
+    refused = 0
+    for at in range(1, whole.count + 1):
+        outputs, lines = called_between_steps(model, call, Interrupt(at, BOOKS))
+        refused += not outputs
+        assert not outputs or shown(outputs) in (made, not_made)
+        replay(lines)
+    assert 0 < refused < whole.count
+
+
 def test_an_exception_in_a_callback_comes_when_the_step_is_complete(trained: Model):
     calls = []
 
@@ -145,7 +197,7 @@ def test_an_exception_in_a_callback_comes_when_the_step_is_complete(trained: Mod
         if len(calls) in (2, 7, 9):
             raise ValueError("from the callback")
 
-    engine = Engine(trained, on_logits=callback, check=True)
+    engine = Engine(trained, on_logits=callback, num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6], greedy(stop=["ass"], max_tokens=9))
     engine.add_request("b", [1, 7, 6], greedy(max_tokens=4, logprobs=1))
     outputs, raised = {}, 0
@@ -171,7 +223,7 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
 
     aborted: list[RequestOutput] = []
     trace = io.StringIO()
-    engine = Engine(trained, on_logits=callback, check=True, trace=trace)
+    engine = Engine(trained, on_logits=callback, num_blocks=100, check=True, trace=trace)
     for name in ("a", "b"):
         engine.add_request(name, [1, 5, 6], SamplingParams(n=2, temperature=1.0, max_tokens=6, seed=1, ignore_eos=True))
     outputs = {one.request_id: one for one in engine.stream() if one.finished}
@@ -186,7 +238,7 @@ def test_a_drafter_may_not_call_its_engine(trained: Model):
             engine.abort("a")
             return []
 
-    engine = Engine(trained, drafter=Aborting(), check=True)
+    engine = Engine(trained, drafter=Aborting(), num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6, 5, 6], greedy())
     (output,) = [one for one in engine.stream() if one.finished]
     assert output.outputs[0].token_ids == trained.generate([1, 5, 6, 5, 6], max_tokens=6).token_ids
@@ -210,7 +262,7 @@ class Failing(io.StringIO):
 
 @pytest.mark.parametrize("at", range(2, 9))
 def test_a_trace_that_can_not_be_written_harms_no_request(trained: Model, at: int):
-    engine = Engine(trained, trace=Failing(at), check=True)
+    engine = Engine(trained, trace=Failing(at), num_blocks=100, check=True)
     failures, outputs = 0, {}
     for name in ("a", "b"):
         try:
@@ -248,7 +300,7 @@ def test_a_wrong_draft_that_overflows_changes_nothing(trained: Model):
     ids = trained.prompt_ids("sort: 3 6 4")
     shown = []
     for drafter in (None, Nines()):
-        engine = Engine(model, drafter=drafter, block_size=2, check=True)
+        engine = Engine(model, drafter=drafter, block_size=2, num_blocks=100, check=True)
         engine.add_request("a", ids, greedy())
         engine.add_request("b", trained.prompt_ids("sort: 1"), greedy())
         outputs = {one.request_id: one for one in engine.stream() if one.finished}
@@ -293,7 +345,7 @@ def test_an_object_that_can_not_draft_is_refused_at_once(trained: Model):
 
 
 def test_no_request_is_named_like_a_sample_of_another(trained: Model):
-    engine = Engine(trained, check=True)
+    engine = Engine(trained, num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6], SamplingParams(n=2, temperature=2.0, seed=2, max_tokens=20))
     for _ in engine.stream():
         if engine.has_unfinished:
@@ -355,7 +407,7 @@ def test_preempt_and_fork_between_steps(trained: Model):
     params = SamplingParams(temperature=1.5, max_tokens=8, seed=3, ignore_eos=True, logprobs=1)
     (plain,) = LLM(trained).generate([1, 5, 6], params)
     trace = io.StringIO()
-    engine = Engine(trained, check=True, block_size=2, trace=trace)
+    engine = Engine(trained, num_blocks=100, check=True, block_size=2, trace=trace)
     engine.add_request("a", [1, 5, 6], params)
     for _ in range(3):
         engine.step()

@@ -1,5 +1,6 @@
 """Speculative decoding in the engine: any drafter, any acceptance pattern, and not a bit or a block differs."""
 
+import functools
 import io
 import random
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def small() -> Model:
     return lfm2np.load(FIXTURES / "draft")
 
 
+@functools.cache
 def truth_of(model: Model, seed: int) -> dict[str, list[int]]:
     """The output tokens of every sample of a run, without speculation."""
     run = Run(model, seed, policy="fcfs")
@@ -58,15 +60,9 @@ def wrong_at(truth: dict[str, list[int]], wrong: Sequence[bool], vocab_size: int
     }
 
 
-TRUTHS: dict[tuple[str, int], dict[str, list[int]]] = {}
-
-
 def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **options: object) -> Run:
     """A random run under a scripted drafter, held against the reference: outputs, logits, and the cache as it goes."""
-    key = (str(model.path), seed)
-    if key not in TRUTHS:
-        TRUTHS[key] = truth_of(model, seed)
-    script = wrong_at(TRUTHS[key], wrong, model.config.vocab_size)
+    script = wrong_at(truth_of(model, seed), wrong, model.config.vocab_size)
     run = Run(model, seed, drafter=ScriptedDrafter(script), num_speculative_tokens=most, **options)
     run.go(verify_rate=0.05)
     run.require_equal_to_the_reference()
@@ -159,7 +155,7 @@ def require_same_memory(one: Engine, other: Engine) -> None:
 
 
 def test_verify_notices_a_rejected_draft_in_the_live_state(trained: Model):
-    engine = Engine(trained, check=True)
+    engine = Engine(trained, num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     engine.step()
     assert engine.verify() == 1
@@ -197,17 +193,25 @@ STOPS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def counted(trained: Model) -> tuple[list[int], list[int]]:
+    """A prompt, and what follows it."""
+    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
+    return ids, list(trained.generate(ids, max_tokens=60).token_ids)
+
+
 @pytest.mark.parametrize("params", STOPS)
 @pytest.mark.parametrize("most", [1, 4])
-def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(trained: Model, params: SamplingParams, most: int):
+def test_stops_in_the_middle_of_accepted_drafts_cut_exactly_there(
+    trained: Model, counted: tuple[list[int], list[int]], params: SamplingParams, most: int
+):
     """Token ids, text, reason, logprobs and what is cached: all as without drafts."""
-    ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
+    ids, plain = counted
     shown = []
-    plain = list(trained.generate(ids, max_tokens=60).token_ids)
     truth = [step.token_id for step in alone(trained, ids, params, 0, 0)]
     for script in (None, truth + plain, plain + plain):
         drafter = None if script is None else ScriptedDrafter({"a": script})
-        engine = Engine(trained, block_size=3, drafter=drafter, num_speculative_tokens=most, check=True)
+        engine = Engine(trained, block_size=3, drafter=drafter, num_speculative_tokens=most, num_blocks=100, check=True)
         engine.add_request("a", ids, params)
         (output,) = [output for output in engine.stream() if output.finished]
         shown.append((output.outputs, set(engine.scheduler.pool.block_of)))
@@ -250,7 +254,7 @@ def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(train
     truth = {name: list(trained.generate(ids, max_tokens=8).token_ids) for name, ids in prompts.items()}
     params = SamplingParams(temperature=0.0, max_tokens=8)
     drafter = Faulty(ScriptedDrafter(truth), fault)
-    engine = Engine(trained, drafter=drafter, check=True)
+    engine = Engine(trained, drafter=drafter, num_blocks=100, check=True)
     for name, ids in prompts.items():
         engine.add_request(name, ids, params)
     outputs = {output.request_id: output for output in engine.stream() if output.finished}
@@ -279,7 +283,7 @@ def test_an_interrupted_drafter_leaves_an_engine_that_goes_on(trained: Model):
             return super().propose(contexts)
 
     trace = io.StringIO()
-    engine = Engine(trained, drafter=Interrupting(), check=True, trace=trace, block_size=2)
+    engine = Engine(trained, drafter=Interrupting(), num_blocks=100, check=True, trace=trace, block_size=2)
     ids = trained.prompt_ids("copy: bada bada bada ->")
     engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=8))
     engine.step()

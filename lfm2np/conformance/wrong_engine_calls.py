@@ -87,7 +87,7 @@ ENGINE: tuple[Case, ...] = (
         too_large,
     ),
     (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
-    (RequestError, "step(): an earlier step was interrupted in its bookkeeping; make a new engine", half_kept_books),
+    (RequestError, "step(): an earlier call was interrupted in its bookkeeping; make a new engine", half_kept_books),
     (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
 )
 

@@ -40,6 +40,15 @@ class Checked:
     total: Total
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What an engine answered; it is not needed any more."""
+
+    abilities: Abilities
+    pairs: tuple[Pair, ...]
+    not_put: tuple[str, ...]  # as in Checked
+
+
 def check(
     model: Model,
     target: Target,
@@ -51,11 +60,29 @@ def check(
     progress: Progress = silent,
     executor: AnyPlace = None,
 ) -> Checked:
-    """Asks what the workloads ask, and judges the answers.
+    """Asks what the workloads ask, and judges the answers: `ask_all`, then `judged`.
 
-    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. The answers are
-    scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers died, and a
-    work.Place may have a record. TargetError if the engine can't be run.
+    The answers are scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers
+    died, and a work.Place may have a record. TargetError if the engine can't be run.
+    """
+    found = ask_all(model, target, at_once, seed, cases, transcript, progress)
+    known = Known(place=place_of(executor))
+    return judged(model, found.abilities, format_name, found.pairs, found.not_put, progress, known)
+
+
+def ask_all(
+    model: Model,
+    target: Target,
+    at_once: int = 8,
+    seed: int = 0,
+    cases: Sequence[str] | None = None,
+    transcript: Transcript | None = None,
+    progress: Progress = silent,
+) -> Asked:
+    """Asks what the workloads ask.
+
+    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. TargetError if
+    the engine can't be run.
     """
     abilities = target.probe()
     together = max(1, min(at_once, abilities.at_once))
@@ -68,7 +95,7 @@ def check(
         not_put += [ask.id for ask in impossible]
         pairs += answered(target, possible, transcript)
     progress("asking", len(plan), len(plan))
-    return judged(model, abilities, format_name, pairs, not_put, progress, Known(place=place_of(executor)))
+    return Asked(abilities, tuple(pairs), tuple(not_put))
 
 
 def judged(

@@ -14,7 +14,7 @@ from pathlib import Path
 from lfm2np import cli_work
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, checkpoint_directory, load
-from lfm2np.oracle.check import SCORING, Checked, Progress, check, judged
+from lfm2np.oracle.check import SCORING, Checked, Progress, ask_all, judged
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.exec_target import ExecTarget
 from lfm2np.oracle.file_target import FileTarget, Transcript, recorded
@@ -104,12 +104,11 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     with cli_work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
-        target = target_of(arguments, model)
-        with contextlib.closing(target), transcript_of(arguments) as transcript:
-            found = check(
-                model, target, arguments.format, arguments.at_once, arguments.seed, cases, transcript, shown, place
-            )
-            return found, place
+        with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
+            found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown)
+        del target  # its process has ended, or its weights are let go, before scoring takes memory of its own
+        known = Known(place=place)
+        return judged(model, found.abilities, arguments.format, found.pairs, found.not_put, shown, known), place
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: Progress) -> Checked:

@@ -90,7 +90,12 @@ def test_a_busy_side_is_ended_by_force(others, monkeypatch):
 def test_sides_end_with_their_parent(sign, tmp_path):
     """Also when nobody tells them: their input ends."""
     command = [sys.executable, "-m", "lfm2np", "bench", "--model", str(MODEL), "--rounds", "10000", "--without-peers"]
-    parent = subprocess.Popen([*command, "--cells", "decode-1x5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    parent = subprocess.Popen(
+        [*command, "--cells", "decode-1x5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run with & would ignore it
+    )
     mine = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     while len(sides := mine.read_text().split()) < 4:
         time.sleep(0.01)

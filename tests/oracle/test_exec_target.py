@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lfm2np
+from lfm2np.cli import main
 from lfm2np.errors import RequestError
-from lfm2np.oracle import exec_target, line_process
+from lfm2np.oracle import cli_check, exec_target, line_process
+from lfm2np.oracle.check import Checked
 from lfm2np.oracle.checked import NO_ABORT
 from lfm2np.oracle.exec_target import ExecTarget
 from lfm2np.oracle.records import Answer, Ask
@@ -356,3 +360,25 @@ def test_a_command_is_checked() -> None:
         ExecTarget("no-such-engine --fast", "model", 512).probe()
     with pytest.raises(RequestError, match="patience"):
         ExecTarget("engine", "model", 512, patience=0.0).probe()
+
+
+def test_a_check_ends_the_engine_before_it_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model would hold its memory beside the oracle's."""
+    script = f"""
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+hello()
+while True:
+    for name in asks(): answer(name)
+"""
+    judged, ended = cli_check.judged, []
+
+    def judged_later(*arguments: Any, **options: Any) -> Checked:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
+        ended.append(True)
+        return judged(*arguments, **options)
+
+    monkeypatch.setattr(cli_check, "judged", judged_later)
+    target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
+    assert main(["check", target, "--cases", "short-prompts"]) == 1
+    assert ended
