@@ -8,6 +8,7 @@ import pytest
 
 import lfm2np
 from lfm2np import LLM, Draft, Engine, ModelDrafter, RequestError, SamplingParams
+from lfm2np.loaded import hand_fixture
 from lfm2np.loading import Model
 from scheduler import replay
 
