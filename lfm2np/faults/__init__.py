@@ -10,6 +10,7 @@ silently does nothing.
 """
 
 from lfm2np.faults.catalogue import FAULTS, VARIANTS, by_name
-from lfm2np.faults.inject import Edit, Fault, Variant, inject
+from lfm2np.faults.edits import Edit, Fault, Variant
+from lfm2np.faults.inject import inject
 
 __all__ = ["FAULTS", "VARIANTS", "Edit", "Fault", "Variant", "by_name", "inject"]

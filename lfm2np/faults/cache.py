@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.faults.inject import Edit, Fault
+from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.pool import UNGUARDED_SHARE, UNGUARDED_WRITE
 
 # Where the edits are made.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lfm2np.errors import RequestError
 from lfm2np.faults.cache import FAULTS as CACHE
-from lfm2np.faults.inject import Fault, Variant
+from lfm2np.faults.edits import Fault, Variant
 from lfm2np.faults.model import FAULTS as MODEL
 from lfm2np.faults.pool import FAULTS as POOL
 from lfm2np.faults.sampling import FAULTS as SAMPLING

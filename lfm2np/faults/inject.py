@@ -7,56 +7,18 @@ import contextlib
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
 from lfm2np.errors import RequestError
-
-
-@dataclass(frozen=True)
-class Edit:
-    """In the function `where`, the text `old`, which must stand there exactly once, becomes `new`.
-
-    where  "module:function" or "module:Class.method"; a property by its name
-    """
-
-    where: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A real bug, imitated. `seen_in` names the public issues; `section` is that of the catalogue of such bugs, A to E:
-
-    A convolution state, B paged and prefix cache, C scheduling, D sampling and text, E the model itself.
-    """
-
-    name: str
-    section: str
-    sentence: str  # what the engine then does
-    seen_in: tuple[str, ...]
-    edits: tuple[Edit, ...]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A change that must not change any answer: edits, sizes that override those asked for, or the environment."""
-
-    name: str
-    sentence: str
-    edits: tuple[Edit, ...] = ()
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)  # needs a fresh process
+from lfm2np.faults.catalogue import by_name
+from lfm2np.faults.edits import Edit, Fault, Variant
 
 
 @contextlib.contextmanager
 def inject(fault: str | Fault | Variant) -> Iterator[None]:
     """Runs the block with a fault. RequestError for an unknown name, or an edit that does not fit the code."""
-    from lfm2np.faults.catalogue import by_name
-
     chosen = by_name(fault) if isinstance(fault, str) else fault
     replaced: list[tuple[FunctionType, CodeType]] = []
     try:

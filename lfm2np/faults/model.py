@@ -6,7 +6,7 @@ Each stands in what is computed and not in what is loaded, so that it acts on a 
 
 from __future__ import annotations
 
-from lfm2np.faults.inject import Edit, Fault
+from lfm2np.faults.edits import Edit, Fault
 
 STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.model:forward"
 BLOCK, PARTS = "lfm2np.reference:block", "lfm2np.reference:queries_keys_values"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.faults.inject import Edit, Fault
+from lfm2np.faults.edits import Edit, Fault
 
 DECIDE = "lfm2np.speculation:decide"
 ANSWER = "lfm2np.answers:answer_step"

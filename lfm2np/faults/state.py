@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.faults.inject import Edit, Fault
+from lfm2np.faults.edits import Edit, Fault
 
 # Where the edits are made, and what stands there.
 CONVOLUTION = "lfm2np.model:short_conv"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lfm2np.faults.inject import Edit, Variant
+from lfm2np.faults.edits import Edit, Variant
 
 FORWARD_SEGMENTS = "for one in segments:"
 LINEAR = "lfm2np.numerics.exact:linear"
