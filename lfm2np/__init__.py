@@ -20,9 +20,11 @@ from lfm2np.errors import (
     RequestError,
     TokenizerError,
 )
-from lfm2np.generation import Completion, GeneratedToken, TokenLogprobs
+from lfm2np.generation import Completion, GeneratedToken
 from lfm2np.llm import LLM
-from lfm2np.loading import Model, draft_fixture, load, trained_fixture
+from lfm2np.loaded import draft_fixture, trained_fixture
+from lfm2np.loading import Model, load
+from lfm2np.logprobs import TokenLogprobs
 from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.scoring import TokenScore

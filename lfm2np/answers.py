@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from lfm2np.drafters import Draft
 from lfm2np.errors import Lfm2npError
-from lfm2np.generation import token_logprobs
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
+from lfm2np.logprobs import token_logprobs
 from lfm2np.model import StepResult
 from lfm2np.samples import Answer, Group, Sample
 from lfm2np.speculation import Proposals, decide
 
 
 def answer_step(
-    model: Model, groups: Mapping[str, tuple[Group, Sample]], result: StepResult, proposals: Proposals
+    model: LoadedModel, groups: Mapping[str, tuple[Group, Sample]], result: StepResult, proposals: Proposals
 ) -> tuple[dict[str, Answer], dict[str, Lfm2npError]]:
     """Tokens for every sample whose last row was computed; one that fails gets an error instead.
 
@@ -44,7 +44,7 @@ def answer_step(
     return answers, errors
 
 
-def keep_prompt_logprobs(model: Model, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
+def keep_prompt_logprobs(model: LoadedModel, group: Group, first: int, stop: int, rows: NDArray[Any]) -> None:
     """Row p predicts prompt token p + 1; each position is kept once, however often it is computed.
 
     rows  [rows, V], of the positions from `first` on; `stop` is the end of what was computed

@@ -12,7 +12,7 @@ from lfm2np import reference
 from lfm2np.cache import Cache
 from lfm2np.checkpoint import widen
 from lfm2np.errors import ProofError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.weights import ShortConvWeights
 from scheduler import BatchPlan, Request, Scheduler, check
@@ -25,7 +25,7 @@ MOST_KNOWN = 100  # sequences whose contents are kept
 class Audit:
     """What an engine published, with the token prefix behind each key; the reference says what must lie there."""
 
-    def __init__(self, model: Model, cache: Cache, scheduler: Scheduler) -> None:
+    def __init__(self, model: LoadedModel, cache: Cache, scheduler: Scheduler) -> None:
         self._model, self._cache, self._scheduler = model, cache, scheduler
         self._published: dict[bytes, tuple[int, list[int]]] = {}  # key -> block, tokens from position 0 on
         self._known: dict[tuple[int, ...], Contents] = {}
@@ -62,7 +62,7 @@ class Audit:
         return len(self._published) + len(running)
 
     def _contents(self, token_ids: Sequence[int]) -> Contents:
-        """Of the sequence, or of a known one that begins with it: in exact arithmetic a prefix has the bits of its own."""
+        """Of the sequence, or of a known one that begins with it: exact arithmetic gives both the same bits."""
         wanted = tuple(token_ids)
         for known, contents in self._known.items():
             if known[: len(wanted)] == wanted:
@@ -73,7 +73,7 @@ class Audit:
         return contents
 
 
-def expected_cache(model: Model, token_ids: Sequence[int]) -> Contents:
+def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> Contents:
     """Per attention layer the cache entries [T, ...], per convolution layer u [T, D], of a sequence from 0 on."""
     config, numerics, weights = model.config, model.numerics, model.weights
     ids = np.asarray(token_ids, np.int64)

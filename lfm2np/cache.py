@@ -75,10 +75,20 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     return int(attention * token * sizes.block_size + (state if sizes.prefix_caching else 0))
 
 
-def default_blocks(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> int:
-    """Enough for max_num_seqs full contexts, within 1 GiB."""
-    whole = -(-config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
-    return max(1, min(whole, DEFAULT_BYTES // max(1, bytes_per_block(config, numerics, sizes))))
+def default_blocks(
+    config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig, room_for: Sequence[int] | None = None
+) -> int:
+    """Enough for max_num_seqs full contexts, within 1 GiB.
+
+    room_for  positions of each request, if they are known: enough for all of them, within 1 GiB, and for the largest
+              in any case. The arrays are zeros, which take memory when they are first written (calloc).
+    """
+    most = max(1, DEFAULT_BYTES // max(1, bytes_per_block(config, numerics, sizes)))
+    if not room_for:
+        return min(-(-config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs, most)
+    each = [-(-positions // sizes.block_size) for positions in room_for]
+    spare = int(sum(each) * sizes.watermark / (1.0 - sizes.watermark))  # that an admission leaves free
+    return max(*each, min(sum(each) + spare, most))
 
 
 def move(cache: Cache, moves: tuple[Move, ...]) -> None:

@@ -40,7 +40,8 @@ class StoredTensor:
     """A tensor as the file holds it.
 
     dtype   "BF16", "F16" or "F32"
-    values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32
+    values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
+            order, little-endian, whatever the machine's own is
     source  the file, for messages
     """
 
@@ -109,7 +110,8 @@ def _not_finite(chunk: Array, dtype: str) -> npt.NDArray[np.bool_]:
     if dtype == "F32":
         return np.logical_not(np.isfinite(chunk.astype(np.float32, copy=False)))
     mask = np.uint16(_EXPONENT_BITS[dtype])
-    all_ones: npt.NDArray[np.bool_] = (chunk.view(np.uint16) & mask) == mask
+    bits = chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))  # the file's order, not the machine's
+    all_ones: npt.NDArray[np.bool_] = (bits & mask) == mask
     return all_ones
 
 

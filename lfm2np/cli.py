@@ -10,22 +10,21 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_batch, cli_bench, cli_conformance, cli_draw, cli_score, cli_work, digest, summary
+from lfm2np import cli_bench, cli_conformance, cli_draw, cli_generate, cli_score, cli_work, digest, summary
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
-from lfm2np.generation import GeneratedToken, collect
-from lfm2np.loading import WEIGHTS, Model, checkpoint_directory, load
+from lfm2np.loaded import WEIGHTS, checkpoint_directory
+from lfm2np.loading import Model, load
 from lfm2np.numerics import NAMES
 from lfm2np.oracle import cli_check, cli_locate, cli_vectors
 from lfm2np.oracle.target import TargetError
-from lfm2np.terminal import entry, parse_ids, progress_bar, read_file, terminal_text
-from lfm2np.tokenizer import Tokenizer
+from lfm2np.terminal import parse_ids, progress_bar, read_file
 from scheduler import TraceError, replay
 
 EXIT_CODES = """exit codes:
@@ -71,65 +70,11 @@ def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    model = load_model(arguments)
-    if cli_batch.is_wanted(arguments):
-        cli_batch.run(model, arguments)
-        return
-    for name in ("prompt", "chat"):
-        values = getattr(arguments, name)
-        setattr(arguments, name, values[0] if values else None)
-    ids = prompt_ids(model, arguments)
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    tokens = generated(model, ids, arguments)
-    if arguments.json:
-        print_json(model, dataclasses.asdict(collect(ids, tokens, tokenizer)))
-    elif arguments.logprobs is not None:
-        for token in tokens:
-            print(terminal_text(logprobs_line(tokenizer, token)))
-    elif tokenizer:
-        text = tokenizer.stream()
-        for token in tokens:
-            if token.finish_reason != "stop":
-                print(terminal_text(text.push(token.token_id)), end="", flush=True)
-        print(terminal_text(text.finish()))
-    else:
-        for index, token in enumerate(tokens):
-            print(f"{',' if index else ''}{token.token_id}", end="", flush=True)
-        print()
-
-
-def generated(model: Model, ids: list[int], arguments: argparse.Namespace) -> Iterator[GeneratedToken]:
-    """The tokens, with a bar until the first one, and one for the rest unless they can be seen coming."""
-    reading = True
-    with progress_bar("prompt") as show:
-        tokens = model.stream(
-            ids,
-            arguments.max_tokens,
-            arguments.logprobs,
-            progress=lambda done, total: show(done, total) if reading else None,
-        )
-        first = next(tokens)
-        reading = False
-    yield first
-    if sys.stdout.isatty() and not arguments.json:
-        yield from tokens
-        return
-    with progress_bar("generating") as show:
-        for done, token in enumerate(tokens, start=2):
-            show(done, arguments.max_tokens)
-            yield token
+    cli_generate.run(load_model(arguments), arguments)
 
 
 def print_json(model: Model, fields: Mapping[str, object]) -> None:
     print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
-
-
-def logprobs_line(tokenizer: Tokenizer | None, token: GeneratedToken) -> str:
-    """One generated token a line: id, entry, log-probability, then the most likely ones."""
-    assert token.logprobs is not None
-    top = "  ".join(f"{entry(tokenizer, i)} {logprob:.4f}" for i, logprob in token.logprobs.top)
-    own = f"{token.token_id:>7}  {entry(tokenizer, token.token_id):<20} {token.logprobs.logprob:>10.4f}"
-    return f"{own}  {top}".rstrip()
 
 
 def run_score(arguments: argparse.Namespace) -> None:
@@ -224,8 +169,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_prompt_options(generate, many=True)
     generate.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
-    generate.add_argument("--logprobs", metavar="K", type=int, help="one token a line, with the K most likely ones")
-    cli_batch.add_options(generate)
+    generate.add_argument("--logprobs", metavar="K", type=int, help="a line a token, with the K most likely ones")
+    cli_generate.add_options(generate)
     replay = command(
         "replay",
         run_replay,

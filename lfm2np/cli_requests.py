@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lfm2np.counts import require_count
 from lfm2np.errors import RequestError
-from lfm2np.generation import require_count
 from lfm2np.loading import Model
+from lfm2np.samples import sample_name
 from lfm2np.sampling_params import SamplingParams, from_json
 from lfm2np.strict_json import parse_object
 from lfm2np.terminal import parse_ids, read_file
@@ -25,15 +26,12 @@ class Job:
 
     request_id: str
     ids: tuple[int, ...]
+    prompt: str | None  # as text, if that is what it came as
     shown: str
     params: SamplingParams
     arrival_step: int = 0
     priority: int = 0
     cache_salt: str = ""
-
-    def sample_name(self, index: int) -> str:
-        """What the engine calls a sample of it."""
-        return self.request_id if index == 0 else f"{self.request_id}#{index}"
 
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
@@ -45,38 +43,39 @@ def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
         "temperature": 0.0 if arguments.temperature is None else arguments.temperature,
     }
     if arguments.logprobs is not None:
-        defaults["logprobs"] = arguments.logprobs
+        defaults["logprobs"] = require_count("logprobs", arguments.logprobs, 0, model.config.vocab_size)
     if arguments.requests is not None:
         return read_requests(model, read_file(arguments.requests), arguments.requests, defaults)
     params = SamplingParams(**defaults)
     jobs = []
-    for index, (ids, shown) in enumerate(prompts(model, arguments)):
-        jobs.append(Job(str(index), tuple(model.prompt_ids(ids)), shown, params))
+    for index, (ids, prompt, shown) in enumerate(prompts(model, arguments)):
+        jobs.append(Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params))
     return jobs
 
 
-def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str]]:
+def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str | None, str]]:
+    """Ids, the text that they are of if it is a plain prompt, and what is shown of it."""
     for text in arguments.prompt or ():
-        yield model.prompt_ids(text), text
+        yield model.prompt_ids(text), text, text
     for text in arguments.chat or ():
         messages = [{"role": "user", "content": text}]
         if arguments.system is not None:
             messages.insert(0, {"role": "system", "content": arguments.system})
-        yield model.tokenizer.encode_chat(messages), text
+        yield model.tokenizer.encode_chat(messages), None, text
     if arguments.prompt_file is not None:
         text = read_file(arguments.prompt_file)
-        yield model.prompt_ids(text), text
+        yield model.prompt_ids(text), text, text
     for source, text in (
         ("--prompt-ids", arguments.prompt_ids),
         (arguments.prompt_ids_file, read_file(arguments.prompt_ids_file) if arguments.prompt_ids_file else None),
     ):
         if text is not None:
-            yield model.prompt_ids(parse_ids(text, source)), text.strip()
+            yield model.prompt_ids(parse_ids(text, source)), None, text.strip()
 
 
 def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
     jobs = read_lines(text, source, lambda raw, name: make_job(model, raw, name, defaults))
-    names = [job.sample_name(index) for job in jobs for index in range(job.params.n)]
+    names = [sample_name(job.request_id, index) for job in jobs for index in range(job.params.n)]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise RequestError(f"{source}: two requests have one request_id, or one is named like a sample: {twice!r}")
@@ -119,6 +118,7 @@ def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Ma
     return Job(
         request_id=own.get("request_id", request_id),
         ids=tuple(ids),
+        prompt=own.get("prompt"),
         shown=own.get("prompt") or ",".join(map(str, ids)),
         params=params,
         arrival_step=require_count("arrival_step", own.get("arrival_step", 0), 0, None),

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from lfm2np.counts import require_count
 from lfm2np.errors import RequestError
-from lfm2np.generation import require_count
 from lfm2np.loading import Model, load
 from lfm2np.oracle.noise import TRUTH
 from lfm2np.oracle.vectors import VECTOR

@@ -7,7 +7,8 @@ import hashlib
 from lfm2np import reference
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import Numerics
-from lfm2np.weights import ModelWeights, Progress
+from lfm2np.progress import Progress
+from lfm2np.weights import ModelWeights
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64, 500)
 

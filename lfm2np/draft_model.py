@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lfm2np.drafters import Draft, DraftContext
 from lfm2np.engine import Engine
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.sampling import distribution
 from lfm2np.sampling_params import SamplingParams
 
@@ -31,7 +31,7 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, model: Model, target: Model, sampling: str = "greedy", block_size: int = 4, **options: Any
+        self, model: LoadedModel, target: LoadedModel, sampling: str = "greedy", block_size: int = 4, **options: Any
     ) -> None:
         """CheckpointError for a draft model with another vocabulary; RequestError for an unknown `sampling`."""
         require_same_vocabulary(model, target)
@@ -109,7 +109,7 @@ def draft_seed(seed: int, sample_index: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def require_same_vocabulary(model: Model, target: Model) -> None:
+def require_same_vocabulary(model: LoadedModel, target: LoadedModel) -> None:
     """CheckpointError unless ids mean the same to both, as far as sizes and tokenizers tell."""
     mine, expected = model.config.vocab_size, target.config.vocab_size
     if mine != expected:

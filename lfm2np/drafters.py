@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.generation import require_count
+from lfm2np.counts import require_count
 from lfm2np.sampling_params import SamplingParams
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TextIO
 
 from numpy.typing import NDArray
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 from lfm2np.answers import answer_step
 from lfm2np.audit import Audit
 from lfm2np.cache import Cache, default_blocks, make_cache
+from lfm2np.counts import require_count
 from lfm2np.drafters import Drafter
-from lfm2np.errors import Lfm2npError, RequestError
-from lfm2np.generation import require_count
-from lfm2np.loading import Model
+from lfm2np.errors import Lfm2npError, RequestError, told
+from lfm2np.loaded import LoadedModel
 from lfm2np.model import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.outputs import RequestOutput, RunMetrics
+from lfm2np.progress import Progress
 from lfm2np.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.speculation import Proposals, contexts_of, propose, require_drafter
@@ -46,7 +48,8 @@ OnLogits = Callable[[str, int, NDArray[Any], int], None]  # request id, position
 class Engine:
     """Continuous batching of one model.
 
-    num_blocks              of the key/value pool; None: as many as max_num_seqs full contexts need, within 1 GiB
+    num_blocks              of the key/value pool; None: see cache.default_blocks
+    room_for                positions of each request that will come, if that is known: then the default suits them
     max_num_batched_tokens  most tokens of a step
     drafter                 proposes tokens that a step then checks (drafters.py, draft_model.py); None: no speculation
     num_speculative_tokens  most drafts of a request in a step
@@ -54,13 +57,15 @@ class Engine:
                             what was published holds what the reference computes for its prefix; see also `verify`
     trace                   a text file that gets the run as JSON lines (scheduler/trace.py)
     on_logits               called with each row of logits that a token was chosen from
+    progress                called with (layers done, layers in all) of each step
     """
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
         *,
         num_blocks: int | None = None,
+        room_for: Sequence[int] | None = None,
         block_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
@@ -76,11 +81,14 @@ class Engine:
         check: bool = False,
         trace: TextIO | None = None,
         on_logits: OnLogits | None = None,
+        progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        def sizes(blocks: int) -> SchedulerConfig:
-            return SchedulerConfig(
-                num_blocks=blocks,
+        self.model, self.seed = model, seed
+        self.metrics = RunMetrics()
+        try:
+            config = SchedulerConfig(
+                num_blocks=1 if num_blocks is None else num_blocks,
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -91,21 +99,17 @@ class Engine:
                 watermark=watermark,
                 num_host_blocks=num_host_blocks,
             )
-
-        self.model = model
-        self.seed = seed
-        self.metrics = RunMetrics()
-        try:
-            config = sizes(default_blocks(model.config, model.numerics, sizes(1)) if num_blocks is None else num_blocks)
         except RequestRefused as error:
             raise RequestError(str(error)) from None
+        if num_blocks is None:
+            config = replace(config, num_blocks=default_blocks(model.config, model.numerics, config, room_for))
         self.scheduler = Scheduler(config)
         self.cache: Cache = make_cache(model.config, model.numerics, config)
         self._drafter = require_drafter(drafter)
         self._num_drafts = require_count("num_speculative_tokens", num_speculative_tokens, 1, None)
         self._groups: dict[str, Group] = {}
         self._group_of: dict[str, tuple[Group, Sample]] = {}  # by the scheduler's request id
-        self._on_logits, self._clock = on_logits, clock
+        self._on_logits, self._progress, self._clock = on_logits, progress, clock
         self._audit = Audit(model, self.cache, self.scheduler) if check else None
         self._doing: str | None = None  # None between steps
         self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
@@ -291,7 +295,7 @@ class Engine:
 
     def _compute(self, plan: BatchPlan) -> StepResult:
         model = self.model
-        result = forward(model.weights, model.config, model.numerics, self.cache, plan)
+        result = forward(model.weights, model.config, model.numerics, self.cache, plan, self._progress)
         for entry in plan.scheduled:
             if entry.num_drafts and entry.request_id in result.errors:
                 self._note_draft_error(entry.request_id, str(result.errors[entry.request_id]))
@@ -349,7 +353,7 @@ class Engine:
                 group.first_scheduled = began if group.first_scheduled is None else group.first_scheduled
         for name, error in errors.items():
             group, sample = self._group_of[name]
-            sample.error = f"{type(error).__name__}: {error}"
+            sample.error = told(error)
             touched[group.request_id] = group
         for name, answer in answers.items():
             group, sample = self._group_of[name]

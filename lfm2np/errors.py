@@ -59,3 +59,14 @@ class WorkerError(Lfm2npError):
     """Workers of an executor died again and again, can't be reached, or have another checkpoint."""
 
     exit_code = 1
+
+
+def told(error: Lfm2npError) -> str:
+    """As a result tells it: the kind of error, and its message."""
+    return f"{type(error).__name__}: {error}"
+
+
+def error_told(text: str) -> Lfm2npError:
+    """The error that `told` such a text."""
+    name, _, message = text.partition(": ")
+    return {kind.__name__: kind for kind in Lfm2npError.__subclasses__()}[name](message)

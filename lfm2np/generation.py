@@ -1,30 +1,21 @@
-"""Greedy generation on the reference: one token at a time, each from the whole sequence."""
+"""Greedy generation of one prompt, by the engine: what `Model.generate` and `Model.stream` are."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
-from lfm2np.config import ModelConfig, show
-from lfm2np.errors import RequestError
-from lfm2np.numerics import Numerics
+from lfm2np.counts import require_count
+from lfm2np.engine import Engine
+from lfm2np.errors import error_told
+from lfm2np.loaded import LoadedModel
+from lfm2np.logprobs import TokenLogprobs
+from lfm2np.progress import Progress
+from lfm2np.sampling_params import SamplingParams
 from lfm2np.tokenizer import Tokenizer
-from lfm2np.weights import ModelWeights, Progress
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities (natural logarithm) from the raw logits: of the chosen token, and of the most likely ones."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), best first, ties by lower id
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,60 +38,41 @@ class Completion:
 
 
 def stream(
-    weights: ModelWeights,
-    config: ModelConfig,
-    numerics: Numerics,
+    model: LoadedModel,
     prompt_ids: Sequence[int],
     max_tokens: int,
     logprobs: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[GeneratedToken]:
-    """Greedy tokens until an end-of-sequence token, `max_tokens` or the longest context. Checks before it starts."""
+    """Greedy tokens until an end-of-sequence token, `max_tokens` or the longest context. Checks before it starts.
+
+    The cache has room for this request, and for nothing else.
+    """
     max_tokens = require_count("max_tokens", max_tokens, 1, None)
     if logprobs is not None:
-        logprobs = require_count("logprobs", logprobs, 0, config.vocab_size)
-    if len(prompt_ids) >= config.max_position_embeddings:
-        raise RequestError(
-            f"prompt of {len(prompt_ids)} tokens: expected fewer than "
-            f"max_position_embeddings={config.max_position_embeddings}"
-        )
-    room = min(max_tokens, config.max_position_embeddings - len(prompt_ids))
-    steps = reference.greedy(weights, config, numerics, prompt_ids, progress)
-    return _stream(config, numerics, steps, room, logprobs)
+        logprobs = require_count("logprobs", logprobs, 0, model.config.vocab_size)
+    positions = len(prompt_ids) + min(max_tokens, model.room_after(prompt_ids))
+    rows: list[NDArray[Any]] = []
+    engine = Engine(
+        model,
+        room_for=[positions],
+        max_num_seqs=1,
+        prefix_caching=False,
+        on_logits=lambda name, position, row, token: rows.append(row),
+        progress=progress,
+    )
+    engine.add_request("0", prompt_ids, SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=logprobs))
+    return _tokens(engine, rows)
 
 
-def require_count(name: str, value: object, least: int, most: int | None) -> int:
-    """The integer, also NumPy's; RequestError unless it lies from `least` to `most`. True is not 1, 2.5 not 2."""
-    try:
-        count = None if isinstance(value, bool | np.bool_) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        count = None
-    if count is None or count < least or (most is not None and count > most):
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise RequestError(f"{name} {show(value)}: expected a whole number, {bounds}")
-    return count
-
-
-def _stream(
-    config: ModelConfig,
-    numerics: Numerics,
-    steps: Iterator[tuple[int, NDArray[Any]]],
-    room: int,
-    logprobs: int | None,
-) -> Iterator[GeneratedToken]:
-    for count, (token_id, row) in enumerate(steps, start=1):
-        finish_reason = "stop" if token_id in config.eos_token_ids else "length" if count == room else None
-        chosen = None if logprobs is None else token_logprobs(numerics, row, token_id, logprobs)
-        yield GeneratedToken(token_id, row, finish_reason, chosen)
-        if finish_reason:
-            return
-
-
-def token_logprobs(numerics: Numerics, row: NDArray[Any], token_id: int, count: int) -> TokenLogprobs:
-    """Log-probabilities of one token and of the `count` most likely ones, from logits [V]."""
-    logprobs = numerics.log_softmax(row)
-    best = np.argsort(-row, kind="stable")[:count]
-    return TokenLogprobs(token_id, float(logprobs[token_id]), tuple((int(i), float(logprobs[i])) for i in best))
+def _tokens(engine: Engine, rows: list[NDArray[Any]]) -> Iterator[GeneratedToken]:
+    """One token a step of the engine's only request; `rows` gets the logits that it was chosen from."""
+    for output in engine.stream():
+        (sample,) = output.outputs
+        if sample.error:
+            raise error_told(sample.error)
+        chosen = sample.logprobs[-1] if sample.logprobs else None
+        yield GeneratedToken(sample.token_ids[-1], rows.pop(), sample.finish_reason, chosen)
 
 
 def collect(

@@ -28,6 +28,7 @@ from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.numerics.shapes import require_context, require_finite_rows
+from lfm2np.progress import Progress
 from lfm2np.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from scheduler import BatchPlan, ScheduledTokens
 
@@ -56,9 +57,17 @@ class StepResult:
 
 
 def forward(
-    weights: ModelWeights, config: ModelConfig, numerics: Numerics, cache: Cache, plan: BatchPlan
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    cache: Cache,
+    plan: BatchPlan,
+    progress: Progress | None = None,
 ) -> StepResult:
-    """One step: the plan's moves, then one pass over all its tokens. An overflow harms only its own request."""
+    """One step: the plan's moves, then one pass over all its tokens. An overflow harms only its own request.
+
+    `progress(done, total)` counts layers.
+    """
     require_ieee()
     move(cache, plan.moves)
     if not plan.scheduled:
@@ -81,6 +90,8 @@ def forward(
             x = numerics.add(mixed, x)
             normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
             x = numerics.add(x, reference.feed_forward(layer, numerics, normed))
+            if progress:
+                progress(attention_layer + convolution_layer, len(weights.layers))
         states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)
     logits = wanted_logits(weights, numerics, states, segments)
     return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)

@@ -22,7 +22,8 @@ from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
-from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, Progress, ShortConvWeights
+from lfm2np.progress import Progress
+from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 
 Array = NDArray[Any]
 

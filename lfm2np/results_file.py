@@ -23,7 +23,7 @@ import numpy as np
 from lfm2np.config import show
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.line_file import LineFile
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.strict_json import parse_object
 from lfm2np.work import AnyPlace, Work, compute
 
@@ -54,7 +54,7 @@ class ResultsFile:
     another checkpoint; ProofError for a result whose bits are not those of its own SHA-256, or two results of one item.
     """
 
-    def __init__(self, path: str | Path, model: Model) -> None:
+    def __init__(self, path: str | Path, model: LoadedModel) -> None:
         if model.numerics.name != "exact":
             raise RequestError(
                 f"{path}: numerics {model.numerics.name}, expected exact, whose bits are everywhere alike"
@@ -94,7 +94,7 @@ def line_of(entry: Entry, checkpoint: str) -> str:
     return json.dumps({**fields, "item": entry.item, "result": entry.result, "sha256": entry.sha256}) + "\n"
 
 
-def read_entry(line: bytes, where: str, model: Model) -> Entry:
+def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
     """The entry of a line, its own SHA-256 and its checkpoint checked."""
     raw = parse_object(line, where, RequestError)
     if set(raw) != FIELDS:
@@ -168,7 +168,7 @@ def decoded(value: Any, where: str) -> Any:
 # --- merging
 
 
-def merged(paths: Iterable[str | Path], model: Model) -> dict[str, Entry]:
+def merged(paths: Iterable[str | Path], model: LoadedModel) -> dict[str, Entry]:
     """The entries of all files, in their order, each item once. RequestError for a file that is not there."""
     entries: dict[str, Entry] = {}
     for path in paths:
@@ -180,7 +180,12 @@ def merged(paths: Iterable[str | Path], model: Model) -> dict[str, Entry]:
 
 
 def spot_check(
-    model: Model, entries: Sequence[Entry], works: Mapping[str, Work], count: int, seed: int, place: AnyPlace = None
+    model: LoadedModel,
+    entries: Sequence[Entry],
+    works: Mapping[str, Work],
+    count: int,
+    seed: int,
+    place: AnyPlace = None,
 ) -> list[Entry]:
     """Computes `count` entries again, drawn by the seed, and returns them. ProofError for one of other bits."""
     if not 0 <= count <= len(entries):

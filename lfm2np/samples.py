@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
-from lfm2np.generation import TokenLogprobs
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
+from lfm2np.logprobs import TokenLogprobs
 from lfm2np.outputs import CompletionOutput, RequestMetrics
 from lfm2np.sampling import request_seed
 from lfm2np.sampling_params import SamplingParams, require_vocabulary
@@ -107,8 +107,21 @@ class Group:
         return all(sample.request.is_finished for sample in self.samples)
 
 
+def sample_name(request_id: str, index: int) -> str:
+    """What the scheduler, a trace and a callback call a sample of a request."""
+    return request_id if index == 0 else f"{request_id}#{index}"
+
+
+def require_possible(model: LoadedModel, prompt_ids: Sequence[int], params: SamplingParams) -> int:
+    """How many tokens may follow the prompt. RequestError for parameters or a prompt that the model can't meet."""
+    require_vocabulary(params, model.config.vocab_size)
+    if params.stop and not model.has_tokenizer:
+        raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {model.path}")
+    return model.room_after(prompt_ids)
+
+
 def make_group(
-    model: Model,
+    model: LoadedModel,
     request_id: str,
     prompt: str | Sequence[int],
     params: SamplingParams,
@@ -124,20 +137,13 @@ def make_group(
     config = model.config
     tokenizer = model.tokenizer if model.has_tokenizer else None
     ids = model.prompt_ids(prompt)
-    require_vocabulary(params, config.vocab_size)
-    room = config.max_position_embeddings - len(ids)
-    if room < 1:
-        raise RequestError(
-            f"prompt of {len(ids)} tokens: expected fewer than max_position_embeddings={config.max_position_embeddings}"
-        )
-    if params.stop and tokenizer is None:
-        raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {model.path}")
+    room = require_possible(model, ids, params)
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)
     seed = request_seed(params, engine_seed, request_id)
     samples = []
     for index in range(params.n):
         request = Request(
-            request_id=request_id if index == 0 else f"{request_id}#{index}",
+            request_id=sample_name(request_id, index),
             prompt_token_ids=tuple(ids),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             stop_token_ids=stop_ids,

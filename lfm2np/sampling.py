@@ -37,8 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.config import SIZES, show
+from lfm2np.counts import require_count
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.generation import require_count
 from lfm2np.numerics import elementary
 from lfm2np.sampling_params import MAX_SEED, SamplingParams, bias_pairs
 

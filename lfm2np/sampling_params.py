@@ -18,8 +18,8 @@ from numbers import Real
 from typing import Any, cast
 
 from lfm2np.config import plain, show
+from lfm2np.counts import require_count
 from lfm2np.errors import RequestError
-from lfm2np.generation import require_count
 from lfm2np.tokenizer import require_text
 
 PROFILES = ("vllm", "transformers")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
+from lfm2np.progress import Progress
 from lfm2np.scoring import TokenScore, scorable, score_batch, token_scores
-from lfm2np.weights import Progress
 from lfm2np.work import AnyPlace, Work, compute
 
 
 def score_many(
-    model: Model,
+    model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
     executor: AnyPlace = None,
     progress: Progress | None = None,
@@ -32,7 +32,7 @@ def score_many(
     return found
 
 
-def checked(model: Model, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+def checked(model: LoadedModel, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
     sequences = []
     for index, prompt in enumerate(prompts):
         try:
@@ -42,7 +42,7 @@ def checked(model: Model, prompts: Sequence[str | Sequence[int]]) -> list[list[i
     return sequences
 
 
-def score_items(model: Model, items: Sequence[list[int]]) -> list[dict[str, Any]]:
+def score_items(model: LoadedModel, items: Sequence[list[int]]) -> list[dict[str, Any]]:
     """Of each sequence the columns of scoring.score_batch, or `error`."""
     results = score_batch(model.weights, model.config, model.numerics, items)
     return [{"error": str(one)} if isinstance(one, NumericsError) else dict(one) for one in results]

@@ -1,6 +1,7 @@
 """Each request alone, through reference.py: what every batched run has to equal, token for token and bit for bit.
 
-`alone` computes the whole sequence anew for each token, with the engine's sampler and no other part of the engine.
+`alone` computes the whole sequence anew for each token, with the engine's sampler and no other part of the engine;
+`answer_alone` tells a whole request so, in the engine's words.
 `first_difference` holds a recorded run against the reference in one pass over prompt and output: by causality row t
 of that pass is what `alone` computes for token t + 1, as long as the tokens before agree, and they are compared too.
 """
@@ -8,7 +9,7 @@ of that pass is what `alone` computes for token t + 1, as long as the tokens bef
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,15 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.acceptance import Guess, next_token
 from lfm2np.drafters import DraftContext, Drafter
-from lfm2np.loading import Model
-from lfm2np.sampling import choose
+from lfm2np.engine import OnLogits
+from lfm2np.errors import Lfm2npError, told
+from lfm2np.loaded import LoadedModel
+from lfm2np.logprobs import TokenLogprobs, token_logprobs
+from lfm2np.numerics import Numerics
+from lfm2np.outputs import CompletionOutput, RequestOutput
+from lfm2np.progress import Progress
+from lfm2np.samples import require_possible, sample_name
+from lfm2np.sampling import choose, request_seed
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.stop_strings import StopChecker
 
@@ -29,32 +37,36 @@ class Step:
 
     token_id: int
     logits: NDArray[Any]
+    text: str  # that may be shown from now on; empty without a tokenizer
     finish_reason: str | None
+    stop_reason: int | str | None  # the stop token id or stop string; None for EOS
 
 
 def alone(
-    model: Model,
+    model: LoadedModel,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     seed: int,
     sample_index: int,
     drafter: Drafter | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Step]:
     """The tokens of one sample; `seed` as lfm2np.sampling.request_seed gives it.
 
-    A drafter matters only if it draws its guesses: it is then asked for one at each position.
+    A drafter matters only if it draws its guesses: it is then asked for one at each position. `progress(done, total)`
+    counts the layers of each token's pass. RequestError for a request that the model can't meet.
     """
     config = model.config
     eos = tuple(sorted(config.eos_token_ids))
     stop_ids = set(params.stop_token_ids) | set(() if params.ignore_eos else eos)
-    room = config.max_position_embeddings - len(prompt_ids)
+    room = require_possible(model, prompt_ids, params)
     most = room if params.max_tokens is None else min(params.max_tokens, room)
     stream = model.tokenizer.stream() if model.has_tokenizer else None
     stops = StopChecker(params.stop, params.include_stop_str_in_output)
     output: list[int] = []
     reason: str | None = None
     while reason is None:
-        states = reference.hidden_states(model.weights, config, model.numerics, [*prompt_ids, *output])
+        states = reference.hidden_states(model.weights, config, model.numerics, [*prompt_ids, *output], progress)
         row = reference.output_logits(model.weights, model.numerics, states[-1:])[0]
         guess = None
         if drafter is not None and drafter.is_random:
@@ -62,14 +74,86 @@ def alone(
         token = next_token(row, params, prompt_ids, output, eos, seed, sample_index, guess)
         output.append(token)
         stopped = token in stop_ids and len(output) >= params.min_tokens
-        if not stopped and stream is not None:
-            stopped = stops.push(stream.push(token), len(output) > params.min_tokens)[1] is not None
-        if stopped:
+        text, stopped_by = "", None
+        if stream is not None and not stopped:
+            text, stopped_by = stops.push(stream.push(token), len(output) > params.min_tokens)
+        if stopped or stopped_by is not None:
             reason = "stop"
         elif len(output) >= most:
-            ended = stream is not None and stops.finish(stream.finish())[1] is not None
-            reason = "stop" if ended else "length"
-        yield Step(token, row, reason)
+            reason = "length"
+        if reason is not None and stopped_by is None and stream is not None:
+            held, stopped_by = stops.finish(stream.finish())
+            text, reason = text + held, reason if stopped_by is None else "stop"
+        stop_id = token if stopped and token not in eos else None
+        yield Step(token, row, text, reason, stop_id if stopped_by is None else stopped_by)
+
+
+def answer_alone(
+    model: LoadedModel,
+    request_id: str,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    engine_seed: int,
+    drafter: Drafter | None = None,
+    on_logits: OnLogits | None = None,
+    progress: Progress | None = None,
+) -> Iterator[RequestOutput]:
+    """A request as an engine of that seed tells it, after each token; its samples one after the other, no metrics.
+
+    A sample whose numbers overflow ends with that error. RequestError for a request that the model can't meet.
+    """
+    require_possible(model, prompt_ids, params)
+    seed = request_seed(params, engine_seed, request_id)
+    told_prompt: tuple[TokenLogprobs | None, ...] | None = None
+    samples: list[CompletionOutput] = []
+    for index in range(params.n):
+        name = sample_name(request_id, index)
+        empty = () if params.logprobs is not None else None
+        samples.append(CompletionOutput(index, "" if model.has_tokenizer else None, (), empty, None, None))
+        try:
+            if params.prompt_logprobs is not None and index == 0:
+                told_prompt = _prompt_logprobs(model, prompt_ids, params.prompt_logprobs)
+            for step in alone(model, prompt_ids, params, seed, index, drafter, progress):
+                if on_logits:
+                    position = len(prompt_ids) + len(samples[index].token_ids) - 1
+                    on_logits(name, position, step.logits, step.token_id)
+                samples[index] = _with_step(samples[index], step, params, model.numerics)
+                yield _output(request_id, prompt_ids, told_prompt, samples)
+        except Lfm2npError as error:
+            samples[index] = replace(samples[index], finish_reason="error", error=told(error))
+            yield _output(request_id, prompt_ids, told_prompt, samples)
+
+
+def _with_step(sample: CompletionOutput, step: Step, params: SamplingParams, numerics: Numerics) -> CompletionOutput:
+    """The sample with one token more."""
+    logprobs = sample.logprobs
+    if logprobs is not None and params.logprobs is not None:
+        logprobs = (*logprobs, token_logprobs(numerics, step.logits, step.token_id, params.logprobs))
+    return replace(
+        sample,
+        text=None if sample.text is None else sample.text + step.text,
+        token_ids=(*sample.token_ids, step.token_id),
+        logprobs=logprobs,
+        finish_reason=step.finish_reason,
+        stop_reason=step.stop_reason,
+    )
+
+
+def _output(
+    request_id: str,
+    prompt_ids: Sequence[int],
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+    samples: Sequence[CompletionOutput],
+) -> RequestOutput:
+    finished = all(sample.finish_reason for sample in samples)
+    return RequestOutput(request_id, None, tuple(prompt_ids), prompt_logprobs, tuple(samples), finished, None)
+
+
+def _prompt_logprobs(model: LoadedModel, prompt_ids: Sequence[int], count: int) -> tuple[TokenLogprobs | None, ...]:
+    """Row p of the logits predicts prompt token p + 1; the first has no prediction."""
+    rows = reference.logits(model.weights, model.config, model.numerics, prompt_ids)
+    pairs = zip(rows, prompt_ids[1:], strict=False)
+    return (None, *(token_logprobs(model.numerics, row, token_id, count) for row, token_id in pairs))
 
 
 def _guess(
@@ -111,7 +195,7 @@ def difference_at(
 
 
 def first_difference(
-    model: Model,
+    model: LoadedModel,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     seed: int,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from lfm2np.acceptance import Guess, next_token
 from lfm2np.drafters import Draft, DraftContext, Drafter
 from lfm2np.errors import RequestError
-from lfm2np.generation import token_logprobs
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
+from lfm2np.logprobs import token_logprobs
 from lfm2np.samples import Answer, Drawn, Group, Sample
 from lfm2np.tokenizer import require_ids
 from scheduler import BatchPlan, ScheduledTokens, most_drafts
@@ -130,7 +130,7 @@ def require_drafter(drafter: Drafter | None) -> Drafter | None:
 
 
 def decide(
-    model: Model, group: Group, sample: Sample, entry: ScheduledTokens, rows: NDArray[Any], draft: Draft
+    model: LoadedModel, group: Group, sample: Sample, entry: ScheduledTokens, rows: NDArray[Any], draft: Draft
 ) -> Answer:
     """The tokens of one sample: guesses as long as they hold, then one token more, unless a token ends the request.
 

@@ -10,7 +10,8 @@ from lfm2np.checkpoint import StoredTensor, expected_tensors, parameter_count, r
 from lfm2np.config import ModelConfig
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.exact import prove_grid
-from lfm2np.weights import Progress, joined, matrix_parts
+from lfm2np.progress import Progress
+from lfm2np.weights import joined, matrix_parts
 
 
 @dataclass(frozen=True)

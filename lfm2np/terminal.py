@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
 from lfm2np.errors import RequestError
+from lfm2np.progress import Progress, ProgressOf
 from lfm2np.strict_json import decode_text, read_bytes
 from lfm2np.tokenizer import Tokenizer
 
@@ -18,7 +19,7 @@ MAX_PROMPT_BYTES = 64 * 2**20
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, unit: str = "it") -> Iterator[Callable[[int, int], None]]:
+def progress_bar(description: str, unit: str = "it") -> Iterator[Progress]:
     """A function `(done, total)` that draws a bar on a terminal once two seconds have passed; silent when piped.
 
     It shows how many units are done a second.
@@ -36,10 +37,10 @@ def progress_bar(description: str, unit: str = "it") -> Iterator[Callable[[int, 
 
 
 @contextlib.contextmanager
-def progress_bars(*of_tokens: str) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars(*of_tokens: str) -> Iterator[ProgressOf]:
     """A function `(what, done, total)`: one such bar a kind of work; those named count tokens."""
     with contextlib.ExitStack() as stack:
-        bars: dict[str, Callable[[int, int], None]] = {}
+        bars: dict[str, Progress] = {}
 
         def show(what: str, done: int, count: int) -> None:
             if what not in bars:

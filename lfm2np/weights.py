@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,9 @@ from lfm2np.config import ModelConfig
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
 from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.progress import Progress
 
 Float32 = NDArray[np.float32]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lfm2np.errors import WorkerError
-from lfm2np.loading import Model, load
+from lfm2np.loaded import LoadedModel, read_model
+from lfm2np.progress import Progress
 from lfm2np.shards import AT_ONCE, AnyExecutor, map_shards
-from lfm2np.weights import Progress
 
 MAX_NUM_BATCHED_TOKENS = 256  # of one shard: bounds a ragged pass; larger ones leave the processor's cache
 _loading = threading.Lock()
@@ -29,7 +29,7 @@ class Work:
     """A kind of work: a top-level function, `function(model, items)`, one result an item; and the tokens of an item."""
 
     kind: str
-    function: Callable[[Model, Sequence[Any]], list[Any]]
+    function: Callable[[LoadedModel, Sequence[Any]], list[Any]]
     num_tokens: Callable[[Any], int]
     is_exact: bool = True  # the same bits on every machine; else no record knows or keeps it
 
@@ -48,7 +48,7 @@ class Source:
 
     path: str
     numerics: str
-    sha256: str  # Model.sha256
+    sha256: str  # LoadedModel.sha256
     weights: str = "resident"
 
 
@@ -81,7 +81,7 @@ def place_of(executor: AnyPlace) -> Place:
 
 
 def compute(
-    work: Work, model: Model, items: Sequence[Any], place: AnyPlace = None, progress: Progress | None = None
+    work: Work, model: LoadedModel, items: Sequence[Any], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Any]:
     """The results of all items, in their order. Those that the record knows are not computed.
 
@@ -143,7 +143,7 @@ def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[in
 # --- in the worker
 
 
-def source_of(model: Model) -> Source:
+def source_of(model: LoadedModel) -> Source:
     return Source(str(model.path.resolve()), model.numerics.name, model.sha256, model.where_weights)
 
 
@@ -151,15 +151,15 @@ def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
     return work.function(model_of(source), items)
 
 
-def model_of(source: Source) -> Model:
+def model_of(source: Source) -> LoadedModel:
     """The model, loaded once in a process, whatever the number of its threads. WorkerError if it is another one."""
     with _loading:
         return _load(source)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(source: Source) -> Model:
-    model = load(Path(source.path), source.numerics, weights=source.weights)
+def _load(source: Source) -> LoadedModel:
+    model = read_model(Path(source.path), source.numerics, weights=source.weights)
     if model.sha256 != source.sha256:
         raise WorkerError(
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"

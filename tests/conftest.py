@@ -1,13 +1,64 @@
 """Puts tests/ on the path, so that every test can import `builders`, and sets Hypothesis up.
 
 Profiles, by the variable HYPOTHESIS_PROFILE: `ci` (default) always draws the same examples, `deep` draws new ones,
-twenty times as many. No profile has a deadline: this is no test of speed.
+twenty times as many, `few` always the same five, for emulated machines. No profile has a deadline: this is no test of
+speed.
+
+A test that computes in float32, float64 or bfloat16 has to be marked `rounding`, so that tests/kernels.py finds it: it
+fails here if it is not. (What a child process computes is not seen.)
 """
 
+import functools
 import os
+from collections.abc import Generator
+from typing import Any
 
+import blas
+import pytest
 from hypothesis import settings
 
+from lfm2np.numerics.ieee import Ieee
+from lfm2np.oracle.emulate import Emulated
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("few", derandomize=True, deadline=None, max_examples=5)
 settings.register_profile("deep", derandomize=False, deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+SUMS = ("linear", "rms_norm", "swiglu", "attend_ragged", "convolve_ragged", "log_softmax")
+computed: list[str] = []  # since the current test's setup began: which arithmetic summed what
+
+
+def observed(owner: type[Ieee], name: str) -> None:
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def noted(self: Ieee, *arguments: Any, **named: Any) -> Any:
+        if not computed:
+            computed.append(f"{name} in {self.name}")
+        return method(self, *arguments, **named)
+
+    setattr(owner, name, noted)
+
+
+for owner in (Ieee, Emulated):
+    for name in SUMS:
+        if name in vars(owner):
+            observed(owner, name)
+
+
+def pytest_report_header() -> str:
+    return blas.here().line()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    computed.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    if computed and not any(map(item.get_closest_marker, ("rounding", "peers"))):
+        pytest.fail(f"{computed[0]}: expected @pytest.mark.rounding, as its bits are the machine's", pytrace=False)

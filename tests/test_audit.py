@@ -7,7 +7,7 @@ import pytest
 
 import lfm2np
 from lfm2np.audit import MOST_KNOWN, expected_cache
-from lfm2np.loading import hand_fixture
+from lfm2np.loaded import hand_fixture
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]

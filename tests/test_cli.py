@@ -19,6 +19,7 @@ from builders import (
 from test_checkpoint import CORRUPT
 from test_config import REFUSALS
 
+import lfm2np
 from lfm2np.cli import main
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -44,6 +45,13 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obj
     assert main([*arguments, "--json"]) == 0
     parsed: dict[str, object] = json.loads(capsys.readouterr().out)
     return parsed
+
+
+def completion(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    """The only sample of the only request, and the ids of its prompt."""
+    (request,) = answer(capsys, "generate", *arguments)["outputs"]
+    (sample,) = request["outputs"]
+    return {"prompt_token_ids": request["prompt_token_ids"], **sample}
 
 
 @pytest.mark.parametrize(("corrupt", "fragment"), CORRUPT)
@@ -103,6 +111,13 @@ def test_a_request_that_cannot_be_met_ends_in_exit_code_2_and_one_line(model, ca
     assert fragment in message
 
 
+@pytest.mark.parametrize(("arguments", "fragment"), [one for one in BAD_REQUESTS if one[0][0] == "generate"])
+def test_the_reference_alone_refuses_what_the_engine_refuses(model, capsys, arguments, fragment):
+    code, message = failure(capsys, *arguments, "--model", str(model), "--sequential")
+    assert code == 2
+    assert fragment in message
+
+
 BAD_USAGE = [
     [],
     ["sing"],
@@ -147,30 +162,65 @@ def overflowing(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
 
 
+def overflowing_at_token_seven(directory: Path) -> None:
+    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
+    (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
+    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
+        kind, shape, content = tensors[name]
+        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
+        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
+    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
-def test_weights_that_overflow_end_in_exit_code_4(model, capsys, numerics):
+def test_weights_that_overflow_end_in_exit_code_4(model, capsys, numerics, way):
     overflowing(model)
-    code, message = failure(capsys, "generate", "--model", str(model), "--prompt-ids", "1,2", "--numerics", numerics)
+    arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--numerics", numerics, *way]
+    code, message = failure(capsys, *arguments)
     assert code == 4
     assert f"overflow {numerics}" in message
+    assert main([*arguments, "--json"]) == 4
+    captured = capsys.readouterr()
+    assert captured.err == message
+    (sample,) = json.loads(captured.out)["outputs"][0]["outputs"]
+    assert sample["finish_reason"] == "error"
+    assert message == f"lfm2np: {sample['error']}\n"
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"], ["--prove"]])
+def test_an_overflow_of_one_prompt_harms_no_other_and_ends_in_exit_code_4(model, capsys, way):
+    overflowing_at_token_seven(model)
+    seven = lfm2np.load(model).tokenizer.decode([7])
+    arguments = ["generate", "--model", str(model), "--max-tokens", "3", *way]
+    alone = str(completion(capsys, *arguments[1:], "--prompt", "a")["text"])
+    assert main([*arguments, "--prompt", seven, "--prompt", "a"]) == 4
+    captured = capsys.readouterr()
+    first, second = captured.out.split("\n")[:2]
+    assert "[NumericsError: " in first
+    assert second == f"{'a':<38}{' '.join(alone.split())}"
+    assert captured.err.startswith("lfm2np: NumericsError: 1 of the samples failed: request 0: ")
+    assert captured.err.count("\n") == 1
 
 
 def test_generate_prints_the_text_of_the_ids_that_json_shows(model, capsys):
-    arguments = ["generate", "--model", str(model), "--prompt", "hello", "--max-tokens", "9"]
-    shown = answer(capsys, *arguments)
-    assert main(arguments) == 0
+    arguments = ["--model", str(model), "--prompt", "hello", "--max-tokens", "9"]
+    shown = completion(capsys, *arguments)
+    assert main(["generate", *arguments]) == 0
     assert capsys.readouterr().out == f"{shown['text']}\n"
-    assert set(shown) >= {"prompt_token_ids", "token_ids", "text", "finish_reason", "logprobs", "model", "numerics"}
     assert shown["finish_reason"] in ("stop", "length")
     assert shown["logprobs"] is None
 
 
 def test_generate_without_a_tokenizer_takes_and_prints_ids(model, capsys):
     (model / "tokenizer.json").unlink()
-    arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3"]
-    shown = answer(capsys, *arguments)
+    arguments = ["--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "3"]
+    shown = completion(capsys, *arguments)
     assert shown["text"] is None
-    assert main(arguments) == 0
+    assert main(["generate", *arguments]) == 0
     ids = shown["token_ids"]
     assert isinstance(ids, list)
     assert capsys.readouterr().out == ",".join(map(str, ids)) + "\n"
@@ -180,7 +230,7 @@ def test_generate_without_a_tokenizer_takes_and_prints_ids(model, capsys):
 
 
 def test_chat_renders_the_template_with_one_bos(model, capsys):
-    shown = answer(capsys, "generate", "--model", str(model), "--chat", "hi", "--system", "be", "--max-tokens", "1")
+    shown = completion(capsys, "--model", str(model), "--chat", "hi", "--system", "be", "--max-tokens", "1")
     ids = shown["prompt_token_ids"]
     assert isinstance(ids, list)
     assert ids[0] == SPECIALS.index("<|startoftext|>")
@@ -189,7 +239,7 @@ def test_chat_renders_the_template_with_one_bos(model, capsys):
 
 
 def test_logprobs_are_the_best_tokens_in_order(model, capsys):
-    shown = answer(capsys, "generate", "--model", str(model), "--prompt", "a", "--max-tokens", "4", "--logprobs", "3")
+    shown = completion(capsys, "--model", str(model), "--prompt", "a", "--max-tokens", "4", "--logprobs", "3")
     logprobs = shown["logprobs"]
     assert isinstance(logprobs, list)
     for position, token_id in zip(logprobs, shown["token_ids"], strict=True):
@@ -203,7 +253,7 @@ def test_logprobs_are_the_best_tokens_in_order(model, capsys):
 
 
 def test_score_agrees_with_the_logprobs_of_generation(model, capsys):
-    shown = answer(capsys, "generate", "--model", str(model), "--prompt", "a", "--max-tokens", "5", "--logprobs", "1")
+    shown = completion(capsys, "--model", str(model), "--prompt", "a", "--max-tokens", "5", "--logprobs", "1")
     ids = [*shown["prompt_token_ids"], *shown["token_ids"]]
     scored = answer(capsys, "score", "--model", str(model), "--prompt-ids", ",".join(map(str, ids)))
     scores = scored["scores"][-5:]
@@ -235,25 +285,25 @@ def test_prompts_come_from_files_and_standard_input(model, capsys, tmp_path, mon
     ids, text = tmp_path / "ids.txt", tmp_path / "prompt.txt"
     ids.write_text("1, 2\n3\n")
     text.write_text("hé\n")
-    options = ["generate", "--model", str(model), "--max-tokens", "1"]
-    assert answer(capsys, *options, "--prompt-ids-file", str(ids))["prompt_token_ids"] == [1, 2, 3]
-    from_file = answer(capsys, *options, "--prompt-file", str(text))["prompt_token_ids"]
-    assert from_file == answer(capsys, *options, "--prompt", "hé\n")["prompt_token_ids"]
+    options = ["--model", str(model), "--max-tokens", "1"]
+    assert completion(capsys, *options, "--prompt-ids-file", str(ids))["prompt_token_ids"] == [1, 2, 3]
+    from_file = completion(capsys, *options, "--prompt-file", str(text))["prompt_token_ids"]
+    assert from_file == completion(capsys, *options, "--prompt", "hé\n")["prompt_token_ids"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"7,8")))
-    assert answer(capsys, *options, "--prompt-ids-file", "-")["prompt_token_ids"] == [7, 8]
+    assert completion(capsys, *options, "--prompt-ids-file", "-")["prompt_token_ids"] == [7, 8]
 
 
 def test_score_shows_the_tokens_of_a_completion_only(model, capsys):
     options = ["score", "--model", str(model), "--chat", "hi"]
     whole = answer(capsys, *options, "--completion", "hello")
     assert isinstance(whole["token_ids"], list)
-    prompt = answer(capsys, "generate", *options[1:], "--max-tokens", "1")["prompt_token_ids"]
+    prompt = completion(capsys, *options[1:], "--max-tokens", "1")["prompt_token_ids"]
     assert isinstance(prompt, list)
-    completion = whole["token_ids"][len(prompt) :]
+    added = whole["token_ids"][len(prompt) :]
     assert whole["token_ids"][: len(prompt)] == prompt
-    assert [s["token_id"] for s in whole["scores"]] == completion
-    assert [s["position"] for s in whole["scores"]] == list(range(len(prompt), len(prompt) + len(completion)))
-    same = answer(capsys, *options, "--completion-ids", ",".join(map(str, completion)))
+    assert [s["token_id"] for s in whole["scores"]] == added
+    assert [s["position"] for s in whole["scores"]] == list(range(len(prompt), len(prompt) + len(added)))
+    same = answer(capsys, *options, "--completion-ids", ",".join(map(str, added)))
     assert same["total_logprob"] == whole["total_logprob"]
 
 

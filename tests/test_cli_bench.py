@@ -20,6 +20,7 @@ def answer(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.rounding
 def test_steps_as_json(capsys):
     found = answer(capsys, *ALONE)
     assert set(found) == {"model", "machine", "threads", "share_of_others", "sides", "cells", "notes"}
@@ -37,6 +38,7 @@ def test_steps_as_json(capsys):
             assert one["median"] == statistics.median(other / own for own, other in pairs)
 
 
+@pytest.mark.rounding
 def test_steps_as_a_table(capsys):
     assert main([*ALONE]) == 0
     captured = capsys.readouterr()
@@ -48,6 +50,7 @@ def test_steps_as_a_table(capsys):
     assert [line.split()[0] for line in lines if line.startswith("prefill-6")] == ["prefill-6"] * 3
 
 
+@pytest.mark.rounding
 def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, monkeypatch):
     monkeypatch.setattr(measure, "available_bytes", lambda: 0)
     found = answer(capsys, *ALONE)
@@ -56,6 +59,7 @@ def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, mo
     assert found["notes"] == ["not all sides fit into memory together: each was loaded anew in each round"]
 
 
+@pytest.mark.rounding
 def test_missing_peers_are_said(capsys, monkeypatch):
     monkeypatch.setattr(measure, "has_peers", lambda: False)
     assert answer(capsys, *TINY)["notes"] == [
@@ -66,6 +70,7 @@ def test_missing_peers_are_said(capsys, monkeypatch):
 PROFILE = ("bench", "profile", *TINY[1:])
 
 
+@pytest.mark.rounding
 def test_profile_as_json(capsys):
     found = answer(capsys, *PROFILE)
     assert set(found) == {"model", "machine", "threads", "share_of_others", "profile"}
@@ -78,6 +83,7 @@ def test_profile_as_json(capsys):
         assert set(products) == {"linear", "attention"}
 
 
+@pytest.mark.rounding
 def test_profile_of_one_arithmetic_as_a_table(capsys):
     assert main([*PROFILE, "--numerics", "float32"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -86,6 +92,7 @@ def test_profile_of_one_arithmetic_as_a_table(capsys):
     assert [line[: line.index("  ")] for line in lines[head + 1 :]] == ["step", *PARTS, REST]
 
 
+@pytest.mark.rounding
 def test_five_as_json(capsys):
     found = answer(capsys, "bench", "five", "--model", MODEL, "--new-tokens", "3", "--threads", "1")
     assert set(found) == {"model", "machine", "threads", "share_of_others", "five"}

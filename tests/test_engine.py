@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runs import BLOCK_SIZES, LONGEST_PROMPT, MOST_TOKENS, Run
+from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import LLM, Engine, RequestError, SamplingParams
@@ -148,7 +149,7 @@ def test_bad_input_is_an_error_for_that_request_alone(trained: Model, bad: dict[
     with pytest.raises(RequestError, match="not known"):
         engine.abort("nobody")
     (output,) = [output for output in engine.stream() if output.finished]
-    assert list(output.outputs[0].token_ids) == list(trained.generate(ids, max_tokens=4).token_ids)
+    assert list(output.outputs[0].token_ids) == list(greedy_tokens(trained, ids, 4))
 
 
 def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
@@ -165,7 +166,7 @@ def test_an_overflow_ends_only_the_request_that_has_it(trained: Model):
     outputs = {output.request_id: output for output in engine.stream() if output.finished}
     assert outputs["bad"].outputs[0].finish_reason == "error"
     assert "NumericsError" in (outputs["bad"].outputs[0].error or "")
-    assert list(outputs["good"].outputs[0].token_ids) == list(trained.generate(good, max_tokens=4).token_ids)
+    assert list(outputs["good"].outputs[0].token_ids) == list(greedy_tokens(trained, good, 4))
 
 
 def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monkeypatch: pytest.MonkeyPatch):
@@ -179,7 +180,7 @@ def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monke
             engine.step()
     check(engine.scheduler)
     (output,) = [output for output in engine.stream() if output.finished]
-    assert list(output.outputs[0].token_ids) == list(trained.generate(ids, max_tokens=9).token_ids)
+    assert list(output.outputs[0].token_ids) == list(greedy_tokens(trained, ids, 9))
 
 
 def test_memory_is_allocated_once_and_is_what_blocks_times_size_says(trained: Model):

@@ -10,11 +10,13 @@ from types import FrameType
 
 import numpy as np
 import pytest
+from truths import greedy_tokens
 
 import lfm2np
 import scheduler
 from lfm2np import LLM, Draft, Engine, ModelDrafter, NgramDrafter, RequestError, SamplingParams
-from lfm2np.loading import Model, hand_fixture
+from lfm2np.loaded import hand_fixture
+from lfm2np.loading import Model
 from lfm2np.outputs import RequestOutput
 from scheduler import replay
 
@@ -241,7 +243,7 @@ def test_a_drafter_may_not_call_its_engine(trained: Model):
     engine = Engine(trained, drafter=Aborting(), num_blocks=100, check=True)
     engine.add_request("a", [1, 5, 6, 5, 6], greedy())
     (output,) = [one for one in engine.stream() if one.finished]
-    assert output.outputs[0].token_ids == trained.generate([1, 5, 6, 5, 6], max_tokens=6).token_ids
+    assert output.outputs[0].token_ids == greedy_tokens(trained, [1, 5, 6, 5, 6], 6)
     assert output.metrics is not None
     assert "called from inside a step" in str(output.metrics.draft_error)
 
@@ -276,7 +278,7 @@ def test_a_trace_that_can_not_be_written_harms_no_request(trained: Model, at: in
             failures += 1
     assert failures == (at < 8)
     assert {name: one.outputs[0].token_ids for name, one in outputs.items()} == dict.fromkeys(
-        ("a", "b"), trained.generate([1, 5, 6], max_tokens=4).token_ids
+        ("a", "b"), greedy_tokens(trained, [1, 5, 6], 4)
     )
 
 

@@ -95,6 +95,7 @@ def test_the_trained_golden_holds_the_prompts_that_its_texts_encode_to() -> None
     assert sum(map(len, prompts("trained"))) == TRAINED_POSITIONS >= 200
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_float64_is_transformers_with_norms_and_rotations_in_float64_too(name: str) -> None:
     """Measured: 4e-13, `magnitudes` 8.8e-13; most of it the float32 that the difference to stock is stored in."""
@@ -106,6 +107,7 @@ def test_float64_is_transformers_with_norms_and_rotations_in_float64_too(name: s
         assert worst_and_rms(ours(name, "float64")[i] - true)[0] <= 1e-11, f"prompt {i}"
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_stock_float64_is_not_float64_throughout(name: str) -> None:
     """Its norms are float32 (measured: 2.2e-6 to 2.8e-5): the test above would be idle without `true_minus_stock`."""
@@ -122,12 +124,13 @@ def test_exact_is_no_further_from_float64_than_transformers_in_float32(name: str
     assert exact_rms <= float32_rms
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_is_about_as_far_from_float64_as_transformers_in_float32(name: str) -> None:
-    """Measured: root mean squares within 20 % of each other."""
+    """Measured, by the kernels: 0.82 to 1.16 of its root mean square. Kernels that sum better may be closer."""
     _, our_rms = errors(name, np.concatenate(ours(name, "float32")))
     _, peer_rms = errors(name, peer(name, "float32"))
-    assert peer_rms / 2 <= our_rms <= 2 * peer_rms
+    assert peer_rms / 4 <= our_rms <= 2 * peer_rms
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,6 +143,7 @@ def test_exact_chooses_the_greedy_tokens_of_float64(name: str) -> None:
     assert exact.argmax(-1)[decided].tolist() == wide.argmax(-1)[decided].tolist()
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_off_by_a_few_per_cent_of_the_logits_deviation(name: str) -> None:
     """One rounding to 8 bits costs 0.1 %, a network of them (measured) 0.6 to 5.7 %; float32 is 10,000 times closer."""

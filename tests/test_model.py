@@ -21,13 +21,15 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from truths import greedy_steps
 
 import lfm2np
-from lfm2np import reference
+from lfm2np import engine, reference
 from lfm2np.checkpoint import open_checkpoint, widen
 from lfm2np.digest import LENGTHS, digest_prompt
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
 from lfm2np.generation import collect
+from lfm2np.logprobs import token_logprobs
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.shapes import check
@@ -46,6 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> lfm2np.Model:
     return lfm2np.load(directory)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", NAMES)
 def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, numerics):
     logits = lfm2np.load(model.path, numerics).logits([1, 2, 3])
@@ -88,6 +91,40 @@ def test_generation_is_the_argmax_of_the_logits_of_everything_so_far(model, prom
     assert completion.text == model.tokenizer.decode(completion.token_ids)
 
 
+@pytest.mark.parametrize("path", [None, *TORTURE], ids=lambda path: "trained" if path is None else path.name)
+def test_generation_is_the_reference_s_bit_for_bit(path):
+    """The engine and its cache, in chunks and one token after the other, against the whole sequence anew each time."""
+    model = lfm2np.load(path)
+    ids = np.random.default_rng(3).integers(0, model.config.vocab_size, 19).tolist()
+    truth = greedy_steps(model, ids, 9)
+    tokens = list(model.stream(ids, 9, logprobs=3))
+    assert [(one.token_id, one.logits.tobytes()) for one in tokens] == [(t, row.tobytes()) for t, row in truth]
+    assert [one.logprobs for one in tokens] == [token_logprobs(model.numerics, row, t, 3) for t, row in truth]
+    assert [one.finish_reason for one in tokens[:-1]] == [None] * (len(tokens) - 1)
+    assert model.generate(ids, 9).token_ids == tuple(token_id for token_id, _ in truth)
+
+
+def test_one_request_takes_the_memory_of_one_request(monkeypatch):
+    """Not the 1 GiB that an engine takes for requests that it does not know yet."""
+    made = []
+    make = engine.make_cache
+    monkeypatch.setattr(engine, "make_cache", lambda *args: made.append(make(*args)) or made[-1])
+    model = lfm2np.load()
+    model.generate([1, 5, 6], max_tokens=4)
+    (cache,) = made
+    assert {len(array) for layer in cache.blocks for array in layer} == {1}, "blocks of 16 tokens"
+    assert len(cache.states) == 1
+    assert cache.checkpoints.size == 0
+
+
+def test_a_prompt_s_progress_is_told_by_layers_of_each_chunk(model):
+    seen: list[tuple[int, int]] = []
+    tokens = model.stream([1] * 5, 2, progress=lambda *args: seen.append(args))
+    assert seen == []
+    next(tokens)
+    assert seen == [(1, 2), (2, 2)]
+
+
 def test_generation_stops_at_the_longest_context(model):
     endless = dataclasses.replace(model, config=dataclasses.replace(model.config, eos_token_ids=()))
     completion = endless.generate([1] * 125, max_tokens=50)
@@ -125,6 +162,7 @@ def test_an_untied_embedding_that_is_not_finite_is_refused(tmp_path):
         lfm2np.load(tmp_path)
 
 
+@pytest.mark.rounding
 def test_weights_prepared_for_exact_are_refused_by_the_others(model):
     with pytest.raises(NumericsError, match="prepared for exact, not for float32"):
         numerics_named("float32").linear(np.ones((1, 16), np.float32), model.weights.head)
@@ -251,7 +289,7 @@ def test_a_model_shows_its_path_and_arithmetic(model):
 
 
 def test_a_missing_fixture_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("lfm2np.loading.__file__", str(tmp_path / "site" / "lfm2np" / "loading.py"))
+    monkeypatch.setattr("lfm2np.loaded.__file__", str(tmp_path / "site" / "lfm2np" / "loaded.py"))
     with pytest.raises(CheckpointError, match="trained fixture is not in this installation"):
         lfm2np.trained_fixture()
 

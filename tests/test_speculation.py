@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import LONGEST_PROMPT, MOST_TOKENS, Run
+from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
@@ -166,15 +167,15 @@ def test_verify_notices_a_rejected_draft_in_the_live_state(trained: Model):
 
 def test_a_right_drafter_saves_the_steps_it_promises(trained: Model):
     ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
-    plain = trained.generate(ids, max_tokens=40)
-    truth = {"a": list(plain.token_ids)}
+    plain = greedy_tokens(trained, ids, 40)
+    truth = {"a": list(plain)}
     for most, steps in ((1, 10), (2, 7), (4, 4), (30, 2)):
         engine = Engine(trained, drafter=ScriptedDrafter(truth), num_speculative_tokens=most)
         engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=40))
         (output,) = [output for output in engine.stream() if output.finished]
-        assert output.outputs[0].token_ids == plain.token_ids
-        assert output.outputs[0].text == plain.text
-        count = len(plain.token_ids)
+        assert output.outputs[0].token_ids == plain
+        assert output.outputs[0].text == trained.tokenizer.decode(plain[:-1])
+        count = len(plain)
         assert engine.metrics.steps == -(-count // (most + 1)) == count - engine.metrics.steps_saved
         assert output.metrics is not None
         assert output.metrics.accepted_tokens == engine.metrics.accepted_tokens == sum(engine.metrics.accepted_at)
@@ -197,7 +198,7 @@ STOPS = [
 def counted(trained: Model) -> tuple[list[int], list[int]]:
     """A prompt, and what follows it."""
     ids = trained.tokenizer.encode_chat([{"role": "user", "content": "count: 23 to 31"}])
-    return ids, list(trained.generate(ids, max_tokens=60).token_ids)
+    return ids, list(greedy_tokens(trained, ids, 60))
 
 
 @pytest.mark.parametrize("params", STOPS)
@@ -251,7 +252,7 @@ class Faulty:
 )
 def test_a_drafter_that_fails_costs_its_own_request_speed_and_nothing_else(trained: Model, fault: str):
     prompts = {name: trained.prompt_ids(f"{name}: 3 6 4 ->") for name in ("copy", "sort", "bad")}
-    truth = {name: list(trained.generate(ids, max_tokens=8).token_ids) for name, ids in prompts.items()}
+    truth = {name: list(greedy_tokens(trained, ids, 8)) for name, ids in prompts.items()}
     params = SamplingParams(temperature=0.0, max_tokens=8)
     drafter = Faulty(ScriptedDrafter(truth), fault)
     engine = Engine(trained, drafter=drafter, num_blocks=100, check=True)
@@ -291,5 +292,5 @@ def test_an_interrupted_drafter_leaves_an_engine_that_goes_on(trained: Model):
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     (output,) = [output for output in engine.stream() if output.finished]
-    assert output.outputs[0].token_ids == trained.generate(ids, max_tokens=8).token_ids
+    assert output.outputs[0].token_ids == greedy_tokens(trained, ids, 8)
     replay(trace.getvalue().splitlines())

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.engine import Engine
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.model import Segment, StepResult, make_segments
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.weights import AttentionWeights
@@ -33,7 +33,7 @@ class FillableEngine(Engine):
         return super()._compute(plan) if self.fill is None else random_step(self.model, plan, self.fill)
 
 
-def random_step(model: Model, plan: BatchPlan, entries: Entries) -> StepResult:
+def random_step(model: LoadedModel, plan: BatchPlan, entries: Entries) -> StepResult:
     """What a step would return that computed these entries: states of ones, and logits that choose token 0."""
     config = model.config
     convolutions = config.layer_types.count("conv")
@@ -47,7 +47,7 @@ def random_step(model: Model, plan: BatchPlan, entries: Entries) -> StepResult:
     return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)
 
 
-def random_entries(model: Model, count: int) -> Entries:
+def random_entries(model: LoadedModel, count: int) -> Entries:
     """Keys and values of `count` tokens, per attention layer, in the form in which the cache holds them."""
     rng = np.random.default_rng(0)
     numerics = model.numerics
@@ -64,7 +64,7 @@ def random_entries(model: Model, count: int) -> Entries:
     ]
 
 
-def make_engine(model: Model, requests: int, longest: int, step_tokens: int | None = None) -> FillableEngine:
+def make_engine(model: LoadedModel, requests: int, longest: int, step_tokens: int | None = None) -> FillableEngine:
     """Room for so many requests of at most `longest` tokens, all of them in one step or `step_tokens` at a time."""
     return FillableEngine(
         model,
@@ -76,7 +76,7 @@ def make_engine(model: Model, requests: int, longest: int, step_tokens: int | No
     )
 
 
-def random_prompt(model: Model, length: int, seed: int) -> list[int]:
+def random_prompt(model: LoadedModel, length: int, seed: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, model.config.vocab_size, length)]
 
 
@@ -85,7 +85,7 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def decoding_engine(model: Model, requests: int, context: int, steps: int, fill: Entries) -> FillableEngine:
+def decoding_engine(model: LoadedModel, requests: int, context: int, steps: int, fill: Entries) -> FillableEngine:
     """An engine whose requests have `context` tokens in the cache and may run for that many steps."""
     engine = make_engine(model, requests, context + steps)
     for index in range(requests):

@@ -12,7 +12,7 @@ others taken from the straight lines between them; `whole` times every pass.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from lfm2np.bench.measure import Turns
 from lfm2np.bench.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.bench.ways import CONTINUOUS, ONE_BY_ONE, PADDED, WAYS, WITHOUT_CACHE, answer_lengths, recomputed_lengths
+from lfm2np.progress import Progress
 
 SAMPLED_LENGTHS = 8
 CAUSES = {"cache": (WITHOUT_CACHE, ONE_BY_ONE), "batch": (ONE_BY_ONE, PADDED), "no padding": (PADDED, CONTINUOUS)}
 TARGETS = {256: 16.0, 1024: 40.0}  # gain of the last way over the first, by the longest answer
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lfm2np.bench.engine_side import STEP_TOKENS
 from lfm2np.bench.measure import Turns
 from lfm2np.bench.side_process import SideProcess
 from lfm2np.bench.table import columns
+from lfm2np.progress import Progress
 
 CONTEXTS = (128, 384, 768, 1024, 1536, 2048, 3072, 4096)
 REQUESTS = (1, 16)
@@ -22,8 +23,6 @@ STEPS = 3
 PROMPTS = (2048, 4096, 8192)  # tokens
 MOST_OVER_FIT = 1.2
 MOST_PREFILL_BYTES = 2**30  # beyond weights and cache, whatever the prompt's length
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

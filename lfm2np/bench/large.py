@@ -7,7 +7,7 @@ pieces; the pages of the file that the system keeps mapped are its own to give b
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ from lfm2np.bench.cells import Cell, cells_named
 from lfm2np.bench.measure import Turns
 from lfm2np.bench.side_process import SideProcess
 from lfm2np.bench.table import columns
+from lfm2np.progress import Progress
 
 CELLS = cells_named("prefill-128,decode-1x128,decode-16x128")
 MOST_BYTES = 12 * 2**30
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

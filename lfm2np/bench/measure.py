@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lfm2np.bench.side_process import SideProcess
 from lfm2np.checkpoint import parameter_count
 from lfm2np.config import ModelConfig
 from lfm2np.errors import RequestError
+from lfm2np.progress import Progress
 
 OURS = ("exact", "float32")
 FLOORS = ("floor-float64", "floor-float32")
@@ -31,8 +32,6 @@ WEIGHT_BYTES = {
     "transformers-bfloat16": 2,
 }
 SPARE_BYTES = 2 * 2**30
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass

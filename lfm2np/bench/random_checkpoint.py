@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint import SINGLE, expected_tensors
 from lfm2np.config import ModelConfig, parse_config
 from lfm2np.errors import CheckpointError
+from lfm2np.progress import Progress
 
 SEED = 350
 ROWS = 2**12  # of a tensor, made at a time
@@ -64,8 +65,6 @@ LARGE_CONFIG: dict[str, object] = {
 }
 SMALL, LARGE = "LFM2-350M", "LFM2-2.6B"
 CONFIGS = {SMALL: CONFIG, LARGE: LARGE_CONFIG}
-
-Progress = Callable[[int, int], None]
 
 
 def cache_directory() -> Path:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lfm2np import scoring
 from lfm2np.conformance.draining import drain
 from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.drafters import Drafter, NgramDrafter, ScriptedDrafter
@@ -48,7 +49,9 @@ class Own:
         return [found[one.request_id] for one in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        return [one.logprob for one in self.engine.model.score(token_ids)]
+        model = self.engine.model
+        scores = scoring.score(model.weights, model.config, model.numerics, model.prompt_ids(token_ids))
+        return [one.logprob for one in scores]
 
     # level c
     def add(self, request: Request) -> None:

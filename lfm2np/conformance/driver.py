@@ -18,7 +18,7 @@ from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.rounding import format_of, require_explained
 from lfm2np.conformance.strategies import Scenario
 from lfm2np.errors import RequestError
-from lfm2np.generation import token_logprobs
+from lfm2np.logprobs import token_logprobs
 from lfm2np.sampling import choose, request_seed
 
 

@@ -16,7 +16,8 @@ from lfm2np.drawings.leaks import Leak, leak
 from lfm2np.drawings.orders import Orders, both_orders
 from lfm2np.drawings.recorded import Coming, recorded, texts
 from lfm2np.drawings.run import Run, read_run
-from lfm2np.loading import Model, hand_fixture, load
+from lfm2np.loaded import hand_fixture
+from lfm2np.loading import Model, load
 from lfm2np.sampling_params import SamplingParams
 
 HAND_SIZES: dict[str, Any] = {"block_size": 2, "num_blocks": 16, "max_num_batched_tokens": 6, "max_num_seqs": 4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from lfm2np.drawings import demo
@@ -22,8 +21,7 @@ from lfm2np.drawings.views.speculation import speculation
 from lfm2np.drawings.views.timeline import timeline
 from lfm2np.drawings.views.worksheet import worksheet
 from lfm2np.loading import Model
-
-Progress = Callable[[int, int], None]
+from lfm2np.progress import Progress
 
 
 def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:

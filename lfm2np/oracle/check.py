@@ -5,7 +5,7 @@ workloads -> target -> transcript -> judge (truth, noise) -> total -> report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.loading import Model
@@ -17,11 +17,11 @@ from lfm2np.oracle.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.verdict import Position
 from lfm2np.oracle.workloads import Round, Writer, rounds
+from lfm2np.progress import ProgressOf
 from lfm2np.work import AnyPlace, place_of
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -57,7 +57,7 @@ def check(
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
-    progress: Progress = silent,
+    progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> Checked:
     """Asks what the workloads ask, and judges the answers: `ask_all`, then `judged`.
@@ -77,7 +77,7 @@ def ask_all(
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
-    progress: Progress = silent,
+    progress: ProgressOf = silent,
 ) -> Asked:
     """Asks what the workloads ask.
 
@@ -104,7 +104,7 @@ def judged(
     format_name: str,
     pairs: Sequence[Pair],
     not_put: Sequence[str] = (),
-    progress: Progress = silent,
+    progress: ProgressOf = silent,
     known: Known | None = None,
 ) -> Checked:
     """The verdict on answers that are there: of this run, or recorded earlier."""

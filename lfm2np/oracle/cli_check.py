@@ -13,8 +13,9 @@ from pathlib import Path
 
 from lfm2np import cli_work
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loading import Model, checkpoint_directory, load
-from lfm2np.oracle.check import SCORING, Checked, Progress, ask_all, judged
+from lfm2np.loaded import checkpoint_directory
+from lfm2np.loading import Model, load
+from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.exec_target import ExecTarget
 from lfm2np.oracle.file_target import FileTarget, Transcript, recorded
@@ -28,6 +29,7 @@ from lfm2np.oracle.target import Target, TargetError
 from lfm2np.oracle.transformers_target import TransformersTarget
 from lfm2np.oracle.whole_file import write_whole
 from lfm2np.oracle.workloads import CASES
+from lfm2np.progress import ProgressOf
 from lfm2np.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.work import Place
 
@@ -111,7 +113,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         return judged(model, found.abilities, arguments.format, found.pairs, found.not_put, shown, known), place
 
 
-def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: Progress) -> Checked:
+def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
     """What was recorded earlier, all of it."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
     return judged(model, abilities, arguments.format, pairs, progress=shown, known=Known(place=place))

@@ -14,7 +14,7 @@ from typing import Any
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.config import load_config
 from lfm2np.errors import InconclusiveError, ProofError
-from lfm2np.loading import checkpoint_directory
+from lfm2np.loaded import checkpoint_directory
 from lfm2np.oracle.dump import read_dump, read_names
 from lfm2np.oracle.locate import EMBEDDINGS, Finding, Report, locate
 from lfm2np.oracle.operations import operations

@@ -24,6 +24,7 @@ Array = NDArray[Any]
 IDS = "token_ids"
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
 ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "attended", "out_proj")
 MOST_LISTED = 5
 
@@ -154,9 +155,8 @@ def format_of(dtype: str, what: str) -> str:
 
 def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
     """float64; bfloat16 is the upper half of a float32."""
-    if dtype == "BF16":
-        return widen(np.frombuffer(content, "<u2"), dtype).astype(np.float64).reshape(shape)
-    return np.frombuffer(content, REAL[dtype]).astype(np.float64).reshape(shape)
+    values = np.frombuffer(content, STORED[dtype]).reshape(shape)
+    return (widen(values, dtype) if dtype == "BF16" else values).astype(np.float64)
 
 
 def as_rows(values: Array, operation: Operation, tokens: int, config: ModelConfig, what: str) -> Array:

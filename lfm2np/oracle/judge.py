@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of
 from lfm2np.oracle.noise import truths_of as computed_truths
 from lfm2np.oracle.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
+from lfm2np.progress import Progress
 from lfm2np.work import Place
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]
-Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Known:
 
 
 def judge(
-    model: Model,
+    model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
     progress: Progress | None = None,
@@ -66,7 +66,9 @@ def sequence(ask: Ask, answer: Answer) -> Ids:
     return (*ask.prompt_token_ids, *(answer.token_ids or ()))
 
 
-def truths_of(model: Model, pairs: Sequence[Pair], known: Known, progress: Progress | None = None) -> dict[Ids, Truth]:
+def truths_of(
+    model: LoadedModel, pairs: Sequence[Pair], known: Known, progress: Progress | None = None
+) -> dict[Ids, Truth]:
     """By sequence; those that are the beginning of another share its truth, since the arithmetic is causal."""
     wanted: dict[Ids, dict[int, set[int]]] = {}
     for ask, answer in pairs:

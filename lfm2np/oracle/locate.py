@@ -25,7 +25,7 @@ from lfm2np.oracle.dump import Dump, default_format
 from lfm2np.oracle.operations import Operation, Oracle, operations
 from lfm2np.oracle.patterns import describe_channels, describe_rows
 from lfm2np.oracle.spread import PRECISIONS, Measured, Precision, precision_named, rounded
-from lfm2np.weights import Progress
+from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"
@@ -131,9 +131,12 @@ def locate(
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
-    """A coarser format than `precision` that holds all numbers dumped behind the embeddings."""
+    """The coarsest format below `precision` that holds all numbers dumped behind the embeddings.
+
+    The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16 too, hardly ever the reverse.
+    """
     tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS]
-    for one in PRECISIONS.values():
+    for one in sorted(PRECISIONS.values(), key=lambda one: one.unit, reverse=True):
         if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
             return one.name
     return None

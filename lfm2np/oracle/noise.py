@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from lfm2np import ragged, reference
 from lfm2np.checkpoint import open_checkpoint
 from lfm2np.errors import NumericsError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.exact import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
+from lfm2np.progress import Progress
 from lfm2np.scoring import LOGITS_AT_ONCE
-from lfm2np.weights import ModelWeights, Progress, prepare_weights
+from lfm2np.weights import ModelWeights, prepare_weights
 from lfm2np.work import AnyPlace, Work, compute, cut, place_of
 
 Array = NDArray[Any]
@@ -86,13 +87,13 @@ class Noise:
         return max(LEAST, float(np.sqrt((np.mean(difference**2) + 2.0 * self.spread[row] ** 2) / 2.0)))
 
 
-def truth_of(model: Model, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) -> Truth:
+def truth_of(model: LoadedModel, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) -> Truth:
     """Teacher forcing in exact arithmetic: `wanted` are the tokens to look at, by row, beside the likeliest."""
     return truths_of(model, {tuple(token_ids): wanted})[0]
 
 
 def truths_of(
-    model: Model,
+    model: LoadedModel,
     wanted: Mapping[Ids, Mapping[int, Sequence[int]]],
     place: AnyPlace = None,
     progress: Progress | None = None,
@@ -113,7 +114,7 @@ def truths_of(
     return truths
 
 
-def truth_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each sequence the arrays of its Truth, or `error`: the same bits on every machine."""
     sequences = [item["token_ids"][:-1] for item in items]
     states, runs = ragged.hidden_states(model.weights, model.config, model.numerics, sequences)
@@ -128,7 +129,7 @@ def truth_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[dict[s
     return found
 
 
-def truth_rows(model: Model, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
+def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
     """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
     vocabulary = model.config.vocab_size
     count = num_columns(wanted, vocabulary)
@@ -175,7 +176,7 @@ def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: in
 
 
 def noise_of(
-    model: Model,
+    model: LoadedModel,
     truths: Sequence[Truth],
     format_name: str,
     draws: int = DRAWS,
@@ -200,7 +201,7 @@ def noise_of(
     return [Noise(each, spread_of(each)) for each in map(np.stack, zip(*errors, strict=True))]
 
 
-def noise_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[list[NDArray[np.float32]]]:
+def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[list[NDArray[np.float32]]]:
     """Of each engine that could be, the errors [T, J] of its log-probabilities at the columns of each truth."""
     found = []
     for item in items:
@@ -218,7 +219,7 @@ def noise_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[list[N
 
 
 def logprobs_under(
-    model: Model,
+    model: LoadedModel,
     weights: ModelWeights,
     numerics: Numerics,
     sequences: Sequence[Sequence[int]],

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.engine import Engine
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.outputs import RequestOutput
@@ -121,7 +121,7 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
     return found
 
 
-def record(model: Model, token_ids: Sequence[int]) -> Dump:
+def record(model: LoadedModel, token_ids: Sequence[int]) -> Dump:
     """All tensors [T, width] of one sequence as reference.py computes them, and `token_ids`."""
     ids = model.prompt_ids(list(token_ids))
     recorder = Recorder(model.weights, model.numerics)
@@ -138,7 +138,7 @@ class RecordedEngine:
     engine computes those of few positions only.
     """
 
-    def __init__(self, model: Model, **options: Any) -> None:
+    def __init__(self, model: LoadedModel, **options: Any) -> None:
         self._recorder = Recorder(model.weights, model.numerics)
         self._trace = io.StringIO()
         recorded = replace(model, numerics=cast(Numerics, self._recorder))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.errors import NumericsError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
+from lfm2np.progress import Progress
 
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
 
@@ -32,11 +33,11 @@ class Total:
 
 
 def total(
-    model: Model,
+    model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     known: Known | None = None,
 ) -> Total:
     """All positions together; where they drift, the other formats are tried as an explanation."""
@@ -65,13 +66,13 @@ def total(
 
 
 def decided(
-    model: Model,
+    model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
     chance: float,
     unanswered: Sequence[str],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
     known: Known | None,
 ) -> tuple[Verdict, list[str]]:
     bugs = [one for one in positions if one.verdict is Verdict.BUG]
@@ -102,11 +103,11 @@ def decided(
 
 
 def explaining_format(
-    model: Model,
+    model: LoadedModel,
     declared: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
     known: Known | None,
 ) -> str | None:
     """Another format under which all errors are as they should be, everywhere, no less; the finest of them.

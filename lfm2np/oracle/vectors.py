@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 import lfm2np
 from lfm2np import reference
 from lfm2np.checkpoint_files import file_sha256, weight_files
+from lfm2np.digest import digest
 from lfm2np.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
-from lfm2np.loading import Model
+from lfm2np.loaded import LoadedModel
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import FLOAT32_UNITS
 from lfm2np.oracle.noise import Noise, Truth, noise_of, truths_of
@@ -34,13 +35,13 @@ from lfm2np.oracle.vectors_files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors_notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.oracle.verdict import LIMIT
+from lfm2np.progress import ProgressOf
 from lfm2np.sampling_params import SamplingParams
 from lfm2np.work import AnyPlace, Place, Work, compute, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
 Key = tuple[Ids, Ids]  # prompt, new tokens
-Progress = Callable[[str, int, int], None]  # what is being done, done, total
 BOUNDED = ("float32", "bfloat16", "float16")  # formats that bounds are made for
 TOP = 8  # likeliest tokens kept of each position
 LOGITS = "logits"
@@ -70,10 +71,10 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def make(
-    model: Model,
+    model: LoadedModel,
     seed: int = 0,
     only: Collection[str] | None = None,
-    progress: Progress = silent,
+    progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> VectorSet:
     """The set of a model; `only` some vectors, by their ids, and those that their schedules name.
@@ -113,7 +114,7 @@ def make(
     return VectorSet(document, tensors, sha256)
 
 
-def require_exact(model: Model) -> None:
+def require_exact(model: LoadedModel) -> None:
     if model.numerics.name != "exact":
         raise RequestError(f"numerics {model.numerics.name}: expected exact, whose bits are the same everywhere")
     if model.config.vocab_size < 2:
@@ -131,7 +132,7 @@ def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chose
     return [one for one in chosen if one.id in wanted]
 
 
-def greedy(model: Model, chosen: Sequence[Chosen], progress: Progress) -> list[Ids]:
+def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
     """New tokens of each, batched; `positions_of` holds them against the reference."""
     engine, found = Engine(model), {}
     for one in chosen:
@@ -145,7 +146,7 @@ def greedy(model: Model, chosen: Sequence[Chosen], progress: Progress) -> list[I
 
 
 def positions_of(
-    model: Model, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: Progress
+    model: LoadedModel, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: ProgressOf
 ) -> dict[Key, list[dict[str, Any]]]:
     """What the set says of each new token of these sequences: what is exact, and bounds of noise."""
     for (_, tokens), known in exact.items():
@@ -219,7 +220,7 @@ def vector_json(one: Chosen, tokens: Ids, positions: list[dict[str, Any]], tenso
 # --- what is exact
 
 
-def exact_rows(model: Model, key: Key) -> tuple[Array, Array]:
+def exact_rows(model: LoadedModel, key: Key) -> tuple[Array, Array]:
     """Logits [N, V] float32 and log-probabilities [N, V] float64 of the N new tokens' positions, in one pass."""
     prompt, tokens = key
     states = reference.hidden_states(model.weights, model.config, model.numerics, (*prompt, *tokens[:-1]))
@@ -238,7 +239,7 @@ def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:
     }
 
 
-def kept_names(model: Model, keep: str) -> list[str] | None:
+def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
     """The tensors that a Chosen.keep stands for; None: all that there are."""
     if keep == "all":
         return None
@@ -253,7 +254,7 @@ def vector_item(key: Key, names: Sequence[str] | None) -> dict[str, Any]:
     return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": None if names is None else list(names)}
 
 
-def vector_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each item the exact part of its positions, and its tensors; from reference.py, one after another."""
     found = []
     for item in items:
@@ -276,12 +277,12 @@ def num_vector_tokens(item: Mapping[str, Any]) -> int:
 VECTOR = Work("vector", vector_items, num_vector_tokens)
 
 
-def model_facts(model: Model) -> dict[str, Any]:
+def model_facts(model: LoadedModel) -> dict[str, Any]:
     """What ties a set to its checkpoint."""
     return {
         "config_sha256": file_sha256(model.path / "config.json"),
         "weights": {name: file_sha256(model.path / name) for name in weight_files(model.path)},
-        "digest": model.digest(),
+        "digest": digest(model.weights, model.config, model.numerics),
         "vocab_size": model.config.vocab_size,
         "layer_types": list(model.config.layer_types),
     }
@@ -290,7 +291,9 @@ def model_facts(model: Model) -> dict[str, Any]:
 # --- verify
 
 
-def verify(model: Model, known: VectorSet, progress: Progress = silent, executor: AnyPlace = None) -> list[Difference]:
+def verify(
+    model: LoadedModel, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
+) -> list[Difference]:
     """All that the set says and the model does not, bit for bit; bounds of noise are taken as they are.
 
     If the model is another one, that alone. After a wrong token the rest of its vector is not looked at.
@@ -319,13 +322,13 @@ def verify(model: Model, known: VectorSet, progress: Progress = silent, executor
     return found
 
 
-def fits(model: Model, vector: Mapping[str, Any]) -> bool:
+def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:
     """Whether the context holds the vector's tokens."""
     return len(vector["prompt_token_ids"]) + len(vector["token_ids"]) <= model.config.max_position_embeddings
 
 
 def verify_vector(
-    model: Model, known: VectorSet, vector: Mapping[str, Any], made: Mapping[str, Any] | None
+    model: LoadedModel, known: VectorSet, vector: Mapping[str, Any], made: Mapping[str, Any] | None
 ) -> Iterator[Difference]:
     """`made` is what the model computes; None: the vector does not fit."""
     name = vector["id"]
@@ -357,12 +360,17 @@ def differing_tensor(vector: str, name: str, found: Array, expected: Array | Non
         wanted = "none of that name" if expected is None else f"shape {expected.shape}"
         yield Difference(vector, None, f"tensor {name}", f"shape {found.shape}", wanted)
         return
-    wrong = np.argwhere(found.view("<u4") != np.ascontiguousarray(expected, "<f4").view("<u4"))
+    wrong = np.argwhere(bits_of(found) != bits_of(expected))
     if len(wrong):
         row, column = (int(one) for one in wrong[0])
         what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
         values = tuple(f"{one!r} ({float(one).hex()})" for one in (found[row, column], expected[row, column]))
         yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
+
+
+def bits_of(values: Array) -> NDArray[np.uint32]:
+    """Of float32 numbers in either byte order: a set's are little-endian, those computed here are the machine's."""
+    return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
 def differing(found: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:

@@ -51,6 +51,7 @@ def counted_step(directory, numerics, cell):
     return counting.linear_maps
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 @pytest.mark.parametrize("numerics", sorted(FLOORS))
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
@@ -81,6 +82,7 @@ def test_the_floor_s_attention_has_the_engine_s_sizes():
     assert (attention.queries.shape, attention.weights.shape) == ((1, 2, 51, 10), (1, 1, 51, 17))
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", sorted(FLOORS))
 def test_a_filled_engine_holds_the_entries_and_decodes_next(numerics):
     model = lfm2np.load(TORTURE / "six_heads_two_kv", numerics)
@@ -108,6 +110,7 @@ def test_no_prompt_of_a_prefill_cell_is_found_in_the_cache():
     assert random_prompt(model, 40, 0) == random_prompt(model, 40, 0)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("side", [EngineSide("exact"), EngineSide("float32"), FloorSide("float64")])
 def test_a_side_times_as_many_steps_as_it_is_asked_for(side):
     side.load(TORTURE / "sharded_mixed_types", 1)

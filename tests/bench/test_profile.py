@@ -30,6 +30,7 @@ class Slow:
         return linear
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("numerics", ["exact", "float32"])
 @pytest.mark.parametrize("cell", ["prefill-7", "decode-3x5"])
 def test_parts_add_up_to_the_step(monkeypatch, numerics, cell):

@@ -54,6 +54,7 @@ def test_a_killed_side_is_one_error_that_says_how_it_ended(others):
     assert children() == others
 
 
+@pytest.mark.rounding
 def test_what_a_side_can_t_do_is_said_and_it_lives_on():
     with SideProcess("float32", MODEL, 1) as side:
         side.ask("load")

@@ -33,6 +33,7 @@ def test_every_way_gives_the_same_answers():
     assert [answer_without_cache(model, prompt, answer) for prompt, answer in pairs] == together
 
 
+@pytest.mark.rounding
 def test_every_way_takes_time():
     model = lfm2np.load(MODEL, "float32")
     assert all(answer_prompts(model, way, 2) > 0 for way in WAYS)
@@ -75,6 +76,7 @@ def test_the_gain_of_rounds_is_taken_within_each():
     assert "integrated" not in five.as_text(found)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("whole", [False, True])
 def test_five_is_measured_in_a_process(whole):
     counted = []

@@ -20,6 +20,8 @@ from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.oracle.emulate import FORMATS
 
+pytestmark = pytest.mark.rounding
+
 OTHERS = [one for one in ALL if "own" not in one.needs]
 BFLOAT16 = Rounding(adapters.own_bfloat16, "bfloat16")
 PLAIN = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0, prompt_logprobs=0)

@@ -81,17 +81,21 @@ def test_float32_weights_keep_36_bits_and_shorter_ones_take_one_slice():
         assert exact.prepare_matrix(shorter, "w").values.shape == (8, 700)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("width", [96, 1024, 4608])
 @pytest.mark.parametrize("short", [True, False])
-def test_a_product_is_closer_to_float64_than_float32_is(width: int, short: bool):
-    """Pinned: float32 weights once shared 53 bits with their inputs, and at width 768 were twice as far off."""
+def test_a_product_is_within_four_units_of_float64_at_any_width(width: int, short: bool):
+    """Units of float32, 2**-24, of the result's size; its own rounding is 0.4 of them, OpenBLAS in float32 2.7 to 5.2.
+
+    Pinned: float32 weights once shared 53 bits with their inputs, and at width 768 were twice as far off as float32.
+    """
     rng = np.random.default_rng(width)
     weight = (rng.normal(size=(64, width)) / width**0.5).astype(np.float32)
     weight = round_to_bfloat16(weight) if short else weight
     x = rng.normal(size=(40, width)).astype(np.float32)
     truth = x.astype(np.float64) @ weight.astype(np.float64).T
-    errors = [np.sqrt(np.mean((a.linear(x, a.prepare_matrix(weight, "w")) - truth) ** 2)) for a in (exact, FLOAT32)]
-    assert errors[0] <= errors[1]
+    error = exact.linear(x, exact.prepare_matrix(weight, "w")) - truth
+    assert np.sqrt(np.mean(error**2) / np.mean(truth**2)) <= 4 * 2.0**-24  # measured: 0.4 to 3.5
 
 
 @given(seeds, kinds, st.integers(2, 400), st.integers(1, 6))
@@ -117,13 +121,15 @@ def test_a_row_of_a_product_does_not_depend_on_its_neighbours(seed, kind, inputs
     assert together.tobytes() == alone.tobytes()
 
 
-def test_the_plain_float32_product_fails_the_same_check():
-    """The control: with BLAS in float32 one row alone differs from the same row in a batch."""
+@pytest.mark.rounding
+def test_the_plain_float32_product_depends_on_the_order_of_its_terms():
+    """The control, on every BLAS. (A row of netlib's does not depend on its neighbours, nor need another's.)"""
     rng = np.random.default_rng(3)
-    matrix = FLOAT32.prepare_matrix(rng.normal(size=(512, 1024)).astype(np.float32), "w")
-    x = rng.normal(size=(16, 1024)).astype(np.float32)
-    alone = np.concatenate([FLOAT32.linear(row[None], matrix) for row in x])
-    assert FLOAT32.linear(x, matrix).tobytes() != alone.tobytes()
+    weight, x = rng.normal(size=(512, 1024)).astype(np.float32), rng.normal(size=(16, 1024)).astype(np.float32)
+    order = rng.permutation(1024)
+    straight = FLOAT32.linear(x, FLOAT32.prepare_matrix(weight, "w"))
+    shuffled = FLOAT32.linear(x[:, order], FLOAT32.prepare_matrix(weight[:, order], "w"))
+    assert straight.tobytes() != shuffled.tobytes()
 
 
 def test_a_zero_sum_is_plus_zero_whatever_the_blas_makes_of_it():
@@ -243,6 +249,7 @@ def test_a_norm_does_not_depend_on_the_order_of_its_channels(seed, kind, width):
     assert straight[:, order].tobytes() == exact.rms_norm(x[:, order], weight[order], 1e-5).tobytes()
 
 
+@pytest.mark.rounding
 @given(st.lists(st.floats(-104, 104, width=32), min_size=1, max_size=30))
 def test_swiglu_is_float64s_rounded_once(gates):
     gate = np.array(gates, np.float32)

@@ -19,7 +19,7 @@ from operands import (
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import exact
-from lfm2np.numerics.ieee import FLOAT32, FLOAT64
+from lfm2np.numerics.ieee import FLOAT64
 from lfm2np.numerics.matrix import AttentionScale
 
 
@@ -123,6 +123,7 @@ def test_attention_in_chunks_equals_attention_in_one_piece(seed, kind, groups, r
     assert whole.tobytes() == np.concatenate(chunks).tobytes()
 
 
+@pytest.mark.rounding
 @given(seeds, st.sampled_from(["normal", "outlier", "constant", "zeros"]), st.integers(1, 60))
 def test_attention_is_as_close_to_float64_as_its_grids_promise(seed, kind, context):
     rng = np.random.default_rng(seed)
@@ -135,6 +136,7 @@ def test_attention_is_as_close_to_float64_as_its_grids_promise(seed, kind, conte
     assert error.max() <= 2.0**-20 * max(np.abs(values).max(), 1e-30)
 
 
+@pytest.mark.rounding
 def test_the_scale_of_an_attention_layer_changes_nothing_but_rounding():
     rng = np.random.default_rng(11)
     q_norm = (rng.normal(size=8) * np.exp2(rng.integers(-6, 6, 8))).astype(np.float32)
@@ -168,11 +170,15 @@ def hidden_giant(rng: np.random.Generator, context: int) -> list[np.ndarray]:
     return [queries, keys, values]
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("context", [256, 4097, 32_003, 131_072])
 @pytest.mark.parametrize("operands", [flat, plain, hidden_giant])
-def test_attention_is_closer_to_float64_than_float32_is_at_any_length(operands, context: int):
-    """Pinned: shares once were 28 bits below the largest value: off by 1.7e-4, and by 8.6e-2 beside a giant."""
+def test_attention_is_within_eight_units_of_float64_at_any_length(operands, context: int):
+    """Units of float32, 2**-24, of the result's size; Haswell's kernels in float32: 1.3 to 36.
+
+    Pinned: shares once were 28 bits below the largest value: off by 1.7e-4, and by 8.6e-2 beside a giant.
+    """
     three = [x.astype(np.float32) for x in operands(np.random.default_rng(context), context)]
     truth = FLOAT64.attend(*(x.astype(np.float64) for x in three), no_scale(1, 64))
-    errors = [np.sqrt(np.mean((a.attend(*three, no_scale(1, 64)) - truth) ** 2)) for a in (exact, FLOAT32)]
-    assert errors[0] <= errors[1]
+    error = exact.attend(*three, no_scale(1, 64)) - truth
+    assert np.sqrt(np.mean(error**2) / np.mean(truth**2)) <= 8 * 2.0**-24  # measured: 0.4 to 6.1

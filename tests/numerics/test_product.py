@@ -59,6 +59,7 @@ def test_streamed_weights_give_the_same_bits(seed: int, rows: int, short: bool, 
         assert exact.linear(x, streamed, own).tobytes() == exact.linear(x, resident, own).tobytes()
 
 
+@pytest.mark.rounding
 def test_streamed_weights_of_an_ordinary_arithmetic_differ_by_rounding_only() -> None:
     rng = np.random.default_rng(5)
     weight, x = rng.normal(size=(37, 11)).astype(np.float32), rng.normal(size=(9, 11)).astype(np.float32)

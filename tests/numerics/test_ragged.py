@@ -33,6 +33,7 @@ def cut(rng: np.random.Generator, entries: tuple[Any, ...]) -> list[tuple[Any, .
     return [tuple(array[a:b] for array in entries) for a, b in itertools.pairwise(borders)]
 
 
+@pytest.mark.rounding
 @given(
     st.integers(0, 2**32),
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=6),
@@ -76,6 +77,7 @@ def test_a_batch_of_scores_stays_within_a_piece(sizes: list[tuple[int, int]], he
         assert size <= 300 or len(batch) == 1
 
 
+@pytest.mark.rounding
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(1, 4), st.booleans())
 def test_convolution_of_a_batch_has_the_bits_of_each_request_alone(
     seed: int, lengths: list[int], taps: int, biased: bool

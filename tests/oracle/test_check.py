@@ -26,6 +26,8 @@ from lfm2np.oracle.total import total
 from lfm2np.oracle.verdict import LIMIT, SPREAD, Position, Verdict, flip_probability, position_verdict
 from lfm2np.oracle.workloads import CASES, Writer, rounds
 
+pytestmark = pytest.mark.rounding
+
 QUICK = ("short-prompts", "neighbours")
 
 

@@ -38,6 +38,7 @@ def vllm() -> Iterator[Player]:
 # What servers in each dialect reveal
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize(
     ("name", "takes", "tells", "logprobs", "top", "prompt", "engine"),
     [
@@ -58,6 +59,7 @@ def test_the_probe_finds_what_a_server_reveals(
     assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.at_once) == (top, prompt, 8)
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
 def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
     with playing(name) as player:
@@ -78,6 +80,7 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
             assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
 
 
+@pytest.mark.rounding
 def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)

@@ -13,9 +13,13 @@ from lfm2np.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.oracle import emulate, spread
+from lfm2np.oracle.dump import Dump
+from lfm2np.oracle.locate import narrower_format
 from lfm2np.oracle.operations import operations
 from lfm2np.oracle.patterns import describe_channels, describe_rows
 from lfm2np.oracle.spread import PRECISIONS, Measured
+
+pytestmark = pytest.mark.rounding
 
 # --- right engines stay within the bounds
 
@@ -80,6 +84,23 @@ def test_bfloat16_is_not_within_the_bounds_of_float32_and_the_report_says_what_i
     assert report.findings[0].name == "model.layers.0.operator_norm"
     assert report.narrower == "bfloat16"
     assert report_of(SIX, six_heads(), "float32").narrower is None
+
+
+@pytest.mark.parametrize(
+    ("number", "declared", "narrower"),
+    [
+        (1.0, "float32", "bfloat16"),  # pinned: a number of both was called float16
+        (1.0, "float16", "bfloat16"),
+        (1.0, "bfloat16", None),
+        (2.0**-60, "float32", "bfloat16"),
+        (1.0 + 2.0**-10, "float32", "float16"),
+        (1.0 + 2.0**-10, "float16", None),
+        (1.0 + 2.0**-11, "float32", None),
+    ],
+)
+def test_the_coarsest_format_that_holds_every_number_is_named(number: float, declared: str, narrower: str | None):
+    dump = Dump(np.array([0]), {"lm_head": np.array([[number]])}, {"lm_head": "float32"})
+    assert narrower_format(dump, PRECISIONS[declared]) == narrower
 
 
 def test_what_is_not_finite_is_found_and_hides_nothing_behind_it() -> None:

@@ -20,6 +20,8 @@ from lfm2np.oracle.dump import Dump
 from lfm2np.oracle.locate import Report, locate
 from lfm2np.oracle.record import RecordedEngine, record
 
+pytestmark = pytest.mark.rounding
+
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 TRAINED, BIASED, UNTIED = "trained", "torture/biased_two_taps", "torture/all_attention"
 Recorded = dict[str, np.ndarray]

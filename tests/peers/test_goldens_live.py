@@ -31,7 +31,7 @@ def test_the_check_refuses_a_golden_with_one_number_changed(tmp_path: Path, arra
     arrays, metadata = make_goldens.read_golden(GOLDENS / "wide_heads.safetensors")
     arrays[array] = arrays[array].copy()
     arrays[array].reshape(-1)[7] += change
-    stored = {name: (make_goldens.STORED[a.dtype.str], a.shape, a.tobytes()) for name, a in arrays.items()}
+    stored = {name: make_goldens.as_stored(a) for name, a in arrays.items()}
     altered = tmp_path / "wide_heads.safetensors"
     altered.write_bytes(make_torture.safetensors_bytes(stored, metadata))
     right, line = make_goldens.check(directory, altered)

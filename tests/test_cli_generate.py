@@ -1,13 +1,15 @@
 """`lfm2np generate` with several requests, --prove, --sequential, --trace; `lfm2np replay`."""
 
+import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np import cli_batch
+from lfm2np import cli_generate
 from lfm2np.cli import main
 
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 31"]
@@ -38,12 +40,66 @@ def test_sequential_prints_the_same_texts(capsys: pytest.CaptureFixture[str]):
     assert [line[38:] for line in capsys.readouterr().out.splitlines()] == ANSWERS
 
 
+@pytest.mark.parametrize("options", [[], ["--seed", "3"], ["--sequential"], ["--block-size", "2"], ["--trace", "FILE"]])
+def test_one_prompt_is_answered_by_its_text_alone(tmp_path: Path, capsys, options: list[str]):
+    words = [str(tmp_path / "trace.jsonl") if word == "FILE" else word for word in options]
+    assert main(["generate", "--chat", CHATS[0], *words]) == 0
+    assert capsys.readouterr().out == f"{ANSWERS[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [(["--prove"], "speed-up over sequential"), (["--speculative", "ngram"], "mean accepted length")],
+)
+def test_figures_follow_the_text_of_one_prompt_where_they_were_asked_for(capsys, options: list[str], row: str):
+    assert main(["generate", "--chat", CHATS[0], *options]) == 0
+    text, empty, *figures = capsys.readouterr().out.splitlines()
+    assert (text, empty) == (ANSWERS[0], "")
+    assert any(line.startswith(row) for line in figures)
+
+
+class Written(io.StringIO):
+    """Standard output that is no terminal, and what each write to it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_text_of_one_prompt_comes_as_it_is_generated(monkeypatch: pytest.MonkeyPatch, way: list[str]):
+    written = Written()
+    monkeypatch.setattr("sys.stdout", written)
+    assert main(["generate", "--chat", CHATS[2], *way]) == 0
+    assert [piece for piece in written.pieces if piece] == [*re.findall(r" ?\d", ANSWERS[2]), "\n"]
+
+
+@pytest.mark.parametrize("way", [[], ["--sequential"]])
+def test_log_probabilities_of_several_prompts_stand_under_their_lines(capsys, way: list[str]):
+    assert main(["generate", "--chat", CHATS[1], "--logprobs", "1"]) == 0
+    alone = capsys.readouterr().out.splitlines()
+    assert len(alone) == 4
+    assert main(["generate", *chats(), "--logprobs", "1", *way]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(CHATS[1]))
+    assert lines[first][38:] == ANSWERS[1]
+    assert lines[first + 1 : first + 5] == alone
+    assert lines[first + 5].startswith(CHATS[2])
+
+
+@pytest.mark.rounding
 def test_float32_is_not_batch_invariant_and_the_proof_says_so(capsys: pytest.CaptureFixture[str]):
-    """The control: --prove can fail, with exit code 1 and the first difference."""
+    """The control: --prove can fail, with exit code 1 and the first difference, wherever this machine has it."""
     code = main(["generate", *chats(), "--prove", "--numerics", "float32"])
     captured = capsys.readouterr()
     assert code == 1
-    assert "ProofError: request 0: output token 0: logits: logit of token" in captured.err
+    assert re.search(
+        r"ProofError: request \d: output token \d+: logits: logit of token \d+ is .*, alone it is ", captured.err
+    )
 
 
 def test_a_request_file_gives_each_request_its_own_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -117,11 +173,11 @@ def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pyt
 
 
 def test_a_difference_is_named_by_request_and_position():
-    truth, mine = cli_batch.Record(), cli_batch.Record()
+    truth, mine = cli_generate.Record(), cli_generate.Record()
     for record, token in ((truth, 5), (mine, 6)):
         record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
-    assert cli_batch.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
-    assert cli_batch.compare(truth, truth) is None
+    assert cli_generate.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
+    assert cli_generate.compare(truth, truth) is None
 
 
 # --- speculative decoding

@@ -1,0 +1,334 @@
+"""`lfm2np generate`: one prompt as many, continuously batched, each alone by the reference, or both and compared."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.cli_requests import Job, read_jobs
+from lfm2np.cli_shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
+from lfm2np.counts import require_count
+from lfm2np.draft_model import DRAFT_SAMPLING, ModelDrafter
+from lfm2np.drafters import Drafter, NgramDrafter
+from lfm2np.drawings.recorded import DetailedTrace
+from lfm2np.engine import Engine
+from lfm2np.errors import ProofError, RequestError, error_told
+from lfm2np.loaded import draft_fixture
+from lfm2np.loading import Model, load
+from lfm2np.outputs import RequestOutput, RunMetrics, static_padding
+from lfm2np.samples import sample_name
+from lfm2np.sequential import answer_alone, difference_at
+from lfm2np.terminal import progress_bar
+from scheduler import POLICIES
+
+ENGINE_OPTIONS = (
+    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "num_host_blocks"),
+    *("policy", "waiting_served_ratio", "max_waiting_tokens", "num_speculative_tokens"),
+)
+SPECULATIVE = ("ngram", "draft", "none")
+
+
+@dataclass(eq=False)
+class Record:
+    """What a run produced: by sample name the chosen tokens and the rows [V] that they came from."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+
+    def add(self, name: str, position: int, row: NDArray[Any], token: int) -> None:
+        self.tokens.setdefault(name, []).append(token)
+        self.rows.setdefault(name, []).append(np.array(row))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the engine")
+    group.add_argument("--max-num-seqs", metavar="N", type=int, help="most requests that run at once (64)")
+    group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="most tokens of one step (2048)")
+    group.add_argument("--block-size", metavar="P", type=int, help="tokens of one cache block (16)")
+    group.add_argument("--num-blocks", metavar="N", type=int, help="blocks of the cache (what is needed, within 1 GiB)")
+    group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
+    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="of the policy waiting-served (0.3)")
+    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="of the policy waiting-served (20)")
+    group.add_argument("--num-host-blocks", metavar="N", type=int, help="swap preempted requests to so many (0)")
+    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
+    group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
+    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
+    group.add_argument("--speculative", choices=SPECULATIVE, help="who proposes tokens ahead (none)")
+    group.add_argument("--num-speculative-tokens", metavar="K", type=int, help="most of them a request and step (4)")
+    draft_help = "of --speculative draft (without --model: the draft fixture)"
+    group.add_argument("--draft-model", metavar="DIR", help=draft_help)
+    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
+    group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
+    group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
+    group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
+    group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one way of computing the requests came to. A request that was refused has no output."""
+
+    outputs: dict[str, RequestOutput]
+    refused: dict[str, str]  # why, by request id
+    seconds: float
+    metrics: RunMetrics | None = None  # the engine's
+
+
+def run(model: Model, arguments: argparse.Namespace) -> None:
+    """Generates, shows, and raises for a difference, a sample that failed or a request that was refused."""
+    if arguments.trace_detail and arguments.trace is None:
+        raise RequestError("--trace-detail goes with --trace FILE")
+    jobs = read_jobs(model, arguments)
+    engine_seed = require_count("seed", 0 if arguments.seed is None else arguments.seed, 0, 2**64 - 1)
+    drafter = make_drafter(model, arguments)
+    is_one = arguments.requests is None and len(jobs) == 1
+    display = make_display(model, jobs, is_one) if not arguments.json else None
+    batched, alone = Record(), Record()
+    if arguments.sequential and not arguments.prove:
+        ran = truth = run_sequential(model, jobs, engine_seed, alone, drafter, display)
+    else:
+        ran = run_batched(model, jobs, engine_seed, arguments, batched, drafter, display)
+        truth = None
+    jobs = [job for job in jobs if job.request_id not in ran.refused]
+    if not jobs:
+        raise RequestError(next(iter(ran.refused.values())))
+    difference = None
+    if arguments.prove:
+        truth = run_sequential(model, jobs, engine_seed, alone, drafter, None, "sequential")
+        difference = compare(batched, alone) or compare_outputs(jobs, ran.outputs, truth.outputs)
+    summary = summarise(jobs, ran, truth, arguments, difference)
+    if arguments.json:
+        print(json.dumps(as_json(model, jobs, ran.outputs, summary)))
+    else:
+        if not is_one:
+            print_outputs(jobs, ran.outputs, model.tokenizer if model.has_tokenizer else None)
+        if ran.metrics and (not is_one or arguments.prove or drafter):
+            print_summary(summary)
+    if difference:
+        raise ProofError(difference)
+    raise_failures(jobs, ran, is_one)
+
+
+def make_display(model: Model, jobs: Sequence[Job], is_one: bool) -> Display | None:
+    """One prompt's text is shown as it comes; several requests only on a terminal, before their table."""
+    if is_one:
+        return OneSample(model.tokenizer if model.has_tokenizer else None)
+    return Screen(jobs) if sys.stdout.isatty() else None
+
+
+def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
+    """The error of samples that failed, then of requests that were refused: that of the first, and all of them told."""
+    failed = {
+        sample_name(job.request_id, sample.index): error_told(sample.error)
+        for job in jobs
+        for sample in ran.outputs[job.request_id].outputs
+        if sample.error
+    }
+    if failed:
+        first = next(iter(failed.values()))
+        told = "; ".join(f"request {name}: {error}" for name, error in failed.items())
+        raise first if is_one else type(first)(f"{len(failed)} of the samples failed: {told}")
+    if ran.refused:
+        raise RequestError(f"{len(ran.refused)} of the requests refused: {'; '.join(ran.refused.values())}")
+
+
+def make_drafter(model: Model, arguments: argparse.Namespace) -> Drafter | None:
+    """What --speculative asks for. RequestError for options that belong to another choice."""
+    kind = arguments.speculative or "none"
+    for name in ("draft_model", "draft_sampling"):
+        if getattr(arguments, name) is not None and kind != "draft":
+            raise RequestError(f"--{name.replace('_', '-')} goes with --speculative draft")
+    if arguments.num_speculative_tokens is not None and kind == "none":
+        raise RequestError("--num-speculative-tokens goes with --speculative ngram or draft")
+    if kind == "none":
+        return None
+    if kind == "ngram":
+        return NgramDrafter()
+    if arguments.draft_model is None and arguments.model is not None:
+        raise RequestError("--speculative draft: --model needs a --draft-model of the same vocabulary")
+    with progress_bar("loading the draft model") as show:
+        small = load(arguments.draft_model or draft_fixture(), arguments.numerics, show)
+    return ModelDrafter(small, model, arguments.draft_sampling or "greedy")
+
+
+def run_batched(
+    model: Model,
+    jobs: Sequence[Job],
+    seed: int,
+    arguments: argparse.Namespace,
+    record: Record,
+    drafter: Drafter | None,
+    display: Display | None,
+) -> Ran:
+    """All requests through the engine, each added at its arrival step. One that is refused does not stop the others."""
+    options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS if getattr(arguments, name) is not None}
+    outputs: dict[str, RequestOutput] = {}
+    refused: dict[str, str] = {}
+    budget = max(1, arguments.max_num_batched_tokens or 2048)
+    steps = -(-sum(len(job.ids) for job in jobs) // budget)
+    with open_trace(arguments.trace) as trace, Watch(display, steps, most_tokens(model, jobs)) as watch:
+        detailed = DetailedTrace(model, trace) if trace is not None and arguments.trace_detail else None
+        engine = Engine(
+            model if detailed is None else detailed.model,
+            room_for=[positions(model, job) for job in jobs if fits(model, job) for _ in range(job.params.n)],
+            prefix_caching=not arguments.no_prefix_caching,
+            seed=seed,
+            trace=trace,
+            on_logits=record.add if arguments.prove else None,
+            progress=watch.layer,
+            drafter=drafter,
+            **options,
+        )
+        left = sorted(jobs, key=lambda job: job.arrival_step)
+        step = 0
+        while left or engine.has_unfinished:
+            while left and left[0].arrival_step <= step:
+                job = left.pop(0)
+                try:
+                    engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
+                except RequestError as error:
+                    refused[job.request_id] = str(error)
+            for output in engine.step() if detailed is None else detailed.step(engine):
+                outputs[output.request_id] = output
+            watch.tokens(engine.metrics.sampled_tokens, outputs)
+            step += 1
+    return Ran(outputs, refused, engine.metrics.seconds, engine.metrics)
+
+
+def run_sequential(
+    model: Model,
+    jobs: Sequence[Job],
+    seed: int,
+    record: Record,
+    drafter: Drafter | None,
+    display: Display | None,
+    name: str = "generating",
+) -> Ran:
+    """Each sample alone through reference.py."""
+    outputs: dict[str, RequestOutput] = {}
+    refused: dict[str, str] = {}
+    began, count = time.perf_counter(), 0
+    with Watch(display, 1, most_tokens(model, jobs), name) as watch:
+        for job in jobs:
+            try:
+                for output in answer_alone(
+                    model, job.request_id, job.ids, job.params, seed, drafter, record.add, watch.layer
+                ):
+                    outputs[job.request_id] = output
+                    count += 1
+                    watch.tokens(count, outputs)
+            except RequestError as error:
+                refused[job.request_id] = str(error)
+    return Ran(outputs, refused, time.perf_counter() - began)
+
+
+def fits(model: Model, job: Job) -> bool:
+    """Whether the longest context has room after the prompt; the engine refuses it otherwise."""
+    return len(job.ids) < model.config.max_position_embeddings
+
+
+def positions(model: Model, job: Job) -> int:
+    """That a sample of the request may come to, its last token included."""
+    longest = model.config.max_position_embeddings
+    return longest if job.params.max_tokens is None else min(longest, len(job.ids) + job.params.max_tokens)
+
+
+def most_tokens(model: Model, jobs: Sequence[Job]) -> int:
+    return sum(job.params.n * (positions(model, job) - len(job.ids)) for job in jobs if fits(model, job))
+
+
+@contextlib.contextmanager
+def open_trace(name: str | None) -> Iterator[TextIO | None]:
+    """A file that appears under its name only when it is whole."""
+    if name is None:
+        yield None
+        return
+    lines = io.StringIO()
+    yield lines
+    try:
+        Path(name).write_text(lines.getvalue(), encoding="utf-8")
+    except OSError as problem:
+        raise RequestError(f"--trace {name}: can't be written: {problem}") from None
+
+
+def compare(batched: Record, truth: Record) -> str | None:
+    """The first difference in the order of the requests, or None."""
+    for name, tokens in truth.tokens.items():
+        mine = batched.tokens.get(name, [])
+        for position, (token, expected) in enumerate(zip(mine, tokens, strict=False)):
+            found = difference_at(position, token, batched.rows[name][position], expected, truth.rows[name][position])
+            if found:
+                return f"request {name}: {found}"
+        if len(mine) != len(tokens):
+            return f"request {name}: {len(mine)} tokens, alone it has {len(tokens)}"
+    return None
+
+
+def compare_outputs(
+    jobs: Sequence[Job], outputs: Mapping[str, RequestOutput], truth: Mapping[str, RequestOutput]
+) -> str | None:
+    """The first difference in what was made of the tokens, or None. How an error is worded may differ."""
+    for job in jobs:
+        mine, expected = outputs[job.request_id], truth[job.request_id]
+        if mine.prompt_logprobs != expected.prompt_logprobs:
+            return f"request {job.request_id}: prompt_logprobs: others than alone"
+        for one, other in zip(mine.outputs, expected.outputs, strict=True):
+            for name in ("logprobs", "text", "finish_reason", "stop_reason"):
+                if getattr(one, name) != getattr(other, name):
+                    told = f"{name}: {getattr(one, name)!r}, alone it is {getattr(other, name)!r}"
+                    return f"request {sample_name(job.request_id, one.index)}: {told}"
+    return None
+
+
+def summarise(
+    jobs: Sequence[Job], ran: Ran, truth: Ran | None, arguments: argparse.Namespace, difference: str | None
+) -> dict[str, Any]:
+    """Figures of the run; those of the engine are None where it did not run."""
+    lengths = [(len(job.ids), len(sample.token_ids)) for job in jobs for sample in ran.outputs[job.request_id].outputs]
+    metrics = ran.metrics
+    seconds = None if metrics is None else metrics.seconds
+    return {
+        "requests": len(jobs),
+        "refused": ran.refused,
+        "generated_tokens": sum(output for _, output in lengths),
+        "steps": metrics and metrics.steps,
+        "steps_one_by_one": sum(output for _, output in lengths),
+        "tokens_per_step": metrics and round(metrics.tokens_per_step, 2),
+        "preemptions": metrics and metrics.preemptions,
+        "prefix_hit_tokens": metrics and metrics.prefix_hit_tokens,
+        "recomputed_tokens": metrics and metrics.recomputed_tokens,
+        "padding_avoided": metrics and metrics.padding_avoided,
+        "static_batch_padding": static_padding(lengths, arguments.max_num_seqs or 64),
+        "seconds": None if seconds is None else round(seconds, 3),
+        "speculative": metrics and speculative_figures(arguments.speculative, metrics),
+        "sequential_seconds": None if truth is None else round(truth.seconds, 3),
+        "speed_up": round(truth.seconds / seconds, 2) if truth and seconds else None,
+        "proved": difference is None if arguments.prove else None,
+    }
+
+
+def speculative_figures(drafter: str | None, metrics: RunMetrics) -> dict[str, Any] | None:
+    if drafter not in ("ngram", "draft"):
+        return None
+    return {
+        "drafter": drafter,
+        "proposed": metrics.draft_tokens,
+        "accepted": metrics.accepted_tokens,
+        "proposed_at": metrics.drafted_at,
+        "accepted_at": metrics.accepted_at,
+        "mean_accepted_length": round(metrics.mean_accepted_length, 3),
+        "steps_saved": metrics.steps_saved,
+        "failures": metrics.draft_failures,
+        "seconds": round(metrics.draft_seconds, 3),
+    }

@@ -1,0 +1,119 @@
+"""From a checkpoint directory to what computes: config, weights prepared for one arithmetic, tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from lfm2np.checkpoint import open_checkpoint
+from lfm2np.checkpoint_files import checkpoint_sha256
+from lfm2np.config import ModelConfig, load_config
+from lfm2np.errors import CheckpointError, RequestError, TokenizerError
+from lfm2np.numerics import Numerics, numerics_named
+from lfm2np.numerics.machine import require_exact_product, require_ieee
+from lfm2np.progress import Progress
+from lfm2np.strict_json import is_directory, is_present
+from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
+from lfm2np.weights import ModelWeights, prepare_weights
+
+WEIGHTS = ("resident", "streamed")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoadedModel:
+    """A checkpoint under one arithmetic: all that the engine needs. lfm2np.Model is one that answers by itself."""
+
+    path: Path
+    config: ModelConfig
+    numerics: Numerics
+    weights: ModelWeights
+    where_weights: str = "resident"  # or "streamed": see read_model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, numerics={self.numerics.name!r})"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Read when first needed, so that a checkpoint without one still takes token ids."""
+        return load_tokenizer(self.path, self.config)
+
+    @cached_property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer.json; it is read, and may turn out corrupt, when `tokenizer` is first used."""
+        return is_present(self.path / "tokenizer.json", TokenizerError)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of config.json and the weight files: which checkpoint this is, whatever its directory is called."""
+        return checkpoint_sha256(self.path)
+
+    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt, checked."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        return require_ids(ids, self.config.vocab_size)
+
+    def room_after(self, prompt_ids: Sequence[int]) -> int:
+        """How many tokens may follow a prompt. RequestError if none, as the longest context is full."""
+        room = self.config.max_position_embeddings - len(prompt_ids)
+        if room < 1:
+            raise RequestError(
+                f"prompt of {len(prompt_ids)} tokens: expected fewer than "
+                f"max_position_embeddings={self.config.max_position_embeddings}"
+            )
+        return room
+
+
+def trained_fixture() -> Path:
+    """The small trained model that comes with the package."""
+    return _fixture("trained")
+
+
+def draft_fixture() -> Path:
+    """The smaller one, of the same vocabulary, that drafts for it."""
+    return _fixture("draft")
+
+
+def hand_fixture() -> Path:
+    """The model of the drawings whose numbers fit on paper; it has no tokenizer, its words are in words.json."""
+    return _fixture("hand")
+
+
+def _fixture(name: str) -> Path:
+    packaged = Path(__file__).parent / "_fixtures" / name
+    checkout = Path(__file__).parent.parent / "fixtures" / name
+    for path in (packaged, checkout):
+        if path.is_dir():
+            return path
+    raise CheckpointError(f"{packaged}: the {name} fixture is not in this installation; name a model directory")
+
+
+def checkpoint_directory(path: str | Path | None) -> Path:
+    """The directory named, or the trained fixture; CheckpointError unless it is one."""
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"{path!r}: expected the path of a directory")
+    directory = trained_fixture() if path is None else Path(path)
+    if not is_directory(directory, CheckpointError):
+        raise CheckpointError(f"{directory}: not a directory, expected one with config.json and model.safetensors")
+    return directory
+
+
+def read_model(
+    path: str | Path | None = None,
+    numerics: str = "exact",
+    progress: Progress | None = None,
+    weights: str = "resident",
+) -> LoadedModel:
+    """What lfm2np.load says, without the conveniences of lfm2np.Model."""
+    arithmetic = numerics_named(numerics)
+    if weights not in WEIGHTS:
+        raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
+    require_ieee()
+    require_exact_product()
+    directory = checkpoint_directory(path)
+    config = load_config(directory)
+    tensors = open_checkpoint(directory, config)
+    prepared = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
+    return LoadedModel(directory, config, arithmetic, prepared, weights)

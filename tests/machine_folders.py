@@ -1,0 +1,204 @@
+"""Folders with another architecture's Python, put together from Debian's packages and wheels. See machines.py."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parent.parent
+SUITE = "trixie"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+WHOLE = "whole.json"  # stands in a folder that is put together
+PACKAGES = [
+    "python3",
+    "python3-numpy",
+    "libblas3",
+    "liblapack3",
+    "libopenblas0-pthread",
+    "python3-hypothesis",
+    "python3-mpmath",
+    "python3-pytest",
+    "python3-tqdm",
+]
+WHEELS = ["safetensors", "tokenizers"]  # of pyproject.toml's dependencies, those that Debian has not or not everywhere
+GLIBC = range(5, 42)  # minor versions of the glibc 2 of manylinux wheels, up to trixie's own
+BLAS = {"netlib": "blas", "OpenBLAS": "openblas-pthread"}  # folders of the libraries under usr/lib/TRIPLET
+
+
+@dataclass(frozen=True)
+class Machine:
+    """As Debian calls it, and as the others do."""
+
+    name: str
+    qemu: str
+    triplet: str  # of its folder of libraries
+    wheel: str  # as wheels' platforms end
+    order: str = "little"
+
+
+MACHINES = {
+    one.name: one
+    for one in (
+        Machine("arm64", "aarch64", "aarch64-linux-gnu", "aarch64"),
+        Machine("ppc64el", "ppc64le", "powerpc64le-linux-gnu", "ppc64le"),
+        Machine("riscv64", "riscv64", "riscv64-linux-gnu", "riscv64"),
+        Machine("s390x", "s390x", "s390x-linux-gnu", "s390x", "big"),
+        Machine("i386", "i386", "i386-linux-gnu", "i686"),
+    )
+}
+
+
+class Failed(Exception):
+    """Something that keeps a machine from being run."""
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def called(command: Sequence[str | Path], **options: Any) -> str:
+    """Its standard output. Failed, with the end of what it said, if it ends otherwise than with 0."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        raise Failed(f"{' '.join(map(str, command))[:200]}: exit code {done.returncode}: {done.stderr.strip()[-800:]}")
+    return done.stdout
+
+
+def mirror() -> str:
+    """Where this system's apt gets its own packages. Failed if it is no Debian."""
+    release = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.MULTILINE))
+    suite = release.get("VERSION_CODENAME", "")
+    etc = Path("/etc/apt")
+    for path in sorted(etc.glob("sources.list.d/*.sources")):
+        for part in re.split(r"\n\s*\n", path.read_text()):
+            fields = {name.lower(): value.split() for name, value in re.findall(r"^(\w[\w-]*):(.*)$", part, re.M)}
+            if suite in fields.get("suites", []) and fields.get("enabled") != ["no"] and release["ID"] == "debian":
+                return fields["uris"][0]
+    for path in [etc / "sources.list", *sorted(etc.glob("sources.list.d/*.list"))]:
+        text = path.read_text() if path.is_file() else ""
+        for uri, named in re.findall(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", text, re.MULTILINE):
+            if named == suite and release["ID"] == "debian":
+                return str(uri)
+    raise Failed(f"/etc/apt: no source of the suite {suite!r}, expected a Debian: name its mirror with --mirror URL")
+
+
+def apt_settings(machine: Machine, work: Path, source: str) -> Path:
+    """apt.conf of an apt that knows no package of the system's; it is read behind the system's own settings."""
+    own = work / "apt" / machine.name
+    shutil.rmtree(own, ignore_errors=True)
+    for folder in ("state/lists/partial", "cache/archives/partial", "none"):
+        (own / folder).mkdir(parents=True)
+    (own / "state" / "status").touch()
+    (own / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source} {SUITE} main\n")
+    settings = {
+        "APT::Architecture": machine.name,
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "true",
+        "Acquire::Languages": "none",
+        "Dir::State": own / "state",
+        "Dir::State::status": own / "state" / "status",
+        "Dir::Cache": own / "cache",
+        "Dir::Etc::sourcelist": own / "sources.list",
+        "Dir::Etc::sourceparts": own / "none",
+        "Dir::Etc::preferences": own / "none",
+        "Dir::Etc::preferencesparts": own / "none",
+    }
+    hooks = ("APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success", "DPkg::Post-Invoke", "APT::Architectures")
+    lines = [f"#clear {name};" for name in hooks] + [f'{name} "{value}";' for name, value in settings.items()]
+    (own / "apt.conf").write_text("\n".join([*lines, f'APT::Architectures {{ "{machine.name}"; }};']) + "\n")
+    return own / "apt.conf"
+
+
+def put_together(machine: Machine, work: Path, source: str | None) -> Path:
+    """The folder with the machine's root and wheels: made unless it is there, whole or not at all."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / f"{machine.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it
+        return made(machine, work / machine.name, source)
+
+
+def made(machine: Machine, folder: Path, source: str | None) -> Path:
+    """The same, while no other run does it. Failed for what can't be fetched or unpacked."""
+    recipe = {"suite": SUITE, "packages": PACKAGES, "wheels": WHEELS}
+    if (folder / WHOLE).is_file() and json.loads((folder / WHOLE).read_text())["recipe"] == recipe:
+        return folder
+    if not KEYRING.is_file():
+        raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
+    began = time.monotonic()
+    tell(f"{machine.name}: fetching Debian's packages and wheels")
+    settings = apt_settings(machine, folder.parent, source or mirror())
+    called(["apt-get", "-c", settings, "update", "--error-on=any"])
+    called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES])
+    part = folder.with_name(f"{machine.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for name in ("bin", "lib", "lib64", "sbin"):  # as base-files has them, which is not among the packages
+        (part / "root" / "usr" / name).mkdir(parents=True)
+        (part / "root" / name).symlink_to(f"usr/{name}")
+    packages = sorted((settings.parent / "cache" / "archives").glob("*.deb"))
+    for package in packages:
+        called(["dpkg", "--extract", package, part / "root"])
+    add_wheels(machine, part)
+    (part / WHOLE).write_text(json.dumps({"recipe": recipe, "packages": [one.stem for one in packages]}, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    shutil.rmtree(settings.parent)
+    tell(f"{machine.name}: {len(packages)} packages in {folder} ({time.monotonic() - began:.0f} s)")
+    return folder
+
+
+def add_wheels(machine: Machine, folder: Path) -> None:
+    """Into a folder of their own, in the versions that pip chooses by pyproject.toml."""
+    needs = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["dependencies"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+    pip += ["--disable-pip-version-check", "--implementation", "cp", "--abi", "abi3"]
+    pip += ["--python-version", python_of(folder).name.removeprefix("python"), "--target", str(folder / "wheels")]
+    platforms = [f"manylinux_2_{minor}_{machine.wheel}" for minor in GLIBC] + [f"manylinux2014_{machine.wheel}"]
+    pip += [word for platform in platforms for word in ("--platform", platform)]
+    called([*pip, *(one for one in needs if one.startswith(tuple(WHEELS)))])
+
+
+def python_of(folder: Path) -> Path:
+    """Of the root's Python, as /usr/bin/python3.13."""
+    (library,) = (folder / "root" / "usr" / "lib").glob("python3.*/os.py")
+    return folder / "root" / "usr" / "bin" / library.parent.name
+
+
+def launcher(machine: Machine, folder: Path, blas: str, own: Path) -> Path:
+    """A program in `own` that is the other machine's Python, and is so for the processes that Python starts, too."""
+    names = (f"qemu-{machine.qemu}-static", f"qemu-{machine.qemu}")
+    qemu = next(filter(None, map(shutil.which, names)), None)
+    if qemu is None:
+        raise Failed(f"{names[0]}: not there: apt-get install qemu-user-static")
+    root, path = folder / "root", own / "python3"
+    libraries = root / "usr" / "lib" / machine.triplet
+    variables = {
+        "PYTHONHOME": root / "usr",
+        "PYTHONPATH": f"{TOP}:{folder / 'wheels'}",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONPYCACHEPREFIX": folder / "pycache",
+        "LD_LIBRARY_PATH": f"{libraries / BLAS[blas]}:{libraries / 'lapack'}",
+        "OPENBLAS_NUM_THREADS": "1",  # several machines run at once
+        "HYPOTHESIS_PROFILE": "few",
+    }
+    words = [
+        qemu,
+        "-L",
+        root,
+        "-0",
+        path,
+        *(word for one in variables.items() for word in ("-E", "{}={}".format(*one))),
+    ]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(map(str, [*words, python_of(folder)]))} "$@"\n')
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,233 @@
+"""Files and hashes are little-endian, and read and written the same by a machine of either byte order.
+
+What fails on a big-endian machine is a view of bytes in the machine's own order. It fails here, too, as soon as that
+is not the order of the file: so the tests read files of the other order, with the tables of dtypes turned around.
+`tests/machines.py` runs on a big-endian machine.
+"""
+
+import ast
+import base64
+import json
+import math
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import safetensors_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint import DTYPES, StoredTensor, require_finite, widen
+from lfm2np.config import load_config
+from lfm2np.errors import CheckpointError
+from lfm2np.loading import load
+from lfm2np.oracle import dump, vectors, vectors_files
+from lfm2np.results_file import decoded, encoded, result_sha256
+
+TOP = Path(__file__).parent.parent
+CHECKPOINTS = [*sorted((TOP / "fixtures" / "torture").iterdir()), TOP / "fixtures" / "trained"]
+FORMS = {"BF16": "f", "F16": "e", "F32": "f", "F64": "d"}  # as struct names them; BF16 is the upper half of a float32
+WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes
+in_either_order = pytest.mark.parametrize("order", ["little", "big"])
+
+
+def number(dtype: str, bits: int) -> float:
+    """By the standard library alone."""
+    if dtype == "BF16":
+        return number("F32", bits << 16)
+    return struct.unpack(f"<{FORMS[dtype]}", bits.to_bytes(WIDTHS[dtype], "little"))[0]
+
+
+def patterns(dtype: str) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 256 ** WIDTHS[dtype] - 1), min_size=1, max_size=20)
+
+
+def by_hand(bits: list[int], width: int, order: str) -> bytes:
+    return b"".join(one.to_bytes(width, order) for one in bits)
+
+
+def same(found: list[float], expected: list[float]) -> bool:
+    """Which NaN it is a conversion may change."""
+    pairs = zip(found, expected, strict=True)
+    return all(
+        struct.pack("<d", one) == struct.pack("<d", other) or (one != one and other != other) for one, other in pairs
+    )
+
+
+def test_the_tables_of_dtypes_are_little_endian_and_complete():
+    for table in (DTYPES, dump.STORED, dump.WHOLE):
+        assert {np.dtype(kind).newbyteorder("<") for kind in table.values()} == {
+            np.dtype(kind) for kind in table.values()
+        }
+    assert dump.STORED.keys() == dump.REAL.keys() == FORMS.keys()
+
+
+# --- reading
+
+
+@in_either_order
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(data=st.data())
+def test_weights_written_by_hand_are_read_and_what_is_not_finite_is_found(dtype: str, order: str, data: st.DataObject):
+    bits = data.draw(patterns(dtype))
+    expected = [number(dtype, one) for one in bits]
+    kind = DTYPES[dtype] if order == "little" else DTYPES[dtype].newbyteorder(">")
+    values = np.frombuffer(by_hand(bits, WIDTHS[dtype], order), kind)
+    wide = widen(values, dtype)
+    assert wide.dtype.isnative and same(wide.tolist(), expected)
+    bad = [index for index, one in enumerate(expected) if not math.isfinite(one)]
+    if not bad:
+        require_finite(StoredTensor("w", dtype, values))
+        return
+    with pytest.raises(CheckpointError, match=rf"^w: {expected[bad[0]]} at index \({bad[0]},\)"):
+        require_finite(StoredTensor("w", dtype, values))
+
+
+def turned_around(directory: Path, target: Path) -> Path:
+    """A copy whose weights are big-endian, under the same headers."""
+    shutil.copytree(directory, target)
+    for path in target.glob("*.safetensors"):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        body = bytearray(content[start:])
+        for name, entry in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                own = slice(*entry["data_offsets"])
+                body[own] = np.frombuffer(body[own], f"u{WIDTHS[entry['dtype']]}").byteswap().tobytes()
+        path.write_bytes(content[:start] + body)
+    return target
+
+
+@pytest.mark.parametrize("numerics", ["exact", "float32"])
+@pytest.mark.parametrize("directory", CHECKPOINTS, ids=lambda path: path.name)
+def test_a_checkpoint_in_the_other_order_gives_the_same_bits(tmp_path, monkeypatch, directory: Path, numerics: str):
+    prompt = [1, 2, 3, 5, 8, 13]
+    expected = load(directory, numerics).logits(prompt).tobytes()
+    turned = turned_around(directory, tmp_path / "turned")
+    for dtype, kind in list(DTYPES.items()):
+        monkeypatch.setitem(DTYPES, dtype, kind.newbyteorder(">"))
+    for where in ("resident", "streamed"):
+        assert load(turned, numerics, weights=where).logits(prompt).tobytes() == expected, where
+
+
+@in_either_order
+@pytest.mark.parametrize("dtype", dump.STORED)
+@given(data=st.data())
+def test_activations_written_by_hand_are_read(dtype: str, order: str, data: st.DataObject):
+    bits = data.draw(patterns(dtype))
+    content = by_hand(bits, WIDTHS[dtype], order)
+    with pytest.MonkeyPatch.context() as patch:
+        if order == "big":
+            patch.setitem(dump.STORED, dtype, dump.STORED[dtype].replace("<", ">"))
+        values = dump.read_numbers(dtype, (len(bits),), content)
+    assert values.dtype == np.float64 and values.dtype.isnative
+    assert same(values.tolist(), [number(dtype, one) for one in bits])
+
+
+@in_either_order
+@pytest.mark.parametrize("dtype", dump.WHOLE)
+@given(data=st.data())
+def test_token_ids_written_by_hand_are_read(dtype: str, order: str, data: st.DataObject):
+    config = load_config(TOP / "fixtures" / "trained")
+    width = int(dtype[1:]) // 8
+    largest = min(config.vocab_size, 2 ** (8 * width - (dtype[0] == "I"))) - 1
+    ids = data.draw(st.lists(st.integers(0, largest), min_size=1, max_size=20))
+    with pytest.MonkeyPatch.context() as patch:
+        if order == "big":
+            patch.setitem(dump.WHOLE, dtype, dump.WHOLE[dtype].replace("<", ">"))
+        found = dump.read_ids((dtype, (len(ids),), by_hand(ids, width, order)), "ids", config)
+    assert found.tolist() == ids and found.dtype.isnative
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20))
+def test_golden_tensors_written_by_hand_are_read(bits: list[int]):
+    content = safetensors_bytes({"a/logits": ("F32", (1, len(bits)), by_hand(bits, 4, "little"))})
+    found = vectors_files.read_tensors(content, "here")["a/logits"]
+    assert vectors.bits_of(found).tolist() == [bits]
+
+
+# --- writing: what a machine of the other order has in memory
+
+FINITE = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "i8"])
+@given(values=FINITE)
+def test_results_of_either_order_are_the_same_line_and_hash(values: list[float], kind: str):
+    numbers = [int(one) % 2**63 if math.isfinite(one) else 0 for one in values] if kind == "i8" else values
+    little, big = (encoded({"a": np.array(numbers, order + kind)}) for order in "<>")
+    assert little == big and result_sha256(little) == result_sha256(big)
+    form = {"f4": "f", "f8": "d", "i8": "q"}[kind]
+    assert base64.b64decode(big["a"]["base64"]) == struct.pack(f"<{len(numbers)}{form}", *numbers)
+    again = decoded(big, "here")["a"]
+    assert again.dtype.isnative and again.tolist() == numbers
+
+
+@given(values=FINITE)
+def test_golden_tensors_of_either_order_are_the_same_bytes(values: list[float]):
+    little, big = (np.array([values], order + "f4") for order in "<>")
+    content = vectors_files.tensors_bytes({"a/logits": big})
+    assert content == vectors_files.tensors_bytes({"a/logits": little})
+    assert content.endswith(struct.pack(f"<{len(values)}f", *values))
+    assert not list(vectors.differing_tensor("a", "logits", little, big))
+    big[0, -1] = np.nextafter(big[0, -1], np.float32(0)) if big[0, -1] else 1.0
+    assert len(list(vectors.differing_tensor("a", "logits", little, big))) == 1
+
+
+# --- the source: every place where bytes become numbers in an order that the expression itself does not name
+
+NATIVE = {  # why that is right
+    "numbers that this process computed, all in its own order": {
+        "(values.astype(np.uint32) << np.uint32(16)).view(np.float32)",
+        "shifted.view(np.int64)",
+        "weight[rows].view(np.uint32)",
+        "np.full(LANES, 512, np.uint32).view(np.float32)",
+        "(subnormal * np.float32(0.5)).view(np.uint32)",
+        "np.ascontiguousarray(x, np.float32).view(np.uint32)",
+        "rounded.view(np.float32)",
+        "np.ascontiguousarray(values, np.float32).view(np.uint32)",
+        "weights.view(np.uint32)",
+        "np.float32(value).view(np.uint32)",
+        "np.frombuffer(answer.logits[position], row.dtype)",
+    },
+    "the order of a table of dtypes, or of the array itself": {
+        "buffer[entry.begin:entry.end].view(DTYPES[entry.dtype])",
+        "np.frombuffer(content, WHOLE[dtype])",
+        "np.frombuffer(content, STORED[dtype])",
+        "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
+        "chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))",
+    },
+    "single bytes": {
+        "np.memmap(path, dtype=np.uint8, mode='r')",
+        "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
+        "flat[start:start + _CHUNK].view(np.uint8)",
+    },
+}
+READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")
+
+
+def calls_of_unnamed_order(source: str) -> set[str]:
+    """Calls of READERS of which no argument is a string, or an f-string, that begins with "<" or ">"."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
+            given = [one.values[0] if isinstance(one, ast.JoinedStr) else one for one in node.args]
+            texts = [str(one.value) for one in given if isinstance(one, ast.Constant)]
+            if not any(text.startswith(("<", ">")) for text in texts):
+                found.add(ast.unparse(node))
+    return found
+
+
+def test_no_bytes_are_read_in_the_machines_own_order():
+    files = [path for folder in ("lfm2np", "scheduler", "fixtures") for path in (TOP / folder).rglob("*.py")]
+    found = set().union(*(calls_of_unnamed_order(path.read_text()) for path in files))
+    assert found == set().union(*NATIVE.values())
+
+
+@pytest.mark.parametrize(
+    "source", ["np.frombuffer(x, np.float32)", "x.view('u2')", "struct.unpack('Q', x)", "np.memmap(x, 'f4')"]
+)
+def test_such_a_reading_is_seen(source: str):
+    assert calls_of_unnamed_order(f"y = [{source}]") == {source}
