@@ -116,8 +116,6 @@ class Engine:
         header = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
         self._trace = TraceWriter(trace, config, header) if trace is not None else None
 
-    # --- requests
-
     def add_request(
         self,
         request_id: str,
@@ -214,15 +212,13 @@ class Engine:
             raise RequestError(f"request id {request_id!r} is already in use")
 
     def discard(self, request_id: str) -> None:
-        """Aborts a request if it is still known."""
-        if request_id in self._groups:
+        """Aborts a request if it is still known, unless an interrupt ended the run: that is told already."""
+        if request_id in self._groups and self._doing is None:
             self.abort(request_id)
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._groups or self._ready)
-
-    # --- steps
 
     def step(self) -> list[RequestOutput]:
         """One step; the requests that got a token or ended.
@@ -381,8 +377,6 @@ class Engine:
                 return True
             request.finish_reason = FinishReason.STOP
         return False
-
-    # --- outputs
 
     def _output(self, group: Group) -> RequestOutput:
         """The request as it stands; a finished one is forgotten."""

@@ -47,6 +47,12 @@ for owner in (Ieee, Emulated):
             observed(owner, name)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist share the cores: one BLAS thread each, unless another number was asked for."""
+    if getattr(config.option, "numprocesses", None):
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def pytest_report_header() -> str:
     return blas.here().line()
 

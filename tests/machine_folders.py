@@ -186,7 +186,6 @@ def launcher(machine: Machine, folder: Path, blas: str, own: Path) -> Path:
         "PYTHONHOME": root / "usr",
         "PYTHONPATH": f"{TOP}:{folder / 'wheels'}",
         "PYTHONNOUSERSITE": "1",
-        "PYTHONPYCACHEPREFIX": folder / "pycache",
         "LD_LIBRARY_PATH": f"{libraries / BLAS[blas]}:{libraries / 'lapack'}",
         "OPENBLAS_NUM_THREADS": "1",  # several machines run at once
         "HYPOTHESIS_PROFILE": "few",

@@ -3,8 +3,9 @@
 Of each architecture a folder is put together from Debian's packages (Python, NumPy, netlib's reference BLAS, OpenBLAS)
 and wheels (safetensors, tokenizers), which qemu's user emulation then runs. Under each BLAS: the digest that the README
 states, golden vectors, a batch in a cramped cache held against sequential generation, the tests of exp, log, sin, cos
-and of exact products. s390x is big-endian. Nothing is installed and nothing outside of the work folder is written: apt
-is run with lists, caches and a state of its own. Exit code 1 if anything is otherwise than on every other machine.
+and of exact products. s390x is big-endian. Nothing is installed, and nothing is written but the work folder and
+__pycache__: apt is run with lists, caches and a state of its own. Exit code 1 if anything is otherwise than on every
+other machine.
 
 Needs a Debian, for apt-get, dpkg and its mirror, pip, and qemu: apt-get install qemu-user-static
 """
@@ -102,7 +103,10 @@ def run(row: Row, folder: Path, commands: Commands) -> None:
     with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile("w+") as errors:
         python = launcher(row.machine, folder, row.blas, Path(own))
         command = [python, "-c", WORKER, json.dumps(commands)]
-        with subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        with subprocess.Popen(
+            command, cwd=TOP, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process:
             for line in process.stdout or ():
                 found = json.loads(line)
                 if "name" not in found:
@@ -234,7 +238,8 @@ def main() -> int:
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]
         words = {blas: {name: commands[name] for name in names} for blas, names in chosen_by.items()}
-        for done in [pool.submit(tried, row, folders[row.machine.name], words[row.blas]) for row in rows]:
+        first = sorted(rows, key=lambda row: row.blas == "netlib")  # each machine compiles its Python once
+        for done in [pool.submit(tried, row, folders[row.machine.name], words[row.blas]) for row in first]:
             done.result()
     if arguments.json:
         print(json.dumps({"digest": DIGEST, "rows": [{**asdict(row), "right": not row.wrong} for row in rows]}))

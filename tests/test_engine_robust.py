@@ -431,3 +431,15 @@ def test_preempt_and_fork_between_steps(trained: Model):
     ):
         with pytest.raises(RequestError, match=fragment):
             call()
+
+
+def test_an_interrupt_that_ends_the_run_is_what_generate_raises(monkeypatch: pytest.MonkeyPatch):
+    """Not that its requests can't be aborted any more."""
+    llm = LLM(lfm2np.load(hand_fixture()), num_blocks=40)
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine.scheduler, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([1, 5, 6])
