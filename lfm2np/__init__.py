@@ -30,7 +30,7 @@ from lfm2np.sampling_params import SamplingParams
 from lfm2np.scoring import TokenScore
 from lfm2np.scoring_many import score_many
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the one place; pyproject.toml reads it here
 
 __all__ = [
     "LLM",

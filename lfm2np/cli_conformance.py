@@ -83,7 +83,7 @@ def about(one: Fault | Variant) -> dict[str, Any]:
 
 
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
-    """Markdown, as it stands in the README."""
+    """Markdown, as it stands in docs/why/fault-table.md."""
     if faults:
         print("| | fault | seen in | caught by | examples | size |")
         print("|---|---|---|---|---|---|")

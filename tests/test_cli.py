@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -331,3 +332,14 @@ def test_a_config_with_a_thousand_million_layers_allocates_nothing(model, capsys
     code, message = failure(capsys, "info", "--model", str(model))
     assert code == 3
     assert "num_hidden_layers: 1000000000" in message
+
+
+def test_the_version_is_that_of_the_changelog_and_of_the_citation(capsys):
+    with pytest.raises(SystemExit) as ending:
+        main(["--version"])
+    assert (ending.value.code, capsys.readouterr().out) == (0, f"lfm2np {lfm2np.__version__}\n")
+    top = FIXTURES.parent
+    newest = re.search(r"^## (\S+) \((\S+)\)$", (top / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest and newest[1] == lfm2np.__version__
+    cited = (top / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert {f"version: {newest[1]}", f"date-released: {newest[2]}"} <= set(cited)

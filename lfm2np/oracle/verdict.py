@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from lfm2np.oracle.records import Ask
 
-LIMIT = 10.0  # of right engines the largest seen is about 6: see the table of the README
+LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
 FLIPS_LIMIT = 1e-9  # probability below which as many flips as there are have another cause than rounding
 SPREAD = 2.0  # how much a right engine's errors may exceed the scale, on the average of many positions
 
