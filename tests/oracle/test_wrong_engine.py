@@ -1,0 +1,76 @@
+"""The tutorial's engine: its bug is found, named and located, and nothing is found in the mended one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dumps import DIRECTORIES, checkpoint
+
+import lfm2np
+from lfm2np.loading import Model, trained_fixture
+from lfm2np.oracle import wrong_engine
+from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.dump import read_dump
+from lfm2np.oracle.locate import Report, locate
+from lfm2np.oracle.operations import operations
+from lfm2np.oracle.python_target import PythonTarget
+from lfm2np.oracle.records import Ask
+from lfm2np.oracle.verdict import Verdict
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+def checked(model: Model, factory: str) -> Checked:
+    target = PythonTarget(f"lfm2np.oracle.wrong_engine:{factory}", model.path)
+    return check(model, target, "float32", cases=("short-prompts",))
+
+
+def located(path: Path, factory: Any) -> tuple[Report, int]:
+    """What `locate` says of a dump of nine new tokens, and the rows that were not generated."""
+    config, tensors = checkpoint(trained_fixture())
+    wrong_engine.dump(str(path), factory, new=9)
+    dump = read_dump(path, config, operations(config))
+    return locate(tensors, config, dump), len(dump.token_ids) - 8
+
+
+def test_the_check_says_bug_and_that_decoding_is_wrong(model: Model) -> None:
+    result = checked(model, "factory")
+    assert result.total.verdict is Verdict.BUG
+    assert any(reason.startswith("right prefill, wrong decode") for reason in result.total.reasons)
+
+
+def test_locate_names_the_first_convolution_from_the_second_step_of_one_token_on(tmp_path: Path) -> None:
+    report, prompt = located(tmp_path / "dump.safetensors", wrong_engine.factory)
+    first = report.findings[0]
+    assert (first.name, first.layer, first.recomputed) == ("model.layers.0.conv.conv", 0, ())
+    assert first.operation == "gate_in * value, then the convolution"
+    assert first.rows == f"from row {prompt + 1} on, right for rows 0 to {prompt}"
+    assert {one.name for one in report.findings} == {f"model.layers.{layer}.conv.conv" for layer in (0, 1, 3, 5)}
+
+
+def test_the_mended_engine_is_exact(model: Model) -> None:
+    result = checked(model, "mended")
+    assert result.total.verdict is Verdict.EXACT
+    assert 0.0 < result.total.rms < 2.0  # it does compute in float32
+
+
+def test_nothing_is_located_in_the_mended_engine(tmp_path: Path) -> None:
+    report, _ = located(tmp_path / "dump.safetensors", wrong_engine.mended)
+    assert report.is_conclusive and not report.findings
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+def test_the_mended_engine_is_lfm2_on_every_fixture(directory: Path) -> None:
+    exact = lfm2np.load(directory)
+    ids = np.random.default_rng(0).integers(0, exact.config.vocab_size, 8).tolist()
+    ask = Ask("a", "short-prompts", tuple(ids), 4, prompt_logprobs=True, factors={"length": len(ids)})
+    target = PythonTarget("lfm2np.oracle.wrong_engine:mended", directory)
+    result = judged(exact, target.probe(), "float32", [(ask, target.answer([ask])[0])])
+    assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
+    assert len(result.positions) == 7 + 4 and all(one.error is not None for one in result.positions)
