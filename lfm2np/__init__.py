@@ -9,9 +9,11 @@ model.score([1, 17, 42])                    # log-probability, rank, margin of e
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
 """
 
-from lfm2np.draft_model import ModelDrafter
-from lfm2np.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
-from lfm2np.engine import Engine
+from lfm2np.checkpoint.loaded import draft_fixture, trained_fixture
+from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.generation import Completion, GeneratedToken
+from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.errors import (
     CheckpointError,
     ConfigError,
@@ -20,15 +22,13 @@ from lfm2np.errors import (
     RequestError,
     TokenizerError,
 )
-from lfm2np.generation import Completion, GeneratedToken
 from lfm2np.llm import LLM
-from lfm2np.loaded import draft_fixture, trained_fixture
 from lfm2np.loading import Model, load
-from lfm2np.logprobs import TokenLogprobs
-from lfm2np.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.scoring import TokenScore
-from lfm2np.scoring_many import score_many
+from lfm2np.sampling.logprobs import TokenLogprobs
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.scoring.many import score_many
+from lfm2np.scoring.teacher_forcing import TokenScore
+from lfm2np.speculation.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it here
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.engine import Engine
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
-from lfm2np.outputs import RequestOutput
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 
 Prompt = str | Sequence[int]
 

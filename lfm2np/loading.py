@@ -8,13 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lfm2np import generation, reference
-from lfm2np.digest import digest
+from lfm2np import reference
+from lfm2np.checkpoint.loaded import LoadedModel, read_model
+from lfm2np.engine import generation
+from lfm2np.engine.generation import Completion, GeneratedToken
 from lfm2np.errors import RequestError
-from lfm2np.generation import Completion, GeneratedToken
-from lfm2np.loaded import LoadedModel, read_model
+from lfm2np.network.digest import digest
 from lfm2np.progress import Progress
-from lfm2np.scoring import TokenScore, score
+from lfm2np.scoring.teacher_forcing import TokenScore, score
 
 
 class Model(LoadedModel):

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint import widen
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.progress import Progress
-from lfm2np.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 
 Array = NDArray[Any]
 

@@ -6,7 +6,7 @@ import operator
 
 import numpy as np
 
-from lfm2np.config import show
+from lfm2np.checkpoint.config import show
 from lfm2np.errors import RequestError
 
 

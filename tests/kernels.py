@@ -33,7 +33,7 @@ VERSIONS = ("oldest", "3.11", "3.12", "3.13", "3.14")
 REPORT = "report.xml"
 QUICK = (
     *(f"tests/oracle/test_{name}.py" for name in ("check", "locate", "locate_faults", "noise", "vectors_answers")),
-    *("tests/numerics", "tests/test_goldens.py", "tests/test_cli_generate.py", "tests/conformance/test_plain.py"),
+    *("tests/numerics", "tests/test_goldens.py", "tests/cli/test_cli_generate.py", "tests/conformance/test_plain.py"),
 )
 
 

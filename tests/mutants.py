@@ -1,6 +1,6 @@
 """Mutation testing: python tests/mutants.py [--only FILE ...] [--jobs N] [--json FILE]. Needs the extra `mutation`.
 
-cosmic-ray's operators change one place of scheduler/ or lfm2np/cache.py at a time; the property suite, and nothing
+cosmic-ray's operators change one place of scheduler/ or lfm2np/network/cache.py at a time; the property suite, and nothing
 else, then runs in a process of its own, first with few examples of every property, then with more. A mutant is killed
 when a property fails, or does not end within the time limit. Mutants that differ in annotations or docstrings only are
 the same program, and those that do not compile are none: neither is run. Those that `equivalent_mutants.json` names,
@@ -43,7 +43,7 @@ FILES = [
         for path in (TOP / "scheduler").glob("*.py")
         if path.name not in ("__init__.py", "benchmark.py")  # no behaviour; a measurement, which nothing calls
     ),
-    "lfm2np/cache.py",
+    "lfm2np/network/cache.py",
 ]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 30, "ci": 200}  # for one property; the longest takes 1 and 15

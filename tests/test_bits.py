@@ -14,7 +14,7 @@ import blas
 import numpy as np
 import pytest
 
-from lfm2np.loaded import trained_fixture
+from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -31,9 +31,9 @@ WORKER = """
 import hashlib, json, sys
 import numpy as np
 from lfm2np.loading import load
-from lfm2np.cli_work import WORKS
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.numerics import elementary, exact
-from lfm2np.results_file import encoded, result_sha256
+from lfm2np.work.results_file import encoded, result_sha256
 
 def sha(*arrays):
     return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()

@@ -24,16 +24,17 @@ from safetensors.numpy import save_file
 from truths import greedy_steps
 
 import lfm2np
-from lfm2np import engine, reference
-from lfm2np.checkpoint import open_checkpoint, widen
-from lfm2np.digest import LENGTHS, digest_prompt
+from lfm2np import reference
+from lfm2np.checkpoint.tensors import open_checkpoint, widen
+from lfm2np.engine import engine
+from lfm2np.engine.generation import collect
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError
-from lfm2np.generation import collect
-from lfm2np.logprobs import token_logprobs
+from lfm2np.network.digest import LENGTHS, digest_prompt
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.shapes import check
-from lfm2np.scoring import score
+from lfm2np.sampling.logprobs import token_logprobs
+from lfm2np.scoring.teacher_forcing import score
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 TORTURE = sorted((FIXTURES / "torture").iterdir())
@@ -200,7 +201,7 @@ def test_scores_are_those_of_a_brute_force_over_the_logits(model, ids):
 def test_scores_do_not_depend_on_how_the_rows_are_cut(model, monkeypatch):
     ids = [1, 5, 9, 200, 7, 7, 7, 250]
     whole = model.score(ids)
-    monkeypatch.setattr("lfm2np.scoring.LOGITS_AT_ONCE", 300)
+    monkeypatch.setattr("lfm2np.scoring.teacher_forcing.LOGITS_AT_ONCE", 300)
     seen: list[tuple[int, int]] = []
     assert score(model.weights, model.config, model.numerics, ids, lambda *args: seen.append(args)) == whole
     assert seen == [(1, 2), (2, 2)], "one call a layer"
@@ -289,7 +290,7 @@ def test_a_model_shows_its_path_and_arithmetic(model):
 
 
 def test_a_missing_fixture_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("lfm2np.loaded.__file__", str(tmp_path / "site" / "lfm2np" / "loaded.py"))
+    monkeypatch.setattr("lfm2np.checkpoint.loaded.__file__", str(tmp_path / "site" / "lfm2np" / "loaded.py"))
     with pytest.raises(CheckpointError, match="trained fixture is not in this installation"):
         lfm2np.trained_fixture()
 

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.loaded import LoadedModel
+from lfm2np.checkpoint.loaded import LoadedModel
 
 
 def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> list[tuple[int, NDArray[Any]]]:

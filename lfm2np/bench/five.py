@@ -20,9 +20,17 @@ from typing import Any
 import numpy as np
 
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.side_process import SideProcess
+from lfm2np.bench.sides.side_process import SideProcess
+from lfm2np.bench.sides.ways import (
+    CONTINUOUS,
+    ONE_BY_ONE,
+    PADDED,
+    WAYS,
+    WITHOUT_CACHE,
+    answer_lengths,
+    recomputed_lengths,
+)
 from lfm2np.bench.table import columns
-from lfm2np.bench.ways import CONTINUOUS, ONE_BY_ONE, PADDED, WAYS, WITHOUT_CACHE, answer_lengths, recomputed_lengths
 from lfm2np.progress import Progress
 
 SAMPLED_LENGTHS = 8

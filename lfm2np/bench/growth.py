@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.bench.cells import DECODE, Cell
-from lfm2np.bench.engine_side import STEP_TOKENS
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.side_process import SideProcess
+from lfm2np.bench.sides.cells import DECODE, Cell
+from lfm2np.bench.sides.engine_side import STEP_TOKENS
+from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.progress import Progress
 

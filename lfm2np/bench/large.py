@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfm2np.bench.cells import Cell, cells_named
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.side_process import SideProcess
+from lfm2np.bench.sides.cells import Cell, cells_named
+from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.progress import Progress
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfm2np.bench.cells import PREFILL, Cell
-from lfm2np.bench.peak_memory import available_bytes
-from lfm2np.bench.side_process import SideProcess
-from lfm2np.checkpoint import parameter_count
-from lfm2np.config import ModelConfig
+from lfm2np.bench.sides.cells import PREFILL, Cell
+from lfm2np.bench.sides.peak_memory import available_bytes
+from lfm2np.bench.sides.side_process import SideProcess
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import parameter_count
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.bench import cells, table
+from lfm2np.bench import table
 from lfm2np.bench.measure import FLOORS, Measured
-from lfm2np.bench.profile_side import PARTS, REST
 from lfm2np.bench.ratios import RATIOS
+from lfm2np.bench.sides import cells
+from lfm2np.bench.sides.profile_side import PARTS, REST
 
 SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
 CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]

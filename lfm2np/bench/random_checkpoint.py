@@ -20,8 +20,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint import SINGLE, expected_tensors
-from lfm2np.config import ModelConfig, parse_config
+from lfm2np.checkpoint.config import ModelConfig, parse_config
+from lfm2np.checkpoint.tensors import SINGLE, expected_tensors
 from lfm2np.errors import CheckpointError
 from lfm2np.progress import Progress
 

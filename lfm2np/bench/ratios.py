@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.bench.cells import DECODE, PREFILL, Cell
+from lfm2np.bench.sides.cells import DECODE, PREFILL, Cell
 
 BATCHED = 16  # requests: from here on, and in prefill, little but the products may cost
 LEAST_SHARE = 0.85

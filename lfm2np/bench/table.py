@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.bench.cells import Cell
 from lfm2np.bench.measure import CellTimes, Measured
 from lfm2np.bench.ratios import RATIOS, Ratio, Spread, ratio_of
+from lfm2np.bench.sides.cells import Cell
 
 LACKING = "-"
 SHORT = "!"  # stands at a ratio below its target

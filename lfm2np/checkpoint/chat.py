@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfm2np.config import show
+from lfm2np.checkpoint.config import show
+from lfm2np.checkpoint.strict_json import decode_text, is_present, read_bytes, read_object
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.strict_json import decode_text, is_present, read_bytes, read_object
 
 MAX_TEMPLATE_BYTES = 2**20
 ROLES = ("system", "user", "assistant", "tool")
@@ -66,7 +66,7 @@ def render_chat(chat: Chat, messages: Sequence[Mapping[str, str]]) -> str:
             stacklevel=2,
         )
         return render_plain(checked, chat.special_tokens["bos_token"])
-    from lfm2np.chat_sandbox import render_template
+    from lfm2np.checkpoint.chat_sandbox import render_template
 
     return render_template(chat.template, checked, chat.special_tokens, chat.source)
 

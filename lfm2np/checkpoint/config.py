@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.strict_json import is_present, read_object
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.

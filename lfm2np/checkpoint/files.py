@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from lfm2np.checkpoint import INDEX, SINGLE
+from lfm2np.checkpoint.strict_json import is_present, read_object
+from lfm2np.checkpoint.tensors import INDEX, SINGLE
 from lfm2np.errors import CheckpointError
-from lfm2np.strict_json import is_present, read_object
 
 
 def weight_files(directory: Path) -> list[str]:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.checkpoint_files import checkpoint_sha256
-from lfm2np.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.files import checkpoint_sha256
+from lfm2np.checkpoint.strict_json import is_directory, is_present
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer, require_ids
+from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.numerics.machine import require_exact_product, require_ieee
 from lfm2np.progress import Progress
-from lfm2np.strict_json import is_directory, is_present
-from lfm2np.tokenizer import Tokenizer, load_tokenizer, require_ids
-from lfm2np.weights import ModelWeights, prepare_weights
 
 WEIGHTS = ("resident", "streamed")
 
@@ -82,8 +82,8 @@ def hand_fixture() -> Path:
 
 
 def _fixture(name: str) -> Path:
-    packaged = Path(__file__).parent / "_fixtures" / name
-    checkout = Path(__file__).parent.parent / "fixtures" / name
+    packaged = Path(__file__).parents[1] / "_fixtures" / name
+    checkout = Path(__file__).parents[2] / "fixtures" / name
     for path in (packaged, checkout):
         if path.is_dir():
             return path

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lfm2np.checkpoint import StoredTensor, expected_tensors, parameter_count, require_finite
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import StoredTensor, expected_tensors, parameter_count, require_finite
+from lfm2np.checkpoint.weights import joined, matrix_parts
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.exact import prove_grid
 from lfm2np.progress import Progress
-from lfm2np.weights import joined, matrix_parts
 
 
 @dataclass(frozen=True)

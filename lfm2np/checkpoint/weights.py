@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint import StoredTensor, require_finite, widen
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import StoredTensor, require_finite, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
 from lfm2np.numerics.matrix import AttentionScale, Matrix

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lfm2np.bench import five, growth, large, measure, profile, table
-from lfm2np.bench.cells import CELLS, QUICK, cells_named
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, SMALL, random_checkpoint
-from lfm2np.config import load_config
-from lfm2np.counts import require_count
+from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
-from lfm2np.loaded import checkpoint_directory
 from lfm2np.progress import Progress
-from lfm2np.terminal import progress_bar
+from lfm2np.values import require_count
 
 Measured = TypeVar("Measured")
 

@@ -11,27 +11,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lfm2np import cli_work
+from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
-from lfm2np.loaded import checkpoint_directory
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
 from lfm2np.oracle.emulate import FORMATS
-from lfm2np.oracle.exec_target import ExecTarget
-from lfm2np.oracle.file_target import FileTarget, Transcript, recorded
-from lfm2np.oracle.http_target import HttpTarget
 from lfm2np.oracle.judge import Known
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.report import as_json, as_text, exit_code
-from lfm2np.oracle.report_html import as_html
-from lfm2np.oracle.report_junit import as_junit
-from lfm2np.oracle.target import Target, TargetError
-from lfm2np.oracle.transformers_target import TransformersTarget
-from lfm2np.oracle.whole_file import write_whole
+from lfm2np.oracle.reports.html_page import as_html
+from lfm2np.oracle.reports.junit import as_junit
+from lfm2np.oracle.reports.report import as_json, as_text, exit_code
+from lfm2np.oracle.targets.exec_target import ExecTarget
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
+from lfm2np.oracle.targets.http_target import HttpTarget
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.target import Target, TargetError
+from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import ProgressOf
-from lfm2np.terminal import progress_bar, progress_bars, terminal_text
-from lfm2np.work import Place
+from lfm2np.work.place import Place
+from lfm2np.work.whole_file import write_whole
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
     parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
     parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
-    cli_work.add_options(parser)
+    work.add_options(parser)
     parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
     parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) is not None:
             write_whole(Path(getattr(arguments, name)), render(result, command))
     if arguments.json:
-        print(json.dumps({**as_json(result, command), "scoring": cli_work.throughput(place)}))
+        print(json.dumps({**as_json(result, command), "scoring": work.throughput(place)}))
     else:
         print(terminal_text(as_text(result, command)))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
@@ -103,7 +103,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:
         model = load(arguments.model, "exact", show)
-    with cli_work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
+    with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:

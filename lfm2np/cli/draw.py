@@ -9,14 +9,14 @@ import shlex
 import sys
 from pathlib import Path
 
+from lfm2np.cli.shared.terminal import progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
-from lfm2np.drawings.run import Run, read_run
+from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.whole_file import write_whole
-from lfm2np.terminal import progress_bar, read_file
+from lfm2np.work.whole_file import write_whole
 
 EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail

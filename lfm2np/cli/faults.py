@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
-from lfm2np.terminal import progress_bar
 
 PROFILES = ("quick", "ci")
 
@@ -66,7 +66,7 @@ def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterato
 
 def try_one(one: Fault | Variant, profile: str) -> dict[str, Any]:
     extra = dict(one.environment) if isinstance(one, Variant) else {}
-    command = [sys.executable, "-m", "lfm2np.faults.worker", one.name, profile]
+    command = [sys.executable, "-m", "lfm2np.conformance.fault_trial", one.name, profile]
     ended = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True, check=False)
     if ended.returncode:  # no verdict: wrong for a fault and for a variant
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]

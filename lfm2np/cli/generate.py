@@ -16,20 +16,20 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.cli_requests import Job, read_jobs
-from lfm2np.cli_shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
-from lfm2np.counts import require_count
-from lfm2np.draft_model import DRAFT_SAMPLING, ModelDrafter
-from lfm2np.drafters import Drafter, NgramDrafter
-from lfm2np.drawings.recorded import DetailedTrace
-from lfm2np.engine import Engine
+from lfm2np.checkpoint.loaded import draft_fixture
+from lfm2np.cli.shared.requests import Job, read_jobs
+from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
+from lfm2np.cli.shared.terminal import progress_bar
+from lfm2np.drawings.runs.recorded import DetailedTrace
+from lfm2np.engine.draft_model import DRAFT_SAMPLING, ModelDrafter
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
+from lfm2np.engine.samples import sample_name
+from lfm2np.engine.sequential import answer_alone, difference_at
 from lfm2np.errors import ProofError, RequestError, error_told
-from lfm2np.loaded import draft_fixture
 from lfm2np.loading import Model, load
-from lfm2np.outputs import RequestOutput, RunMetrics, static_padding
-from lfm2np.samples import sample_name
-from lfm2np.sequential import answer_alone, difference_at
-from lfm2np.terminal import progress_bar
+from lfm2np.speculation.drafters import Drafter, NgramDrafter
+from lfm2np.values import require_count
 from scheduler import POLICIES
 
 ENGINE_OPTIONS = (

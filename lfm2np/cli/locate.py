@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.config import load_config
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError
-from lfm2np.loaded import checkpoint_directory
-from lfm2np.oracle.dump import read_dump, read_names
-from lfm2np.oracle.locate import EMBEDDINGS, Finding, Report, locate
-from lfm2np.oracle.operations import operations
-from lfm2np.oracle.spread import PRECISIONS
-from lfm2np.terminal import progress_bar, terminal_text
+from lfm2np.oracle.locate.dump import read_dump, read_names
+from lfm2np.oracle.locate.locate import EMBEDDINGS, Finding, Report, locate
+from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.locate.spread import PRECISIONS
 
 MOST_NAMES = 8
 

@@ -15,16 +15,35 @@ from pathlib import Path
 from typing import NoReturn
 
 import lfm2np
-from lfm2np import cli_bench, cli_conformance, cli_draw, cli_generate, cli_score, cli_work, digest, summary
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.config import load_config
+from lfm2np.checkpoint import summary
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.loaded import WEIGHTS, checkpoint_directory
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli import (
+    bench as cli_bench,
+)
+from lfm2np.cli import check as cli_check
+from lfm2np.cli import (
+    draw,
+)
+from lfm2np.cli import (
+    faults as cli_conformance,
+)
+from lfm2np.cli import (
+    generate as cli_generate,
+)
+from lfm2np.cli import locate as cli_locate
+from lfm2np.cli import (
+    score as cli_score,
+)
+from lfm2np.cli import vectors as cli_vectors
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.terminal import parse_ids, progress_bar, read_file
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
-from lfm2np.loaded import WEIGHTS, checkpoint_directory
 from lfm2np.loading import Model, load
+from lfm2np.network import digest
 from lfm2np.numerics import NAMES
-from lfm2np.oracle import cli_check, cli_locate, cli_vectors
-from lfm2np.oracle.target import TargetError
-from lfm2np.terminal import parse_ids, progress_bar, read_file
+from lfm2np.oracle.targets.target import TargetError
 from scheduler import TraceError, replay
 
 EXIT_CODES = """exit codes:
@@ -181,12 +200,12 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
     drawing = command(
         "draw",
-        cli_draw.run,
+        draw.run,
         "show a recorded run step by step: one HTML page, or a step in the terminal",
-        cli_draw.EXAMPLE,
+        draw.EXAMPLE,
         model=False,
     )
-    cli_draw.add_options(drawing)
+    draw.add_options(drawing)
     faults = command(
         "faults",
         cli_conformance.run_faults,
@@ -245,14 +264,14 @@ def build_parser() -> argparse.ArgumentParser:
     group = score.add_mutually_exclusive_group()
     group.add_argument("--completion", metavar="TEXT", help="what followed the prompt; only its tokens are shown")
     group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
-    cli_work.add_options(score)
+    work.add_options(score)
     merge = command(
         "merge",
-        cli_work.run_merge,
+        work.run_merge,
         "put files of results together, of score, check or vectors, and compute some of them again",
-        cli_work.MERGE_EXAMPLE,
+        work.MERGE_EXAMPLE,
     )
-    cli_work.add_merge_options(merge)
+    work.add_merge_options(merge)
     digest_command = command(
         "digest",
         run_digest,

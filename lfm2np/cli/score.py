@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np import cli_work, scoring
-from lfm2np.cli_requests import read_lines
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.requests import read_lines
+from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
-from lfm2np.scoring import TokenScore
-from lfm2np.scoring_many import score_many
-from lfm2np.terminal import entry, progress_bar, read_file, terminal_text
+from lfm2np.scoring import teacher_forcing
+from lfm2np.scoring.many import score_many
+from lfm2np.scoring.teacher_forcing import TokenScore
 
 KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
@@ -38,7 +39,7 @@ def run_one(model: Model, prompt: list[int], completion: list[int], only: bool, 
     """Prompt and completion, by reference.py; `only` the completion's tokens are shown."""
     began = time.perf_counter()
     with progress_bar("scoring") as show:
-        scores = scoring.score(model.weights, model.config, model.numerics, prompt + completion, show)
+        scores = teacher_forcing.score(model.weights, model.config, model.numerics, prompt + completion, show)
     seconds = time.perf_counter() - began
     rate = {"tokens": len(scores), "seconds": round(seconds, 3), "tokens_per_second": round(len(scores) / seconds, 1)}
     scores = [s for s in scores if s.position >= len(prompt)] if only else scores
@@ -58,9 +59,9 @@ def run_one(model: Model, prompt: list[int], completion: list[int], only: bool, 
 def run_many(model: Model, arguments: argparse.Namespace) -> None:
     """All sequences of a file, in ragged passes. NumericsError, after the others are shown, for any that overflow."""
     sequences = read_sequences(model, read_file(arguments.requests), arguments.requests)
-    with cli_work.place_of(arguments, model) as place, progress_bar("scoring", " tokens") as show:
+    with work.place_of(arguments, model) as place, progress_bar("scoring", " tokens") as show:
         found = score_many(model, [one.ids for one in sequences], place, show)
-    summary = {"requests": len(sequences), **cli_work.throughput(place)}
+    summary = {"requests": len(sequences), **work.throughput(place)}
     outputs = [output_of(one, scores) for one, scores in zip(sequences, found, strict=True)]
     if arguments.json:
         fields = {"outputs": outputs, "summary": summary}
@@ -119,5 +120,5 @@ def sequence_of(model: Model, raw: Mapping[str, Any], request_id: str) -> Scored
         completion = model.tokenizer.encode_more(raw["completion"])
     elif "completion_token_ids" in raw:
         completion = model.prompt_ids(raw["completion_token_ids"])
-    ids = scoring.scorable(prompt + completion, model.config)
+    ids = teacher_forcing.scorable(prompt + completion, model.config)
     return Scored(raw.get("request_id", request_id), ids, len(prompt) if completion else 1)

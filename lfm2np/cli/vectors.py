@@ -8,14 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lfm2np import cli_work
+from lfm2np.cli.shared import work
+from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors import BOUNDED, Difference, make, verify
-from lfm2np.oracle.vectors_files import DOCUMENT, VectorSet, packaged_set, read_set, require_replaceable, write_set
-from lfm2np.oracle.vectors_form import VectorsError
-from lfm2np.terminal import progress_bar, progress_bars, terminal_text
+from lfm2np.oracle.vectors.files import (
+    DOCUMENT,
+    VectorSet,
+    packaged_set,
+    read_set,
+    require_replaceable,
+    write_set,
+)
+from lfm2np.oracle.vectors.form import VectorsError
+from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
 
 EXIT_CODES = """exit codes:
   0    made, or as it should be
@@ -41,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         model_help = "checkpoint directory (default: the trained fixture)"
         sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=model_help)
         sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
-        cli_work.add_options(sub)
+        work.add_options(sub)
         if name == "make":
             out_help = "folder to write or replace, as a whole"
             sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
@@ -73,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
 def run_make(arguments: argparse.Namespace) -> None:
     require_replaceable(arguments.output)
     model = loaded(arguments)
-    with cli_work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
+    with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         made = make(model, arguments.seed, progress=shown, executor=place)
     size = write_set(made, arguments.output)
     tell(arguments, {"folder": arguments.output, "bytes": size, **counted(made)}, [f"{summary(made)}, {size} bytes"])
@@ -82,7 +89,7 @@ def run_make(arguments: argparse.Namespace) -> None:
 def run_verify(arguments: argparse.Namespace) -> None:
     known = read_set(folder_of(arguments))
     model = loaded(arguments)
-    with cli_work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
+    with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
         found = verify(model, known, shown, place)
     fields = {**counted(known), "differences": [asdict(one) for one in found]}
     tell(arguments, fields, shown_differences(found) or [f"{summary(known)}: bit for bit as computed here"])

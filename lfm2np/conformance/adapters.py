@@ -9,14 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np import scoring
-from lfm2np.conformance.draining import drain
 from lfm2np.conformance.protocol import Completion, Request
-from lfm2np.drafters import Drafter, NgramDrafter, ScriptedDrafter
-from lfm2np.engine import Engine
+from lfm2np.conformance.trials.draining import drain
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
-from lfm2np.outputs import CompletionOutput, RequestOutput
+from lfm2np.scoring import teacher_forcing
+from lfm2np.speculation.drafters import Drafter, NgramDrafter, ScriptedDrafter
 
 load_once = lru_cache(maxsize=256)(load)
 
@@ -50,7 +50,7 @@ class Own:
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         model = self.engine.model
-        scores = scoring.score(model.weights, model.config, model.numerics, model.prompt_ids(token_ids))
+        scores = teacher_forcing.score(model.weights, model.config, model.numerics, model.prompt_ids(token_ids))
         return [one.logprob for one in scores]
 
     # level c

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lfm2np.conformance.catalogue import by_id
-from lfm2np.conformance.demands import Machine
-from lfm2np.conformance.models import TinyModel
+from lfm2np.conformance.demands.demands import Machine
 from lfm2np.conformance.protocol import Request, load_factory
-from lfm2np.conformance.rounding import Rounding
-from lfm2np.conformance.strategies import Scenario
+from lfm2np.conformance.trials.models import TinyModel
+from lfm2np.conformance.trials.rounding import Rounding
+from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 
 __all__ = ["Request", "SamplingParams", "Scenario", "TinyModel", "check"]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from lfm2np.conformance.cache_demands import CACHE_DEMANDS
-from lfm2np.conformance.corruptions import CORRUPTION
-from lfm2np.conformance.demands import Machine, Property
-from lfm2np.conformance.internals import INTERNALS
-from lfm2np.conformance.large import LARGE
-from lfm2np.conformance.memory_demands import MEMORY_DEMANDS
-from lfm2np.conformance.misuse import MISUSE
-from lfm2np.conformance.policy_demands import POLICY_DEMANDS
-from lfm2np.conformance.properties import PROPERTIES
-from lfm2np.conformance.scheduler_demands import SCHEDULER_DEMANDS
-from lfm2np.conformance.wrong_calls import WRONG_CALLS
+from lfm2np.conformance.demands.cache_demands import CACHE_DEMANDS
+from lfm2np.conformance.demands.corruptions import CORRUPTION
+from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.demands.internals import INTERNALS
+from lfm2np.conformance.demands.large import LARGE
+from lfm2np.conformance.demands.memory_demands import MEMORY_DEMANDS
+from lfm2np.conformance.demands.misuse import MISUSE
+from lfm2np.conformance.demands.policy_demands import POLICY_DEMANDS
+from lfm2np.conformance.demands.properties import PROPERTIES
+from lfm2np.conformance.demands.scheduler_demands import SCHEDULER_DEMANDS
+from lfm2np.conformance.demands.wrong_calls import WRONG_CALLS
 from lfm2np.errors import RequestError
 
 ALL: tuple[Property | Machine, ...] = (

@@ -1,4 +1,4 @@
-"""One fault or variant in a process of its own: python -m lfm2np.faults.worker NAME PROFILE -> one JSON object.
+"""One fault or variant in a process of its own: python -m lfm2np.conformance.fault_trial NAME PROFILE -> one JSON object.
 
 A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
 variant goes through the whole suite.

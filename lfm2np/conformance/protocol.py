@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 
 SIZES = (
     "block_size",  # tokens of a cache block

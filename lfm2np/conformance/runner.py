@@ -13,11 +13,11 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
 
-from lfm2np.conformance.demands import Machine, Property
-from lfm2np.conformance.models import TinyModel, checkpoint
+from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.protocol import Factory, lacking, missing
-from lfm2np.conformance.rounding import Rounding, format_of, unjudged
-from lfm2np.conformance.strategies import fit, size_of
+from lfm2np.conformance.trials.models import TinyModel, checkpoint
+from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
+from lfm2np.conformance.trials.strategies import fit, size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 
@@ -129,8 +129,8 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings) -> tuple[
 
 def totals() -> str:
     """What this process compared so far."""
-    from lfm2np.conformance.driver import TOTALS
-    from lfm2np.conformance.machines import SchedulerMachine
+    from lfm2np.conformance.machines.machines import SchedulerMachine
+    from lfm2np.conformance.trials.driver import TOTALS
 
     return (
         f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens); "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lfm2np.conformance.demands import Machine, Property
+from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.plugin import chosen_profile, option
 from lfm2np.conformance.protocol import load_factory
-from lfm2np.conformance.rounding import Rounding
 from lfm2np.conformance.runner import run_property
+from lfm2np.conformance.trials.rounding import Rounding
 from lfm2np.errors import RequestError
 
 

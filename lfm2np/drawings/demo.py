@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from lfm2np.checkpoint import widen
-from lfm2np.drafters import NgramDrafter
-from lfm2np.drawings.leaks import Leak, leak
-from lfm2np.drawings.orders import Orders, both_orders
-from lfm2np.drawings.recorded import Coming, recorded, texts
-from lfm2np.drawings.run import Run, read_run
-from lfm2np.loaded import hand_fixture
+from lfm2np.checkpoint.loaded import hand_fixture
+from lfm2np.checkpoint.tensors import widen
+from lfm2np.drawings.runs.leaks import Leak, leak
+from lfm2np.drawings.runs.orders import Orders, both_orders
+from lfm2np.drawings.runs.recorded import Coming, recorded, texts
+from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.loading import Model, load
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.drafters import NgramDrafter
 
 HAND_SIZES: dict[str, Any] = {"block_size": 2, "num_blocks": 16, "max_num_batched_tokens": 6, "max_num_seqs": 4}
 MAIN_SIZES: dict[str, Any] = {

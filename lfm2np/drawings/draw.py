@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lfm2np.drawings import demo
-from lfm2np.drawings.markup import Markup, element, joined, visible
-from lfm2np.drawings.page import page
-from lfm2np.drawings.run import Run
-from lfm2np.drawings.view import View
+from lfm2np.drawings.page.markup import Markup, element, joined, visible
+from lfm2np.drawings.page.page import page
+from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.run import Run
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.ledger import ledger
 from lfm2np.drawings.views.memory import memory

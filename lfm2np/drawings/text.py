@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.derive import LETTERS, moments, owners
-from lfm2np.drawings.markup import counted, visible
-from lfm2np.drawings.run import Run, Step
+from lfm2np.drawings.page.markup import counted, visible
+from lfm2np.drawings.runs.derive import LETTERS, moments, owners
+from lfm2np.drawings.runs.run import Run, Step
 
 MOST_STEPS = 60  # columns of the timeline
 PER_LINE = 32  # blocks

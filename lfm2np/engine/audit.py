@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.cache import Cache
-from lfm2np.checkpoint import widen
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.weights import ShortConvWeights
 from lfm2np.errors import ProofError
-from lfm2np.loaded import LoadedModel
+from lfm2np.network.cache import Cache
 from lfm2np.numerics.rope import rotary_table
-from lfm2np.weights import ShortConvWeights
 from scheduler import BatchPlan, Request, Scheduler, check
 
 Array = NDArray[Any]

@@ -17,19 +17,19 @@ from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
-from lfm2np.answers import answer_step
-from lfm2np.audit import Audit
-from lfm2np.cache import Cache, default_blocks, make_cache
-from lfm2np.counts import require_count
-from lfm2np.drafters import Drafter
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.answers import answer_step
+from lfm2np.engine.audit import Audit
+from lfm2np.engine.outputs import RequestOutput, RunMetrics
+from lfm2np.engine.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
 from lfm2np.errors import Lfm2npError, RequestError, told
-from lfm2np.loaded import LoadedModel
-from lfm2np.model import StepResult, commit_step, forward, forward_again_without_drafts
-from lfm2np.outputs import RequestOutput, RunMetrics
+from lfm2np.network.cache import Cache, default_blocks, make_cache
+from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.progress import Progress
-from lfm2np.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.speculation import Proposals, contexts_of, propose, require_drafter
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.drafters import Drafter
+from lfm2np.speculation.proposals import Proposals, contexts_of, propose, require_drafter
+from lfm2np.values import require_count
 from scheduler import (
     BatchPlan,
     FinishReason,

@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from lfm2np.counts import require_count
-from lfm2np.engine import Engine
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.engine.engine import Engine
 from lfm2np.errors import error_told
-from lfm2np.loaded import LoadedModel
-from lfm2np.logprobs import TokenLogprobs
 from lfm2np.progress import Progress
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.tokenizer import Tokenizer
+from lfm2np.sampling.logprobs import TokenLogprobs
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.values import require_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tokenizer import TextStream, require_text
+from lfm2np.engine.outputs import CompletionOutput, RequestMetrics
 from lfm2np.errors import RequestError
-from lfm2np.loaded import LoadedModel
-from lfm2np.logprobs import TokenLogprobs
-from lfm2np.outputs import CompletionOutput, RequestMetrics
-from lfm2np.sampling import request_seed
-from lfm2np.sampling_params import SamplingParams, require_vocabulary
-from lfm2np.stop_strings import StopChecker
-from lfm2np.tokenizer import TextStream, require_text
+from lfm2np.sampling.choice import request_seed
+from lfm2np.sampling.logprobs import TokenLogprobs
+from lfm2np.sampling.params import SamplingParams, require_vocabulary
+from lfm2np.sampling.stop_strings import StopChecker
 from scheduler import FinishReason, Request
 
 

@@ -6,7 +6,7 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.pool import UNGUARDED_SHARE, UNGUARDED_WRITE
 
 # Where the edits are made.
-COMMIT = "lfm2np.cache:commit"
+COMMIT = "lfm2np.network.cache:commit"
 ALLOCATE = "scheduler.block_pool:BlockPool.allocate"
 ENTER = "scheduler.memory:Memory.enter"
 GROW = "scheduler.memory:Memory.grow"
@@ -21,7 +21,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.model:attention",
+                "lfm2np.network.step:attention",
                 "cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))",
                 "before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
                 "            own = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])\n"
@@ -184,7 +184,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("vllm-mlx 380",),
         edits=(
             Edit(
-                "lfm2np.cache:read_tokens",
+                "lfm2np.network.cache:read_tokens",
                 "return [*(part for part in parts if len(part[0])), entries]",
                 "held = [np.concatenate([array[run] for run in runs]) for array in cache.blocks[layer]]\n"
                 "    old = tuple(array.reshape(-1, *array.shape[2:])[: start + 1] for array in held)\n"

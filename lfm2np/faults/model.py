@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from lfm2np.faults.edits import Edit, Fault
 
-STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.model:forward"
+STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.network.step:forward"
 BLOCK, PARTS = "lfm2np.reference:block", "lfm2np.reference:queries_keys_values"
 FEED_FORWARD = "lfm2np.reference:feed_forward"
-HEAD, WANTED = "lfm2np.reference:output_logits", "lfm2np.model:wanted_logits"
+HEAD, WANTED = "lfm2np.reference:output_logits", "lfm2np.network.step:wanted_logits"
 EXACT = "lfm2np.numerics.exact:"
 SPLIT = "gate, up = np.split(numerics.linear(x, layer.gate_up_proj), 2, axis=-1)"
 HEADS = "queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)"
@@ -194,7 +194,7 @@ FAULTS: tuple[Fault, ...] = (
                 "    return queries, keys, values",
             ),
             Edit("lfm2np.reference:attention", MIXED, UNGROUPED),
-            Edit("lfm2np.model:attention", MIXED, UNGROUPED),
+            Edit("lfm2np.network.step:attention", MIXED, UNGROUPED),
         ),
     ),
     Fault(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lfm2np.faults.edits import Edit, Fault
 
-DECIDE = "lfm2np.speculation:decide"
-ANSWER = "lfm2np.answers:answer_step"
-PENALISED = "lfm2np.sampling:penalised"
-STOPS = "lfm2np.stop_strings:StopChecker."
+DECIDE = "lfm2np.speculation.proposals:decide"
+ANSWER = "lfm2np.engine.answers:answer_step"
+PENALISED = "lfm2np.sampling.choice:penalised"
+STOPS = "lfm2np.sampling.stop_strings:StopChecker."
 LOGPROBS = "token_logprobs(model.numerics, row, token, count)"
 CHOSEN = "answers[name] = decide(model, group, sample,"
 
@@ -18,14 +18,18 @@ FAULTS: tuple[Fault, ...] = (
         section="D",
         sentence="A request's own seed is not used: its noise depends on the engine's seed and on its name.",
         seen_in=("vLLM 51226",),
-        edits=(Edit("lfm2np.sampling:request_seed", "if params.seed is not None:", "if False:"),),
+        edits=(Edit("lfm2np.sampling.choice:request_seed", "if params.seed is not None:", "if False:"),),
     ),
     Fault(
         name="requests-without-a-seed-share-noise",
         section="D",
         sentence="All requests that name no seed draw the same noise at the same position.",
         seen_in=("vLLM 51226",),
-        edits=(Edit("lfm2np.sampling:request_seed", 'engine + request_id.encode("utf-8", "surrogatepass")', "engine"),),
+        edits=(
+            Edit(
+                "lfm2np.sampling.choice:request_seed", 'engine + request_id.encode("utf-8", "surrogatepass")', "engine"
+            ),
+        ),
     ),
     Fault(
         name="noise-of-the-batch-row",
@@ -48,7 +52,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.sampling:choose",
+                "lfm2np.sampling.choice:choose",
                 "uniform(seed, sample_index, len(prompt_ids) + len(output_ids))",
                 "uniform(seed, sample_index, len(prompt_ids))",
             ),
@@ -124,7 +128,9 @@ FAULTS: tuple[Fault, ...] = (
         sentence="The end is masked for one token too few, so an output may be min_tokens long with its end: a class "
         "of comparisons off by one.",
         seen_in=(),
-        edits=(Edit("lfm2np.sampling:masked", "produced < params.min_tokens:", "produced < params.min_tokens - 1:"),),
+        edits=(
+            Edit("lfm2np.sampling.choice:masked", "produced < params.min_tokens:", "produced < params.min_tokens - 1:"),
+        ),
     ),
     Fault(
         name="top-p-before-temperature",
@@ -133,7 +139,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.sampling:filtered",
+                "lfm2np.sampling.choice:filtered",
                 "kept = keep(values, weights, params)",
                 "cold = integer_weights(values * params.temperature) if keep is keep_top_p else weights\n"
                 "        kept = keep(values, cold, params)",
@@ -148,7 +154,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.sampling:keep_min_p",
+                "lfm2np.sampling.choice:keep_min_p",
                 "weights >= np.ldexp(np.float64(params.min_p), WEIGHT_BITS)",
                 "weights >= min(params.min_p * float(weights.sum()), float(weights.max()))",
             ),
@@ -161,7 +167,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.sampling:choose",
+                "lfm2np.sampling.choice:choose",
                 "int(np.argmax(process(row, params, prompt_ids, output_ids, eos_token_ids)))",
                 "len(row) - 1 - int(np.argmax(process(row, params, prompt_ids, output_ids, eos_token_ids)[::-1]))",
             ),
@@ -175,7 +181,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("transformers 40692",),
         edits=(
             Edit(
-                "lfm2np.model:wanted_logits",
+                "lfm2np.network.step:wanted_logits",
                 "states[one.rows][first:]",
                 "np.roll(states[one.rows], 1, axis=0)[first:]",
             ),
@@ -202,7 +208,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.answers:keep_prompt_logprobs",
+                "lfm2np.engine.answers:keep_prompt_logprobs",
                 "rows[position - first]",
                 "rows[min(position - first + 1, len(rows) - 1)]",
             ),
@@ -268,7 +274,7 @@ FAULTS: tuple[Fault, ...] = (
         section="D",
         sentence="Bytes of a character that stays unfinished vanish from a stream, where decoding has U+FFFD.",
         seen_in=("vLLM 8468",),
-        edits=(Edit("lfm2np.tokenizer:TextStream.finish", 'self._decoder.decode(b"", final=True)', '""'),),
+        edits=(Edit("lfm2np.checkpoint.tokenizer:TextStream.finish", 'self._decoder.decode(b"", final=True)', '""'),),
     ),
     Fault(
         name="characters-cut-at-token-borders",
@@ -277,7 +283,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("vllm-mlx 109", "vLLM 48853"),
         edits=(
             Edit(
-                "lfm2np.tokenizer:TextStream.push",
+                "lfm2np.checkpoint.tokenizer:TextStream.push",
                 "self._tokenizer.token_bytes(token_id))",
                 "self._tokenizer.token_bytes(token_id), final=True)",
             ),
@@ -288,7 +294,7 @@ FAULTS: tuple[Fault, ...] = (
         section="D",
         sentence="A prompt gets a BOS although the tokenizer, or its own text, has put one there.",
         seen_in=("vLLM 16081", "vLLM 55288"),
-        edits=(Edit("lfm2np.tokenizer:Tokenizer.encode", "if ids[:1] != [bos]:", "if True:"),),
+        edits=(Edit("lfm2np.checkpoint.tokenizer:Tokenizer.encode", "if ids[:1] != [bos]:", "if True:"),),
     ),
     Fault(
         name="double-bos-in-chats",
@@ -297,7 +303,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("vLLM 16081", "SGLang 888"),
         edits=(
             Edit(
-                "lfm2np.tokenizer:Tokenizer.encode_chat",
+                "lfm2np.checkpoint.tokenizer:Tokenizer.encode_chat",
                 "return ids if ids[:1] == [bos] else [bos, *ids]",
                 "return [bos, *ids]",
             ),
@@ -362,7 +368,7 @@ FAULTS: tuple[Fault, ...] = (
         sentence="A guess that was drawn stays, however unlikely it is: the output has the drafter's distribution, a "
         "class of acceptance tests that accept.",
         seen_in=(),
-        edits=(Edit("lfm2np.acceptance:is_accepted", "return noise * q < p << NOISE_BITS", "return True"),),
+        edits=(Edit("lfm2np.speculation.acceptance:is_accepted", "return noise * q < p << NOISE_BITS", "return True"),),
     ),
     Fault(
         name="replacement-drawn-from-the-target",
@@ -372,7 +378,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.acceptance:replacement",
+                "lfm2np.speculation.acceptance:replacement",
                 "max(0, int(target[i]) * q_total - int(weights[i]) * p_total)",
                 "int(target[i])",
             ),
@@ -383,6 +389,6 @@ FAULTS: tuple[Fault, ...] = (
         section="D",
         sentence="One number decides whether a guess is refused and what replaces it: a class of noise used twice.",
         seen_in=(),
-        edits=(Edit("lfm2np.acceptance:next_token", "position, REPLACE)", "position, ACCEPT)"),),
+        edits=(Edit("lfm2np.speculation.acceptance:next_token", "position, REPLACE)", "position, ACCEPT)"),),
     ),
 )

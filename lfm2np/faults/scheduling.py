@@ -247,7 +247,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("marvinmboya/LFMs-continuous-batching",),
         edits=(
             Edit(
-                "lfm2np.model:forward",
+                "lfm2np.network.step:forward",
                 "positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])",
                 "positions = np.arange(len(ids))",
             ),
@@ -260,7 +260,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("marvinmboya/LFMs-continuous-batching",),
         edits=(
             Edit(
-                "lfm2np.model:forward",
+                "lfm2np.network.step:forward",
                 "np.arange(one.entry.start, one.entry.stop)",
                 "np.arange(one.entry.start, one.entry.stop) - one.entry.start * (len(one.entry.token_ids) > 1)",
             ),
@@ -284,7 +284,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("llama.cpp 23652",),
         edits=(
             Edit(
-                "lfm2np.model:forward",
+                "lfm2np.network.step:forward",
                 "return StepResult(logits, {one",
                 "failed = [one.error for one in segments if one.error]\n"
                 "    for one in segments if failed else []:\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from lfm2np.faults.edits import Edit, Fault
 
 # Where the edits are made, and what stands there.
-CONVOLUTION = "lfm2np.model:short_conv"
+CONVOLUTION = "lfm2np.network.step:short_conv"
 JOINED = "mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
-COMMIT = "lfm2np.cache:commit"
-MOVE = "lfm2np.cache:move"
+COMMIT = "lfm2np.network.cache:commit"
+MOVE = "lfm2np.network.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
 READ = "history = cache.states[one.entry.slot, layer]  # [L-1, D]"
 WRITE = "cache.states[entry.slot, index] = window[kept : kept + columns]"

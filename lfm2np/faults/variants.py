@@ -29,24 +29,24 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "attention-in-reverse-order",
         "Attention serves the last request of a step first.",
-        (Edit("lfm2np.model:attention", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:attention", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
     ),
     Variant(
         "convolution-in-reverse-order",
         "The convolution serves the last request of a step first.",
-        (Edit("lfm2np.model:short_conv", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:short_conv", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
     ),
     Variant(
         "batch-in-reverse-order",
         "The last request of a step stands first in the flat batch.",
-        (Edit("lfm2np.model:make_segments", "in plan.scheduled:", "in reversed(plan.scheduled):"),),
+        (Edit("lfm2np.network.step:make_segments", "in plan.scheduled:", "in reversed(plan.scheduled):"),),
     ),
     Variant(
         "one-pass-for-each-request",
         "A step is as many forward passes as it has requests.",
         (
             Edit(
-                "lfm2np.engine:Engine._compute",
+                "lfm2np.engine.engine:Engine._compute",
                 "result = forward(model.weights, model.config, model.numerics, self.cache, plan, self._progress)",
                 "from dataclasses import replace\n"
                 "    only_moves = replace(plan, scheduled=())\n"
@@ -65,7 +65,7 @@ VARIANTS: tuple[Variant, ...] = (
         "The head is applied to all rows, and those that are wanted are picked afterwards.",
         (
             Edit(
-                "lfm2np.model:wanted_logits",
+                "lfm2np.network.step:wanted_logits",
                 "chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])\n"
                 '    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
                 "        rows = numerics.linear(chosen, weights.head)",
@@ -102,7 +102,7 @@ VARIANTS: tuple[Variant, ...] = (
         "The last token's keys and values are written first.",
         (
             Edit(
-                "lfm2np.cache:commit",
+                "lfm2np.network.cache:commit",
                 "array[blocks, offsets] = rows[:kept]",
                 "array[blocks[::-1], offsets[::-1]] = rows[:kept][::-1]",
             ),

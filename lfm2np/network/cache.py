@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.numerics import Numerics
 from scheduler import Move, ScheduledTokens, SchedulerConfig
 

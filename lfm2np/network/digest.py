@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from lfm2np import reference
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.weights import ModelWeights
 from lfm2np.numerics import Numerics
 from lfm2np.progress import Progress
-from lfm2np.weights import ModelWeights
 
 LENGTHS = (1, 2, 3, 4, 5, 8, 17, 64, 500)
 

@@ -20,16 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.cache import Cache, block_runs, commit, move, read_tokens
-from lfm2np.checkpoint import widen
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
+from lfm2np.network.cache import Cache, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
-from lfm2np.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from scheduler import BatchPlan, ScheduledTokens
 
 Array = NDArray[Any]

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
-from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
+from lfm2np.numerics.attention import (
+    Parts,
+    Span,
+    attend_in_batches,
+    own_rows,
+    stacked_scores,
+    weighted_values,
+)
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product

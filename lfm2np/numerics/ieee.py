@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics.attention import Parts, Span, attend_in_batches, own_rows, stacked_scores, weighted_values
+from lfm2np.numerics.attention import (
+    Parts,
+    Span,
+    attend_in_batches,
+    own_rows,
+    stacked_scores,
+    weighted_values,
+)
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.loading import Model
-from lfm2np.oracle.checked import failed
-from lfm2np.oracle.file_target import Transcript
 from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.target import Abilities, Target
+from lfm2np.oracle.targets.checked import failed
+from lfm2np.oracle.targets.file_target import Transcript
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.verdict import Position
 from lfm2np.oracle.workloads import Round, Writer, rounds
 from lfm2np.progress import ProgressOf
-from lfm2np.work import AnyPlace, place_of
+from lfm2np.work.place import AnyPlace, place_of
 
 SCORING = "scoring"  # the progress that counts tokens
 MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0

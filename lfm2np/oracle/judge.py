@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lfm2np.loaded import LoadedModel
+from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.noise import DRAWS, Ids, Noise, Truth, noise_of
 from lfm2np.oracle.noise import truths_of as computed_truths
-from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.verdict import Position, position_verdict
 from lfm2np.progress import Progress
-from lfm2np.work import Place
+from lfm2np.work.place import Place
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
 Pair = tuple[Ask, Answer]

@@ -20,18 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import ragged, reference
-from lfm2np.checkpoint import open_checkpoint
+from lfm2np import reference
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import NumericsError
-from lfm2np.loaded import LoadedModel
+from lfm2np.network import ragged
 from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.exact import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
 from lfm2np.progress import Progress
-from lfm2np.scoring import LOGITS_AT_ONCE
-from lfm2np.weights import ModelWeights, prepare_weights
-from lfm2np.work import AnyPlace, Work, compute, cut, place_of
+from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

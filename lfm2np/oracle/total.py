@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
-from lfm2np.loaded import LoadedModel
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge

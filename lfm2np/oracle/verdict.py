@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lfm2np.oracle.records import Ask
+from lfm2np.oracle.targets.records import Ask
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
 FLIPS_LIMIT = 1e-9  # probability below which as many flips as there are have another cause than rounding

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.config import ModelConfig
-from lfm2np.oracle.records import Ask
-from lfm2np.tokenizer import Tokenizer
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.oracle.targets.records import Ask
 
 NEW = 16  # tokens generated a request, unless the case says otherwise
 BORDERS = (8, 16, 32, 64, 128, 256)  # of blocks and chunks in today's engines

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import lfm2np
-from lfm2np.checkpoint import open_checkpoint, widen
-from lfm2np.config import load_config
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint, widen
 from lfm2np.conformance.protocol import Completion, Request
 
 Array = NDArray[Any]

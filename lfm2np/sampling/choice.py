@@ -3,7 +3,7 @@
 Nothing here depends on the machine or on a neighbour in the batch. Logits go through elementwise IEEE float64
 operations and `elementary.exp`; the probabilities are then integers, so that every sum is exact in any order. The
 distribution that a token is drawn from IS weights / sum(weights): tests and speculative decoding compute with it as
-fractions. Log-probabilities come from the raw logits, as vLLM's do by default: lfm2np.generation.token_logprobs.
+fractions. Log-probabilities come from the raw logits, as vLLM's do by default: lfm2np.engine.generation.token_logprobs.
 
 The order of the processors, by `SamplingParams.profile`:
 
@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.config import SIZES, show
-from lfm2np.counts import require_count
+from lfm2np.checkpoint.config import SIZES, show
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.numerics import elementary
-from lfm2np.sampling_params import MAX_SEED, SamplingParams, bias_pairs
+from lfm2np.sampling.params import MAX_SEED, SamplingParams, bias_pairs
+from lfm2np.values import require_count
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

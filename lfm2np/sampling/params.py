@@ -6,7 +6,7 @@ Ranges and defaults are those of vLLM (vllm/sampling_params.py, SamplingParams._
 - a logit bias may be any finite number; vLLM's server cuts it to [-100, 100];
 - -1 stands for "off" in top_k only: not for "no seed" and not for "all log-probabilities";
 - banned_token_ids (transformers' suppress_tokens) takes ids; vLLM's bad_words takes texts;
-- `profile` names the engine whose order of processors is followed (lfm2np/sampling.py).
+- `profile` names the engine whose order of processors is followed (lfm2np/sampling/choice.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, cast
 
-from lfm2np.config import plain, show
-from lfm2np.counts import require_count
+from lfm2np.checkpoint.config import plain, show
+from lfm2np.checkpoint.tokenizer import require_text
 from lfm2np.errors import RequestError
-from lfm2np.tokenizer import require_text
+from lfm2np.values import require_count
 
 PROFILES = ("vllm", "transformers")
 MAX_SAMPLES = 16384  # vLLM's default of VLLM_MAX_N_SEQUENCES

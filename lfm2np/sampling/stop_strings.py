@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from lfm2np.config import show
+from lfm2np.checkpoint.config import show
 from lfm2np.errors import RequestError
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.loaded import LoadedModel
 from lfm2np.progress import Progress
-from lfm2np.scoring import TokenScore, scorable, score_batch, token_scores
-from lfm2np.work import AnyPlace, Work, compute
+from lfm2np.scoring.teacher_forcing import TokenScore, scorable, score_batch, token_scores
+from lfm2np.work.place import AnyPlace, Work, compute
 
 
 def score_many(

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import ragged, reference
-from lfm2np.config import ModelConfig
+from lfm2np import reference
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.checkpoint.weights import ModelWeights
 from lfm2np.errors import NumericsError, RequestError
+from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import pieces
 from lfm2np.progress import Progress
-from lfm2np.tokenizer import require_ids
-from lfm2np.weights import ModelWeights
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
 Array = NDArray[Any]

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.sampling import NOISE_BITS, choose, distribution, philox, uniform
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, philox, uniform
+from lfm2np.sampling.params import SamplingParams
 
 Int64 = NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.counts import require_count
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.values import require_count
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.acceptance import Guess, next_token
-from lfm2np.drafters import Draft, DraftContext, Drafter
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tokenizer import require_ids
+from lfm2np.engine.samples import Answer, Drawn, Group, Sample
 from lfm2np.errors import RequestError
-from lfm2np.loaded import LoadedModel
-from lfm2np.logprobs import token_logprobs
-from lfm2np.samples import Answer, Drawn, Group, Sample
-from lfm2np.tokenizer import require_ids
+from lfm2np.sampling.logprobs import token_logprobs
+from lfm2np.speculation.acceptance import Guess, next_token
+from lfm2np.speculation.drafters import Draft, DraftContext, Drafter
 from scheduler import BatchPlan, ScheduledTokens, most_drafts
 
 MOST_WEIGHT = 2**62

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.errors import WorkerError
-from lfm2np.loaded import LoadedModel, read_model
 from lfm2np.progress import Progress
-from lfm2np.shards import AT_ONCE, AnyExecutor, map_shards
+from lfm2np.work.shards import AT_ONCE, AnyExecutor, map_shards
 
 MAX_NUM_BATCHED_TOKENS = 256  # of one shard: bounds a ragged pass; larger ones leave the processor's cache
 _loading = threading.Lock()

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.config import show
+from lfm2np.checkpoint.config import show
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.line_file import LineFile
-from lfm2np.loaded import LoadedModel
-from lfm2np.strict_json import parse_object
-from lfm2np.work import AnyPlace, Work, compute
+from lfm2np.work.line_file import LineFile
+from lfm2np.work.place import AnyPlace, Work, compute
 
 FORMAT_VERSION = 1
 MAX_LINE = 2**30

@@ -5,9 +5,9 @@ import statistics
 
 import pytest
 
-from lfm2np.bench.cells import CELLS, QUICK, Cell, cell_named, cells_named
 from lfm2np.bench.measure import CellTimes, Measured
 from lfm2np.bench.ratios import RATIOS, Ratio, ratio_of
+from lfm2np.bench.sides.cells import CELLS, QUICK, Cell, cell_named, cells_named
 from lfm2np.bench.table import as_json, as_text, columns
 from lfm2np.errors import RequestError
 

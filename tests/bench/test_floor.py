@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.bench.cells import DECODE, PREFILL, Cell, cell_named
-from lfm2np.bench.engine_side import EngineSide
-from lfm2np.bench.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
-from lfm2np.bench.floor_side import Attention, FloorSide, linear_products
 from lfm2np.bench.random_checkpoint import CONFIG
-from lfm2np.cache import block_runs, read_tokens
-from lfm2np.config import parse_config
+from lfm2np.bench.sides.cells import DECODE, PREFILL, Cell, cell_named
+from lfm2np.bench.sides.engine_side import EngineSide
+from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.sides.floor_side import Attention, FloorSide, linear_products
+from lfm2np.checkpoint.config import parse_config
+from lfm2np.network.cache import block_runs, read_tokens
 
 TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"
 CHECKPOINTS = sorted(path.name for path in TORTURE.iterdir())

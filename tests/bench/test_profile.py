@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np.bench.cells import cell_named
-from lfm2np.bench.profile_side import PARTS, REST, ProfileSide
+from lfm2np.bench.sides.cells import cell_named
+from lfm2np.bench.sides.profile_side import PARTS, REST, ProfileSide
 
 MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_config"
 CONSTANTS = {"name", "longest_context"}

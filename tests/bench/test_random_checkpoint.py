@@ -9,8 +9,8 @@ from builders import raw_config
 
 import lfm2np
 from lfm2np.bench import random_checkpoint as made
-from lfm2np.checkpoint import open_checkpoint, parameter_count
-from lfm2np.config import load_config, parse_config
+from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.tensors import open_checkpoint, parameter_count
 from lfm2np.errors import CheckpointError
 
 RAW = raw_config(tie_word_embeddings=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np.bench.side_process import SideError, SideProcess
+from lfm2np.bench.sides.side_process import SideError, SideProcess
 
 MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_config"
 
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_can_t_be_loaded_is_said(tmp_path):
 
 
 def test_a_busy_side_is_ended_by_force(others, monkeypatch):
-    monkeypatch.setattr("lfm2np.bench.side_process.GRACE", 0.2)
+    monkeypatch.setattr("lfm2np.bench.sides.side_process.GRACE", 0.2)
     with SideProcess("exact", MODEL, 1) as side:
         side.ask("load")
         assert side._process.stdin
@@ -111,6 +111,6 @@ def test_sides_end_with_their_parent(sign, tmp_path):
 
 def is_running(pid: int) -> bool:
     try:
-        return b"lfm2np.bench.side" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"lfm2np.bench.sides.side" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

@@ -7,8 +7,8 @@ import pytest
 
 import lfm2np
 from lfm2np.bench import five, growth
-from lfm2np.bench.engines import random_prompt
-from lfm2np.bench.ways import (
+from lfm2np.bench.sides.engines import random_prompt
+from lfm2np.bench.sides.ways import (
     PROMPT_LENGTHS,
     WAYS,
     answer_lengths,

@@ -19,14 +19,16 @@ from builders import safetensors_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint import DTYPES, StoredTensor, require_finite, widen
-from lfm2np.config import load_config
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.errors import CheckpointError
 from lfm2np.loading import load
-from lfm2np.oracle import dump, vectors, vectors_files
-from lfm2np.results_file import decoded, encoded, result_sha256
+from lfm2np.oracle.locate import dump
+from lfm2np.oracle.vectors import files as vectors_files
+from lfm2np.oracle.vectors import golden
+from lfm2np.work.results_file import decoded, encoded, result_sha256
 
-TOP = Path(__file__).parent.parent
+TOP = Path(__file__).parents[2]
 CHECKPOINTS = [*sorted((TOP / "fixtures" / "torture").iterdir()), TOP / "fixtures" / "trained"]
 FORMS = {"BF16": "f", "F16": "e", "F32": "f", "F64": "d"}  # as struct names them; BF16 is the upper half of a float32
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}  # bytes
@@ -146,7 +148,7 @@ def test_token_ids_written_by_hand_are_read(dtype: str, order: str, data: st.Dat
 def test_golden_tensors_written_by_hand_are_read(bits: list[int]):
     content = safetensors_bytes({"a/logits": ("F32", (1, len(bits)), by_hand(bits, 4, "little"))})
     found = vectors_files.read_tensors(content, "here")["a/logits"]
-    assert vectors.bits_of(found).tolist() == [bits]
+    assert golden.bits_of(found).tolist() == [bits]
 
 
 # --- writing: what a machine of the other order has in memory
@@ -172,9 +174,9 @@ def test_golden_tensors_of_either_order_are_the_same_bytes(values: list[float]):
     content = vectors_files.tensors_bytes({"a/logits": big})
     assert content == vectors_files.tensors_bytes({"a/logits": little})
     assert content.endswith(struct.pack(f"<{len(values)}f", *values))
-    assert not list(vectors.differing_tensor("a", "logits", little, big))
+    assert not list(golden.differing_tensor("a", "logits", little, big))
     big[0, -1] = np.nextafter(big[0, -1], np.float32(0)) if big[0, -1] else 1.0
-    assert len(list(vectors.differing_tensor("a", "logits", little, big))) == 1
+    assert len(list(golden.differing_tensor("a", "logits", little, big))) == 1
 
 
 # --- the source: every place where bytes become numbers in an order that the expression itself does not name

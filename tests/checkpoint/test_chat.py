@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
 
-from lfm2np import chat_sandbox
-from lfm2np.chat import Chat, load_chat, render_chat, render_plain
+from lfm2np.checkpoint import chat_sandbox
+from lfm2np.checkpoint.chat import Chat, load_chat, render_chat, render_plain
+from lfm2np.checkpoint.tokenizer import load_tokenizer
 from lfm2np.errors import RequestError, TokenizerError
-from lfm2np.tokenizer import load_tokenizer
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -130,9 +130,7 @@ def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("limits", ["ulimit -v 1000000", "ulimit -t 1"])
 def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> None:
-    script = (
-        "from lfm2np.chat_sandbox import render_template as r; print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
-    )
+    script = "from lfm2np.checkpoint.chat_sandbox import render_template as r; print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
     words = f'{limits}; exec {sys.executable} -c "{script}"'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("x\n", "")

@@ -25,7 +25,7 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint import (
+from lfm2np.checkpoint.tensors import (
     DTYPES,
     StoredTensor,
     expected_tensors,

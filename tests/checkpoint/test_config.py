@@ -13,8 +13,8 @@ from builders import OLD_350M, raw_config, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint import parameter_count
-from lfm2np.config import load_config, parse_config
+from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.tensors import parameter_count
 from lfm2np.errors import ConfigError, Lfm2npError
 
 SIXTEEN = [2, 5, 8, 10, 12, 14]

@@ -16,10 +16,10 @@ from fixture_configs import CONFIGS, TRAINED, config_text, with_old_spellings
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from lfm2np.config import ECHOES, load_config, parse_config
+from lfm2np.checkpoint.config import ECHOES, load_config, parse_config
 from lfm2np.errors import ConfigError
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("trained", "draft", "hand")
 WITH_TOKENIZER = ("trained", "draft")
 

@@ -14,8 +14,8 @@ from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, wr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lfm2np.checkpoint.tokenizer import BYTE_OF_LETTER, Tokenizer, guarded, load_tokenizer, require_ids
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
-from lfm2np.tokenizer import BYTE_OF_LETTER, Tokenizer, guarded, load_tokenizer, require_ids
 
 CONFIG = tiny_config()
 BOS = SPECIALS[1]

@@ -23,7 +23,7 @@ from test_config import REFUSALS
 import lfm2np
 from lfm2np.cli import main
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 @pytest.fixture

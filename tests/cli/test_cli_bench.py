@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lfm2np.bench import measure, profile
-from lfm2np.bench.profile_side import PARTS, REST
+from lfm2np.bench.sides.profile_side import PARTS, REST
 from lfm2np.cli import main
 
-MODEL = str(Path(__file__).parent.parent / "fixtures" / "torture" / "minimal_config")
+MODEL = str(Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config")
 TINY = ("bench", "--model", MODEL, "--cells", "prefill-6,decode-2x5", "--rounds", "2", "--threads", "1")
 ALONE = (*TINY, "--without-peers")
 

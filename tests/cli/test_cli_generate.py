@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np import cli_generate
-from lfm2np.cli import main
+from lfm2np.cli import generate, main
 
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 31"]
 ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26 27 28 29 30 31"]
@@ -173,11 +172,11 @@ def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pyt
 
 
 def test_a_difference_is_named_by_request_and_position():
-    truth, mine = cli_generate.Record(), cli_generate.Record()
+    truth, mine = generate.Record(), generate.Record()
     for record, token in ((truth, 5), (mine, 6)):
         record.tokens["r"], record.rows["r"] = [token], [np.zeros(8, np.float32)]
-    assert cli_generate.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
-    assert cli_generate.compare(truth, truth) is None
+    assert generate.compare(mine, truth) == "request r: output token 0: token: 6, alone it is 5"
+    assert generate.compare(truth, truth) is None
 
 
 # --- speculative decoding
@@ -250,7 +249,7 @@ def test_the_draft_fixture_is_the_default_only_for_the_trained_one(capsys: pytes
     ],
 )
 def test_bad_speculative_options_are_one_line(capsys, options: list[str], code: int, fragment: str):
-    wide = str(Path(__file__).parent.parent / "fixtures" / "torture" / "wide_heads")
+    wide = str(Path(__file__).parents[2] / "fixtures" / "torture" / "wide_heads")
     assert main(["generate", *chats(), *(wide if word == "WIDE" else word for word in options)]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -101,7 +101,8 @@ def test_an_interrupt_ends_in_exit_code_130_without_a_traceback(model):
 
 INTERRUPTED = """
 import sys, time
-from lfm2np import cli, cli_shown
+from lfm2np.cli import program as cli
+from lfm2np.cli.shared import shown as cli_shown
 line = cli_shown.logprobs_line
 cli_shown.logprobs_line = lambda *a: (time.sleep(0.2), line(*a))[1]
 sys.stdout.reconfigure(line_buffering=True)
@@ -136,7 +137,8 @@ def on_a_terminal(script: str, *arguments: str) -> str:
 PLAIN = "import sys; from lfm2np.cli import main; sys.exit(main(sys.argv[1:]))"
 SLOW = """
 import sys, time
-from lfm2np import cli, reference
+from lfm2np.cli import program as cli
+from lfm2np import reference
 feed_forward = reference.feed_forward
 reference.feed_forward = lambda *a: (time.sleep(1.3), feed_forward(*a))[1]
 sys.exit(cli.main(sys.argv[1:]))

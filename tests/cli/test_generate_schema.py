@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import lfm2np
 from lfm2np.cli import main
-from lfm2np.cli_shown import FORMAT_VERSION
+from lfm2np.cli.shared.shown import FORMAT_VERSION
 
 SCHEMA = json.loads(Path(lfm2np.__file__).with_name("schemas").joinpath("generate.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -105,7 +105,7 @@ def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, capsys, way: l
 
 
 def test_a_proof_that_fails_is_told_in_the_summary(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lfm2np.cli_generate.compare", lambda *records: "a difference")
+    monkeypatch.setattr("lfm2np.cli.generate.compare", lambda *records: "a difference")
     told = printed(capsys, *ONE, "--prove", code=1)
     VALIDATOR.validate(told)
     assert told["summary"]["proved"] is False

@@ -1,4 +1,4 @@
-"""The engine against `lfm2np.conformance.plain`, which shares no code with it.
+"""The engine against `lfm2np.conformance.trials.plain`, which shares no code with it.
 
 Each test has been seen failing, by a mistake put into plain.py for the purpose: its docstring says which.
 """
@@ -15,14 +15,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lfm2np import load
-from lfm2np.config import effective_width
-from lfm2np.conformance import plain
-from lfm2np.conformance.models import TinyModel, checkpoint, loaded
+from lfm2np.checkpoint.config import effective_width
+from lfm2np.conformance.trials import plain
+from lfm2np.conformance.trials.models import TinyModel, checkpoint, loaded
 from lfm2np.errors import RequestError
-from lfm2np.sampling import distribution, uniform
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.scoring import score
-from lfm2np.stop_strings import StopChecker
+from lfm2np.sampling.choice import distribution, uniform
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.sampling.stop_strings import StopChecker
+from lfm2np.scoring.teacher_forcing import score
 
 SHAPES = (
     TinyModel(),

@@ -11,11 +11,11 @@ import pytest
 from lfm2np.conformance import adapters
 from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.driver import Violation, generate
-from lfm2np.conformance.models import loaded
 from lfm2np.conformance.plugin import NUMBER_FORMATS
-from lfm2np.conformance.rounding import Rounding, require_explained, require_scores
 from lfm2np.conformance.runner import run_property
+from lfm2np.conformance.trials.driver import Violation, generate
+from lfm2np.conformance.trials.models import loaded
+from lfm2np.conformance.trials.rounding import Rounding, require_explained, require_scores
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.oracle.emulate import FORMATS

@@ -16,13 +16,13 @@ import pytest
 
 import lfm2np
 from lfm2np.drawings import demo
-from lfm2np.drawings.derive import LETTERS, moments
 from lfm2np.drawings.draw import draw
-from lfm2np.drawings.markup import number, visible
-from lfm2np.drawings.recorded import Coming, recorded
-from lfm2np.drawings.run import Run, read_run
-from lfm2np.drawings.view import fullest
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.drawings.page.markup import number, visible
+from lfm2np.drawings.page.view import fullest
+from lfm2np.drawings.runs.derive import LETTERS, moments
+from lfm2np.drawings.runs.recorded import Coming, recorded
+from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.browser
 

@@ -18,23 +18,23 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.cli import main
 from lfm2np.conformance.adapters import own
-from lfm2np.conformance.driver import make
-from lfm2np.conformance.driver import run as run_scenario
-from lfm2np.conformance.strategies import Scenario, scenarios
+from lfm2np.conformance.trials.driver import make
+from lfm2np.conformance.trials.driver import run as run_scenario
+from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
-from lfm2np.drawings.derive import ENDED, LETTERS, moments, owners
 from lfm2np.drawings.draw import draw
-from lfm2np.drawings.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
-from lfm2np.drawings.markup import Markup, element, escaped, harmless, number, visible
-from lfm2np.drawings.orders import both_orders
-from lfm2np.drawings.policies import answers, one_after_another, under
-from lfm2np.drawings.recorded import Coming, recorded
-from lfm2np.drawings.run import Run, read_run
+from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
+from lfm2np.drawings.runs.derive import ENDED, LETTERS, moments, owners
+from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
+from lfm2np.drawings.runs.orders import both_orders
+from lfm2np.drawings.runs.policies import answers, one_after_another, under
+from lfm2np.drawings.runs.recorded import Coming, recorded
+from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 from scheduler import replay
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\u200b\0<!--"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.audit import MOST_KNOWN, expected_cache
-from lfm2np.loaded import hand_fixture
+from lfm2np.checkpoint.loaded import hand_fixture
+from lfm2np.engine.audit import MOST_KNOWN, expected_cache
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
 
 

@@ -13,15 +13,15 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import LLM, Engine, RequestError, SamplingParams
-from lfm2np.cache import bytes_per_block
+from lfm2np.engine.outputs import RequestOutput, static_padding
+from lfm2np.engine.sequential import alone, first_difference
 from lfm2np.errors import ProofError
 from lfm2np.loading import Model
-from lfm2np.outputs import RequestOutput, static_padding
-from lfm2np.sampling import request_seed
-from lfm2np.sequential import alone, first_difference
+from lfm2np.network.cache import bytes_per_block
+from lfm2np.sampling.choice import request_seed
 from scheduler import TraceError, check, replay
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
 
 
@@ -175,7 +175,7 @@ def test_an_interrupted_step_leaves_an_engine_that_goes_on(trained: Model, monke
     engine.add_request("a", ids, SamplingParams(temperature=0.0, max_tokens=9))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.engine.commit_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("lfm2np.engine.engine.commit_step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     check(engine.scheduler)

@@ -8,7 +8,7 @@ import pytest
 
 import lfm2np
 from lfm2np import LLM, Draft, Engine, ModelDrafter, RequestError, SamplingParams
-from lfm2np.loaded import hand_fixture
+from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.loading import Model
 from scheduler import replay
 
@@ -128,7 +128,7 @@ def test_metrics_of_an_abandoned_step_count_no_preemption(trained: Model, monkey
     engine.add_request("a", [1, 5, 6], greedy())
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr("lfm2np.engine.forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("lfm2np.engine.engine.forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     (output,) = [one for one in engine.stream() if one.finished]

@@ -14,13 +14,13 @@ from truths import greedy_tokens
 import lfm2np
 import scheduler
 from lfm2np import LLM, Engine, NgramDrafter, RequestError, SamplingParams
-from lfm2np.loaded import hand_fixture
+from lfm2np.checkpoint.loaded import hand_fixture
+from lfm2np.engine.outputs import RequestOutput
 from lfm2np.loading import Model
-from lfm2np.outputs import RequestOutput
 from scheduler import replay
 
 SOURCES = (str(Path(lfm2np.__file__).parent), str(Path(scheduler.__file__).parent))
-BOOKS = (lfm2np.engine.__file__, SOURCES[1])  # what an engine's requests are entered in
+BOOKS = (lfm2np.engine.engine.__file__, SOURCES[1])  # what an engine's requests are entered in
 PROMPTS = {"a": [1, 5, 6, 7, 8], "b": [1, 5, 6, 7, 9, 9, 9], "c": [1, 30, 31]}
 PARAMS = {
     "a": SamplingParams(n=3, temperature=1.0, max_tokens=5, ignore_eos=True, seed=3, logprobs=1),
@@ -108,7 +108,7 @@ def test_an_interrupt_while_the_trace_is_written_ends_the_run(
 
     monkeypatch.setattr("scheduler.trace.plan_as_json", interrupted)
     if where == "abandon":
-        monkeypatch.setattr("lfm2np.engine.forward", interrupted)
+        monkeypatch.setattr("lfm2np.engine.engine.forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     monkeypatch.undo()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import lfm2np
-from lfm2np import RequestError, cli_conformance, faults
+from lfm2np import RequestError, faults
+from lfm2np.cli import faults as cli_conformance
 from lfm2np.cli import main
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
@@ -48,14 +49,14 @@ def test_the_catalogue_covers_every_section():
 @pytest.mark.parametrize(
     ("edit", "fragment"),
     [
-        (Edit("lfm2np.cache:commit", "no such text", ""), "stands there 0 times, expected once"),
-        (Edit("lfm2np.cache:commit", "entry", ""), "times, expected once"),
-        (Edit("lfm2np.cache:nothing", "", ""), "there is no such function"),
-        (Edit("lfm2np.cache:DEFAULT_BYTES", "", ""), "int, expected a function"),
+        (Edit("lfm2np.network.cache:commit", "no such text", ""), "stands there 0 times, expected once"),
+        (Edit("lfm2np.network.cache:commit", "entry", ""), "times, expected once"),
+        (Edit("lfm2np.network.cache:nothing", "", ""), "there is no such function"),
+        (Edit("lfm2np.network.cache:DEFAULT_BYTES", "", ""), "int, expected a function"),
     ],
 )
 def test_an_edit_that_does_not_fit_is_an_error_and_changes_nothing(edit: Edit, fragment: str):
-    first = Edit("lfm2np.cache:move", 'case "zero_state":', 'case "nothing":')
+    first = Edit("lfm2np.network.cache:move", 'case "zero_state":', 'case "nothing":')
     before = find(first.where).__code__
     with pytest.raises(RequestError, match=fragment), inject(Fault("x", "A", "X.", (), (first, edit))):
         pass
@@ -146,7 +147,7 @@ def test_bad_arguments_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 def test_the_page_has_a_row_for_every_fault_and_variant():
     """Its tables are what `lfm2np faults` printed: none is left out, none survives, none is flagged."""
-    text = (Path(__file__).parent.parent / "docs" / "why" / "fault-table.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "why" / "fault-table.md").read_text(encoding="utf-8")
     faults_in_it = re.findall(r"^\| [A-E] \| (\S+) \|.*\| ([a-z0-9-]+) \| \d+ \| \d* \|$", text, re.MULTILINE)
     assert [name for name, _ in faults_in_it] == [one.name for one in FAULTS]
     assert {by for _, by in faults_in_it} <= {one.id for one in ALL}

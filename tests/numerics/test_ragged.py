@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.cache import MOST_RUNS, block_runs
+from lfm2np.network.cache import MOST_RUNS, block_runs
 from lfm2np.numerics import exact
 from lfm2np.numerics.attention import Span, batches
 from lfm2np.numerics.ieee import FLOAT32

@@ -16,12 +16,12 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting, judged
-from lfm2np.oracle.checked import checked_answer
-from lfm2np.oracle.file_target import Transcript
 from lfm2np.oracle.judge import Known, judge, whole_sequences
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.records import Answer, Ask, answer_as_json
-from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.targets.checked import checked_answer
+from lfm2np.oracle.targets.file_target import Transcript
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import total
 from lfm2np.oracle.verdict import LIMIT, SPREAD, Position, Verdict, flip_probability, position_verdict
 from lfm2np.oracle.workloads import CASES, Writer, rounds

@@ -12,18 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np import ragged, reference
-from lfm2np.checkpoint import widen
+from lfm2np import reference
+from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
+from lfm2np.network import ragged
 from lfm2np.numerics import rope
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.oracle.emulate import FORMATS, emulated, quantised, unwrapped
 from lfm2np.oracle.noise import chosen_columns, logprobs_under, noise_of, truth_of, truths_of
 from lfm2np.oracle.verdict import LIMIT, root_mean_square
-from lfm2np.weights import prepare_weights
-from lfm2np.work import Place
+from lfm2np.work.place import Place
 
 pytestmark = pytest.mark.rounding
 
@@ -80,7 +81,7 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
 
 
 def open_tensors(model: Model):  # type: ignore[no-untyped-def]
-    from lfm2np.checkpoint import open_checkpoint
+    from lfm2np.checkpoint.tensors import open_checkpoint
 
     return open_checkpoint(model.path, model.config)
 

@@ -18,18 +18,18 @@ from vector_sets import FEW, few, six
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.cli_work import WORKS
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
 from lfm2np.oracle import noise
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.judge import Known
 from lfm2np.oracle.noise import Truth, truth_of, truths_of
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.vectors import make, verify
-from lfm2np.oracle.vectors_files import document_text, packaged_set, read_set
-from lfm2np.results_file import ResultsFile, merged, spot_check
-from lfm2np.work import Place
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.vectors.files import document_text, packaged_set, read_set
+from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.work.place import Place
+from lfm2np.work.results_file import ResultsFile, merged, spot_check
 
 pytestmark = pytest.mark.rounding
 

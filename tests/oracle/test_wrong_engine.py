@@ -13,11 +13,11 @@ import lfm2np
 from lfm2np.loading import Model, trained_fixture
 from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, check, judged
-from lfm2np.oracle.dump import read_dump
-from lfm2np.oracle.locate import Report, locate
-from lfm2np.oracle.operations import operations
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.records import Ask
+from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.verdict import Verdict
 
 

@@ -7,10 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lfm2np.cli import vectors
 from lfm2np.loading import Model, load
-from lfm2np.oracle import cli_vectors, vectors_plain
-from lfm2np.oracle.vectors import make
-from lfm2np.oracle.vectors_files import VectorSet, packaged_set, read_set
+from lfm2np.oracle import vectors_plain
+from lfm2np.oracle.vectors.files import VectorSet, packaged_set, read_set
+from lfm2np.oracle.vectors.golden import make
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 SIX = FIXTURES / "torture" / "six_heads_two_kv"
@@ -42,5 +43,5 @@ def run(*words: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
     parser.add_argument("--json", action="store_true")
-    cli_vectors.add_options(parser)
-    cli_vectors.run(parser.parse_args(words))
+    vectors.add_options(parser)
+    vectors.run(parser.parse_args(words))

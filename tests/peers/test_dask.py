@@ -12,17 +12,17 @@ import pytest
 from distributed import Client, LocalCluster
 
 import lfm2np
-from lfm2np.cli_work import WORKS
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import WorkerError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import check
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.vectors import verify
-from lfm2np.oracle.vectors_files import packaged_set, read_set
-from lfm2np.results_file import ResultsFile, merged, spot_check
-from lfm2np.scoring_many import score_many
-from lfm2np.shards import map_shards
-from lfm2np.work import Place
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.vectors.files import packaged_set, read_set
+from lfm2np.oracle.vectors.golden import verify
+from lfm2np.scoring.many import score_many
+from lfm2np.work.place import Place
+from lfm2np.work.results_file import ResultsFile, merged, spot_check
+from lfm2np.work.shards import map_shards
 
 pytestmark = pytest.mark.peers
 

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.lfm2 import modeling_lfm2
 
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.config import load_config
-from lfm2np.oracle.dump import read_dump
-from lfm2np.oracle.locate import Report, locate
-from lfm2np.oracle.operations import operations
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.operations import operations
 
 pytestmark = pytest.mark.peers
 

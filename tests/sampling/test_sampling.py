@@ -1,7 +1,7 @@
 """Sampling against a second implementation in Python's floats and fractions, which follows each engine literally.
 
 `literal` below does one processor after another, in the order in which the engine has them, removes from below in
-top_p as the engines do, and adds fractions. It shares nothing with lfm2np.sampling but `elementary.exp`.
+top_p as the engines do, and adds fractions. It shares nothing with lfm2np.sampling.choice but `elementary.exp`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lfm2np import sampling
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.numerics import elementary
-from lfm2np.sampling import choose, distribution, draw, integer_weights, process, uniform
-from lfm2np.sampling_params import SamplingParams, bias_pairs, require_vocabulary
+from lfm2np.sampling import choice
+from lfm2np.sampling.choice import choose, distribution, draw, integer_weights, process, uniform
+from lfm2np.sampling.params import SamplingParams, bias_pairs, require_vocabulary
 
 EOS = (1,)
 INF = math.inf
@@ -368,7 +368,7 @@ ADDS_INTEGERS = {"keep_top_p", "draw"}
 
 
 def functions() -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(ast.parse(Path(sampling.__file__).read_text())):
+    for node in ast.walk(ast.parse(Path(choice.__file__).read_text())):
         if isinstance(node, ast.FunctionDef):
             yield node
 
@@ -378,7 +378,7 @@ def attributes(node: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def test_sampling_calls_no_function_whose_last_bits_depend_on_the_machine():
-    tree = ast.parse(Path(sampling.__file__).read_text())
+    tree = ast.parse(Path(choice.__file__).read_text())
     used = {node.attr for node in attributes(tree) if isinstance(node.value, ast.Name) and node.value.id == "np"}
     assert used <= ALLOWED
     assert used & {"ldexp", "cumsum"}, "the control: NumPy is used under this name"

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.sampling import choose, distribution, draw, request_seed, uniform
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.choice import choose, distribution, draw, request_seed, uniform
+from lfm2np.sampling.params import SamplingParams
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:

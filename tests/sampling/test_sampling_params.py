@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.sampling_params import (
+from lfm2np.sampling.params import (
     COUNTS,
     ID_LISTS,
     REALS,

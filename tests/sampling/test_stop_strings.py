@@ -10,9 +10,9 @@ from builders import tiny_config, write_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.stop_strings import StopChecker, border_lengths
-from lfm2np.tokenizer import Tokenizer, load_tokenizer
+from lfm2np.sampling.stop_strings import StopChecker, border_lengths
 
 LETTERS = "ab\ufffd"
 texts = st.text(LETTERS, max_size=8)

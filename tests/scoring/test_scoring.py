@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np import ragged, reference, scoring
+from lfm2np import reference
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
-from lfm2np.scoring_many import score_many
-from lfm2np.work import Place, cut
+from lfm2np.network import ragged
+from lfm2np.scoring import teacher_forcing
+from lfm2np.scoring.many import score_many
+from lfm2np.work.place import Place, cut
 
-TORTURE = sorted((Path(__file__).parent.parent / "fixtures" / "torture").iterdir())
+TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
 load = functools.cache(lfm2np.load)
 
 
@@ -55,7 +57,7 @@ def test_scores_of_many_are_those_of_each_alone(directory: Path | None, data: st
     place = Place(max_num_batched_tokens=data.draw(st.integers(1, 40)))
     rows = data.draw(st.integers(1, 12))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scoring, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
+        patch.setattr(teacher_forcing, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
         found = score_many(model, drawn, place)
     assert repr(found) == repr(alone), "repr tells all bits of a float"
     assert place.num_tokens == sum(len(ids) - 1 for ids in drawn)
@@ -105,7 +107,7 @@ def test_an_overflow_in_the_logits_harms_only_its_own_sequence(monkeypatch: pyte
         return states, runs
 
     monkeypatch.setattr(ragged, "hidden_states", large)
-    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 2 * model.config.vocab_size)
+    monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 2 * model.config.vocab_size)
     good = [[1, 5, 6, 7], [1, 8, 10]]
     found = score_many(model, [good[0], [1, 5, 9, 9, 9], good[1]])
     assert isinstance(found[1], NumericsError)

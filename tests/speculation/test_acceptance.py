@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
-from lfm2np.conformance.internals import least_noise
-from lfm2np.draft_model import ModelDrafter
-from lfm2np.sampling import NOISE_BITS, distribution, draw, philox, uniform
+from lfm2np.conformance.demands.internals import least_noise
+from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.sampling.choice import NOISE_BITS, distribution, draw, philox, uniform
+from lfm2np.speculation.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 Sequence = tuple[int, ...]
 
 
@@ -254,5 +254,5 @@ def test_the_power_of_the_chi_square_test(rule: Rule, name: str, broken: object,
     noncentral, degrees = chi_square(moved, expected)
     limit = quantile(degrees)
     assert degrees + noncentral - 5 * math.sqrt(2 * (degrees + 2 * noncentral)) > limit
-    monkeypatch.setattr(f"lfm2np.acceptance.{name}", broken)
+    monkeypatch.setattr(f"lfm2np.speculation.acceptance.{name}", broken)
     assert chi_square(sequences("random"), expected)[0] > limit

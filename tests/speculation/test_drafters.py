@@ -10,14 +10,14 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, RequestError, SamplingParams
-from lfm2np.draft_model import ModelDrafter
-from lfm2np.drafters import DraftContext, NgramDrafter
+from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.engine.sequential import alone
 from lfm2np.errors import CheckpointError
 from lfm2np.loading import Model
-from lfm2np.sampling import request_seed
-from lfm2np.sequential import alone
+from lfm2np.sampling.choice import request_seed
+from lfm2np.speculation.drafters import DraftContext, NgramDrafter
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 @pytest.fixture(scope="module")

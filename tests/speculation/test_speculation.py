@@ -15,14 +15,14 @@ from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.sequential import alone
 from lfm2np.errors import ProofError
 from lfm2np.loading import Model
-from lfm2np.outputs import RequestOutput
-from lfm2np.sequential import alone
+from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
 from scheduler import replay
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import WorkerError
-from lfm2np.shards import ATTEMPTS, map_shards
+from lfm2np.work.shards import ATTEMPTS, map_shards
 
 SQUARES = [index * index for index in range(12)]
 

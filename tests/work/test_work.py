@@ -23,13 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np import work
-from lfm2np.cli_work import WORKS
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from lfm2np.loading import Model, load
-from lfm2np.results_file import ResultsFile, decoded, encoded, merged, result_sha256, spot_check
-from lfm2np.scoring_many import SCORE, score_many
-from lfm2np.work import Place, Work, compute, model_of, source_of
+from lfm2np.scoring.many import SCORE, score_many
+from lfm2np.work import place as work
+from lfm2np.work.place import Place, Work, compute, model_of, source_of
+from lfm2np.work.results_file import ResultsFile, decoded, encoded, merged, result_sha256, spot_check
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
 

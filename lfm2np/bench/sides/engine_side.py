@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from lfm2np.bench.cells import PREFILL, Cell
-from lfm2np.bench.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
-from lfm2np.bench.peak_memory import forget_peak, peak_bytes, resident_bytes
-from lfm2np.bench.ways import answer_prompts
-from lfm2np.cache import bytes_per_block
-from lfm2np.engine import Engine
+from lfm2np.bench.sides.cells import PREFILL, Cell
+from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes, resident_bytes
+from lfm2np.bench.sides.ways import answer_prompts
+from lfm2np.engine.engine import Engine
 from lfm2np.loading import load
+from lfm2np.network.cache import bytes_per_block
 
 WARM_UP = 1  # steps
 STEP_TOKENS = 2048  # the engine's own default

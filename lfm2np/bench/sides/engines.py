@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.engine import Engine
-from lfm2np.loaded import LoadedModel
-from lfm2np.model import Segment, StepResult, make_segments
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.weights import AttentionWeights
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.weights import AttentionWeights
+from lfm2np.engine.engine import Engine
+from lfm2np.network.step import Segment, StepResult, make_segments
+from lfm2np.sampling.params import SamplingParams
 from scheduler import BatchPlan
 
 Array = NDArray[Any]

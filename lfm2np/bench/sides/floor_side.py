@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.bench.cells import DECODE, Cell
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.config import ModelConfig, load_config
+from lfm2np.bench.sides.cells import DECODE, Cell
+from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import joined, matrix_parts
 from lfm2np.numerics.exact import has_short_significands
-from lfm2np.weights import joined, matrix_parts
 
 Array = NDArray[Any]
 WARM_UP = 1

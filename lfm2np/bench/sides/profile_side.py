@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from lfm2np.bench.engine_side import EngineSide
-from lfm2np.engine import Engine
+from lfm2np.bench.sides.engine_side import EngineSide
+from lfm2np.engine.engine import Engine
 
 PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "linear": ("linear",),

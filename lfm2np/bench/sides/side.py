@@ -1,4 +1,4 @@
-"""The process of one side: `python -m lfm2np.bench.side NAME MODEL THREADS`, then one JSON object a line.
+"""The process of one side: `python -m lfm2np.bench.sides.side NAME MODEL THREADS`, then one JSON object a line.
 
 {"ask": "load"}                                        {"load_seconds": 7.1, "peak_bytes": ..., "versions": {...}}
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from lfm2np.bench.cells import Cell, cell_named
-from lfm2np.bench.engine_side import EngineSide
-from lfm2np.bench.floor_side import FloorSide
-from lfm2np.bench.peak_memory import forget_peak, peak_bytes
-from lfm2np.bench.profile_side import ProfileSide
-from lfm2np.bench.transformers_side import TransformersSide
+from lfm2np.bench.sides.cells import Cell, cell_named
+from lfm2np.bench.sides.engine_side import EngineSide
+from lfm2np.bench.sides.floor_side import FloorSide
+from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes
+from lfm2np.bench.sides.profile_side import ProfileSide
+from lfm2np.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
 
 

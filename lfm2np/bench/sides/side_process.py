@@ -32,7 +32,7 @@ class SideProcess:
         self.name = name
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close())
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(threads))}
-        command = [sys.executable, "-m", "lfm2np.bench.side", name, str(directory), str(threads)]
+        command = [sys.executable, "-m", "lfm2np.bench.sides.side", name, str(directory), str(threads)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=environment
         )

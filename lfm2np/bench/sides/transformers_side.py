@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lfm2np.bench.cells import PREFILL, Cell
-from lfm2np.oracle.transformers_target import load_model
+from lfm2np.bench.sides.cells import PREFILL, Cell
+from lfm2np.oracle.targets.transformers_target import load_model
 
 WARM_UP = 1
 

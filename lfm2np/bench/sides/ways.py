@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from lfm2np.bench.engines import greedy, make_engine, random_prompt
+from lfm2np.bench.sides.engines import greedy, make_engine, random_prompt
 from lfm2np.loading import Model
 
 WITHOUT_CACHE, ONE_BY_ONE, PADDED, CONTINUOUS = WAYS = ("without-cache", "one-by-one", "padded", "continuous")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lfm2np.counts import require_count
+from lfm2np.checkpoint.strict_json import parse_object
+from lfm2np.checkpoint.tokenizer import require_text
+from lfm2np.cli.shared.terminal import parse_ids, read_file
+from lfm2np.engine.samples import sample_name
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
-from lfm2np.samples import sample_name
-from lfm2np.sampling_params import SamplingParams, from_json
-from lfm2np.strict_json import parse_object
-from lfm2np.terminal import parse_ids, read_file
-from lfm2np.tokenizer import require_text
+from lfm2np.sampling.params import SamplingParams, from_json
+from lfm2np.values import require_count
 
 Line = TypeVar("Line")
 OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priority", "cache_salt")

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
-from lfm2np.cli_requests import Job
-from lfm2np.loaded import LoadedModel
-from lfm2np.logprobs import TokenLogprobs
-from lfm2np.outputs import CompletionOutput, RequestOutput
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.cli.shared.requests import Job
+from lfm2np.cli.shared.terminal import entry, progress_bar, terminal_text
+from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.progress import Progress
-from lfm2np.terminal import entry, progress_bar, terminal_text
-from lfm2np.tokenizer import Tokenizer
+from lfm2np.sampling.logprobs import TokenLogprobs
 
 FORMAT_VERSION = 1  # of the JSON object: schemas/generate.schema.json
 Outputs = Mapping[str, RequestOutput]  # by request id, as far as they have come

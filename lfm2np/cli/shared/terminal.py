@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from lfm2np.checkpoint.strict_json import decode_text, read_bytes
+from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress, ProgressOf
-from lfm2np.strict_json import decode_text, read_bytes
-from lfm2np.tokenizer import Tokenizer
 
 MAX_PROMPT_BYTES = 64 * 2**20
 

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from lfm2np.counts import require_count
+from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.noise import TRUTH
-from lfm2np.oracle.vectors import VECTOR
-from lfm2np.oracle.whole_file import write_whole
-from lfm2np.results_file import ResultsFile, line_of, merged, spot_check
-from lfm2np.scoring_many import SCORE
-from lfm2np.terminal import progress_bar
-from lfm2np.work import Place
+from lfm2np.oracle.vectors.golden import VECTOR
+from lfm2np.scoring.many import SCORE
+from lfm2np.values import require_count
+from lfm2np.work.place import Place
+from lfm2np.work.results_file import ResultsFile, line_of, merged, spot_check
+from lfm2np.work.whole_file import write_whole
 
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
 MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine

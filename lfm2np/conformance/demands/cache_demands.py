@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.cache import Cache, bytes_per_block, default_blocks, make_cache
-from lfm2np.conformance.compare import demand
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.models import TinyModel, loaded
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.machines.compare import demand
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.strategies import models
+from lfm2np.conformance.trials.models import TinyModel, loaded
+from lfm2np.conformance.trials.strategies import models
+from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
 from lfm2np.numerics import numerics_named
 from scheduler import SchedulerConfig
 

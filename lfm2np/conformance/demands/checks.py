@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.conformance.driver import (
+from lfm2np.conformance.protocol import Factory, Request
+from lfm2np.conformance.trials.driver import (
     Outcome,
     Violation,
     drain,
@@ -15,14 +16,13 @@ from lfm2np.conformance.driver import (
     require_truth,
     run,
 )
-from lfm2np.conformance.ledger import require_ledger
-from lfm2np.conformance.models import MAX_POSITIONS, TinyModel, checkpoint
-from lfm2np.conformance.plain import log_softmax, logits, read_checkpoint
-from lfm2np.conformance.protocol import Factory, Request
-from lfm2np.conformance.rounding import format_of, require_scores
-from lfm2np.conformance.strategies import Scenario
+from lfm2np.conformance.trials.ledger import require_ledger
+from lfm2np.conformance.trials.models import MAX_POSITIONS, TinyModel, checkpoint
+from lfm2np.conformance.trials.plain import log_softmax, logits, read_checkpoint
+from lfm2np.conformance.trials.rounding import format_of, require_scores
+from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 from scheduler import TraceError, replay
 
 # --- one engine against the reference

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.driver import Violation
+from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.trials.driver import Violation
 from scheduler import PoolError, Request, Scheduler, SchedulerConfig, check
 from scheduler.request import Status
 

@@ -11,16 +11,17 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from lfm2np.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
-from lfm2np.conformance import plain, texts
-from lfm2np.conformance.demands import Machine, Property
-from lfm2np.conformance.driver import Violation
-from lfm2np.conformance.engine_machine import engine_machine
-from lfm2np.conformance.machines import PoolMachine, SchedulerMachine
+from lfm2np.conformance.demands import texts
+from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.machines.engine_machine import engine_machine
+from lfm2np.conformance.machines.machines import PoolMachine, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.strategies import sampling_params, scenarios
-from lfm2np.sampling import NOISE_BITS, choose, distribution, draw, philox, uniform
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.conformance.trials import plain
+from lfm2np.conformance.trials.driver import Violation
+from lfm2np.conformance.trials.strategies import sampling_params, scenarios
+from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, philox, uniform
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
 
 EOS = (2,)
 

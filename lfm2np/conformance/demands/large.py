@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.driver import Violation
-from lfm2np.conformance.machines import PROMPT, SchedulerMachine
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.machines.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.trials.driver import Violation
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
 
 LONG = 700  # tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.compare import demand
-from lfm2np.conformance.demands import Property
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.machines.compare import demand
 from lfm2np.conformance.protocol import Factory
 from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory

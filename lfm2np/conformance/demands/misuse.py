@@ -10,11 +10,11 @@ from unittest.mock import patch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.driver import Violation, generate, make, require_equal, require_truth, run
+from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.strategies import Scenario, greedy_params, scenarios
-from lfm2np.model import forward
+from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
+from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios
+from lfm2np.network.step import forward
 from scheduler import (
     Request,
     Scheduler,
@@ -50,7 +50,7 @@ def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> 
             except KeyboardInterrupt:
                 return {}
 
-    with patch("lfm2np.engine.forward", interrupted):
+    with patch("lfm2np.engine.engine.forward", interrupted):
         outcome = run(Patient(), scenario)
     require_truth(factory, scenario, outcome)
     replay(engine.trace())

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance import checks
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.strategies import (
+from lfm2np.conformance.demands import checks
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.trials.strategies import (
     ALPHABET,
     MOST_REQUESTS,
     Scenario,

@@ -7,18 +7,18 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance import plain
-from lfm2np.conformance.driver import Violation
-from lfm2np.conformance.models import loaded
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.strategies import Scenario
-from lfm2np.draft_model import ModelDrafter
-from lfm2np.engine import Engine
+from lfm2np.conformance.trials import plain
+from lfm2np.conformance.trials.driver import Violation
+from lfm2np.conformance.trials.models import loaded
+from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.sequential import alone
 from lfm2np.loading import Model, load
-from lfm2np.sampling import request_seed
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.sequential import alone
-from lfm2np.stop_strings import StopChecker
+from lfm2np.sampling.choice import request_seed
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.sampling.stop_strings import StopChecker
 
 Ids = tuple[int, ...]
 

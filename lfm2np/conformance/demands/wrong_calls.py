@@ -13,10 +13,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import Property
-from lfm2np.conformance.driver import Violation
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.demands.wrong_engine_calls import ENGINE, SAMPLING, Case
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.wrong_engine_calls import ENGINE, SAMPLING, Case
+from lfm2np.conformance.trials.driver import Violation
 from scheduler import (
     BlockPool,
     FinishReason,

@@ -9,12 +9,12 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.conformance.models import TinyModel, loaded
-from lfm2np.drafters import Draft, DraftContext
-from lfm2np.engine import Engine
+from lfm2np.conformance.trials.models import TinyModel, loaded
+from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.sampling import distribution, integer_weights, request_seed
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.choice import distribution, integer_weights, request_seed
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.drafters import Draft, DraftContext
 
 Case = tuple[type[Exception], str, Callable[[], object]]
 

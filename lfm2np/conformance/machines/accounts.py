@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lfm2np.conformance.fake_model import Cell, State
+from lfm2np.conformance.machines.fake_model import Cell, State
 from scheduler import Request
 
 

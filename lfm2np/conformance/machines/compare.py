@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.conformance.fake_model import Cell
+from lfm2np.conformance.machines.fake_model import Cell
 
 
 def demand(found: object, expected: object, what: str, who: object) -> None:

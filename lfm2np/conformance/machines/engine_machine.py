@@ -9,12 +9,20 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from lfm2np.conformance.driver import Outcome, Violation, count, disturb, is_finished, make, require_truth
-from lfm2np.conformance.models import TinyModel
 from lfm2np.conformance.protocol import Factory, Request, lacking
-from lfm2np.conformance.rounding import unjudged
-from lfm2np.conformance.strategies import Scenario, fit, models, prompts, sampling_params, sizes
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.conformance.trials.driver import (
+    Outcome,
+    Violation,
+    count,
+    disturb,
+    is_finished,
+    make,
+    require_truth,
+)
+from lfm2np.conformance.trials.models import TinyModel
+from lfm2np.conformance.trials.rounding import unjudged
+from lfm2np.conformance.trials.strategies import Scenario, fit, models, prompts, sampling_params, sizes
+from lfm2np.sampling.params import SamplingParams
 
 MOST_STEPS = 3000  # to end at most some dozen requests: a bound on livelock, not on speed
 

@@ -2,7 +2,7 @@
 
 It has the parts of the real one, under the same names, with names of tokens where that has numbers:
 
-    lfm2np.cache, lfm2np.model        here
+    lfm2np.network.cache, lfm2np.network.step        here
     keys and values of one position   a cell: (position, token id)
     the last L-1 columns of u         a state: the last L-1 cells, EMPTY ones at the start of a sequence
     logits of one row                 a hash of all cells that attention reads and the L cells that convolution reads
@@ -75,7 +75,7 @@ def make_cache(sizes: SchedulerConfig, taps: int) -> FakeCache:
 
 
 def move(cache: FakeCache, moves: tuple[Move, ...]) -> None:
-    """Carries out a plan's moves, one after another: see lfm2np.cache.move."""
+    """Carries out a plan's moves, one after another: see lfm2np.network.cache.move."""
     for one in moves:
         source, destination = one.source, one.destination
         match one.kind:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
-from lfm2np.conformance.accounts import Account
-from lfm2np.conformance.compare import demand, demand_at_most, demand_cells
-from lfm2np.conformance.fake_model import sample, state_after, truth
-from lfm2np.conformance.moments import Moments
+from lfm2np.conformance.machines.accounts import Account
+from lfm2np.conformance.machines.compare import demand, demand_at_most, demand_cells
+from lfm2np.conformance.machines.fake_model import sample, state_after, truth
+from lfm2np.conformance.machines.moments import Moments
 from scheduler import BatchPlan, Request, ScheduledTokens, check
 
 VOCAB_SIZE = 4

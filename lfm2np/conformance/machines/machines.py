@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lfm2np.conformance.accounts import Account
-from lfm2np.conformance.compare import demand
-from lfm2np.conformance.fake_model import sample, truth
-from lfm2np.conformance.machine_checks import VOCAB_SIZE, Books
-from lfm2np.conformance.pool_machine import PoolMachine
+from lfm2np.conformance.machines.accounts import Account
+from lfm2np.conformance.machines.compare import demand
+from lfm2np.conformance.machines.fake_model import sample, truth
+from lfm2np.conformance.machines.machine_checks import VOCAB_SIZE, Books
+from lfm2np.conformance.machines.pool_machine import PoolMachine
 from scheduler import (
     POLICIES,
     BatchPlan,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lfm2np.conformance.accounts import Account, Prefix
-from lfm2np.conformance.compare import demand, demand_cells
-from lfm2np.conformance.fake_model import FakeModel, make_cache, state_after
+from lfm2np.conformance.machines.accounts import Account, Prefix
+from lfm2np.conformance.machines.compare import demand, demand_cells
+from lfm2np.conformance.machines.fake_model import FakeModel, make_cache, state_after
 from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.prefix_cache import block_key
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lfm2np.conformance.compare import demand
+from lfm2np.conformance.machines.compare import demand
 from scheduler import BlockPool, PoolError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.conformance.driver import Outcome, Violation
-from lfm2np.conformance.strategies import Scenario
+from lfm2np.conformance.trials.driver import Outcome, Violation
+from lfm2np.conformance.trials.strategies import Scenario
 
 
 @dataclass

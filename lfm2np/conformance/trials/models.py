@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from lfm2np.checkpoint import expected_tensors
-from lfm2np.config import ModelConfig, parse_config
+from lfm2np.checkpoint.config import ModelConfig, parse_config
+from lfm2np.checkpoint.tensors import expected_tensors
 from lfm2np.loading import Model, load
 
 MAX_POSITIONS = 96

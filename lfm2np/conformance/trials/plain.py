@@ -3,7 +3,7 @@
 The network, the distribution of the next token, the noise and the stop strings, each written from its definition. A
 mistake in code that the reference and the engine share would change both alike; here it shows as a difference.
 Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2, whose class stands in each docstring; the
-rules in the docstrings of lfm2np.sampling and lfm2np.stop_strings; Salmon et al. (SC 2011) for the noise.
+rules in the docstrings of lfm2np.sampling.choice and lfm2np.sampling.stop_strings; Salmon et al. (SC 2011) for the noise.
 
 T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps.
 Rows are lists of floats, one per token. Arithmetic is float64; only the rotary angles are float32, by definition.
@@ -21,7 +21,7 @@ from typing import Any
 
 from safetensors.numpy import load_file  # only reads the file: what follows is lists
 
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 
 Row = list[float]
 Tensors = Mapping[str, list[Any]]
@@ -36,7 +36,7 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, list[Any
 def logits(config: Mapping[str, Any], tensors: Tensors, token_ids: Sequence[int]) -> list[Row]:
     """Logits [T, V] of a whole sequence; row t predicts token t + 1 (Lfm2ForCausalLM).
 
-    config   the keys that lfm2np.conformance.models.raw_config writes
+    config   the keys that lfm2np.conformance.trials.models.raw_config writes
     tensors  as `read_checkpoint` gives them, under the checkpoint's names
     """
     eps = config["norm_eps"]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lfm2np.conformance.draining import Violation
-from lfm2np.conformance.models import TinyModel, loaded
 from lfm2np.conformance.protocol import Completion, Factory
+from lfm2np.conformance.trials.draining import Violation
+from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.checked import checked_answer
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.judge import Known, judge
-from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.targets.checked import checked_answer
+from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability
 
 UNJUDGED = frozenset({"sampling", "samples", "processors"})  # features that no noise model speaks of

@@ -12,9 +12,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.models import TinyModel
 from lfm2np.conformance.protocol import Request
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.conformance.trials.models import TinyModel
+from lfm2np.sampling.params import SamplingParams
 
 ALPHABET = (3, 4, 5)  # token ids of prompts
 LONGEST_PROMPT, MOST_TOKENS, MOST_REQUESTS, MOST_SAMPLES = 14, 6, 5, 3

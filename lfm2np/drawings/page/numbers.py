@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.drawings.markup import Markup, details, element, number
+from lfm2np.drawings.page.markup import Markup, details, element, number
 
 LETTERS = {1: "one value", 2: "rows × columns", 3: "rows × heads × channels"}
 

@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
-from lfm2np.drawings.markup import Markup, element, joined
-from lfm2np.drawings.view import NUM_COLOURS, View
+from lfm2np.drawings.page.markup import Markup, element, joined
+from lfm2np.drawings.page.view import NUM_COLOURS, View
 
 PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main": "the run"}
 

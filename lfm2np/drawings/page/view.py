@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lfm2np.drawings.markup import Markup, element, joined, number, rectangle, visible, words
-from lfm2np.drawings.run import Run
+from lfm2np.drawings.page.markup import Markup, element, joined, number, rectangle, visible, words
+from lfm2np.drawings.runs.run import Run
 
 NUM_COLOURS = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.drawings.run import Entry, Run, Step
+from lfm2np.drawings.runs.run import Entry, Run, Step
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"
 DECODE, IDLE, PREEMPTED, ENDED = "decode", "idle", "preempted", "ended"

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.checkpoint.weights import ModelWeights, ShortConvWeights
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix
-from lfm2np.weights import ModelWeights, ShortConvWeights
 
 Array = NDArray[Any]
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[2]
 PRODUCT, ROW, REQUEST = "one product over all tokens", "row by row", "per request"
 MOST_NUMBERS = 64  # of a tensor that are kept; of a larger one the first rows and columns
 FIRST_ROWS, FIRST_COLUMNS = 3, 5

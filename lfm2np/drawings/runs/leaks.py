@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.engine import Engine
+from lfm2np.engine.engine import Engine
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.model import forward
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.network.step import forward
+from lfm2np.sampling.params import SamplingParams
 from scheduler import BatchPlan
 
 SOUND = "sound"

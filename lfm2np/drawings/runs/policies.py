@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.drawings.run import Run
+from lfm2np.drawings.runs.run import Run
 from scheduler import Request, Scheduler, SchedulerConfig
 
 MOST_STEPS = 100_000

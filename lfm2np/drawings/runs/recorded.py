@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO, cast
 
-from lfm2np.detail import Detail, detail_line
-from lfm2np.engine import Engine
+from lfm2np.drawings.runs.detail import Detail, detail_line
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
 from lfm2np.loading import Model
 from lfm2np.numerics import Numerics
-from lfm2np.outputs import RequestOutput
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lfm2np.drawings.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
-from lfm2np.drawings.markup import (
+from lfm2np.drawings.page.markup import (
     Markup,
     counted,
     element,
@@ -21,7 +20,8 @@ from lfm2np.drawings.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.view import View, legend
+from lfm2np.drawings.page.view import View, legend
+from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
 
 SIDE, LEFT, TOP = 14.0, 74.0, 20.0
 CHOICES = (SOUND, *BROKEN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.detail import PRODUCT, REQUEST, ROW
-from lfm2np.drawings.markup import Markup, counted, details, element, joined, table, visible
-from lfm2np.drawings.numbers import operation_body, shape_text
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View, at_step, fullest
+from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table, visible
+from lfm2np.drawings.page.numbers import operation_body, shape_text
+from lfm2np.drawings.page.view import View, at_step, fullest
+from lfm2np.drawings.runs.detail import PRODUCT, REQUEST, ROW
+from lfm2np.drawings.runs.run import Run, Step
 
 CLASSES = {
     PRODUCT: "weights meet all tokens of all requests at once: one large product",

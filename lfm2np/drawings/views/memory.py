@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lfm2np.drawings.derive import colours, loads, owners
-from lfm2np.drawings.markup import Markup, details, element, figure, joined, scrolled, table, visible, words
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View, at_step, cell, columns, fullest, legend, short_names
+from lfm2np.drawings.page.markup import (
+    Markup,
+    details,
+    element,
+    figure,
+    joined,
+    scrolled,
+    table,
+    visible,
+    words,
+)
+from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, legend, short_names
+from lfm2np.drawings.runs.derive import colours, loads, owners
+from lfm2np.drawings.runs.run import Run, Step
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0
 MOVES = {

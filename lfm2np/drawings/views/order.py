@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lfm2np.drawings.markup import Markup, details, element, joined, number, table
-from lfm2np.drawings.orders import Orders
-from lfm2np.drawings.view import View
+from lfm2np.drawings.page.markup import Markup, details, element, joined, number, table
+from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.orders import Orders
 
 
 def order(chosen: Orders, where: str) -> View:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.markup import Markup, details, element, figure, joined, rectangle, scrolled, table, words
-from lfm2np.drawings.policies import Outcome, one_after_another, under
-from lfm2np.drawings.run import Run
-from lfm2np.drawings.view import View
+from lfm2np.drawings.page.markup import (
+    Markup,
+    details,
+    element,
+    figure,
+    joined,
+    rectangle,
+    scrolled,
+    table,
+    words,
+)
+from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.policies import Outcome, one_after_another, under
+from lfm2np.drawings.runs.run import Run
 
 SIDE, LEFT, TALL = 9.0, 150.0, 46.0
 CHOSEN = (

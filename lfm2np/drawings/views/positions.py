@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.derive import colours
-from lfm2np.drawings.markup import Markup, figure, joined, number, scrolled, table, visible, words
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View, at_step, cell, fullest, short_names
+from lfm2np.drawings.page.markup import Markup, figure, joined, number, scrolled, table, visible, words
+from lfm2np.drawings.page.view import View, at_step, cell, fullest, short_names
+from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.run import Run, Step
 
 SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.derive import colours
-from lfm2np.drawings.markup import Markup, element, figure, joined, rectangle, scrolled, table, visible, words
-from lfm2np.drawings.policies import answers
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View, at_step, cell, fullest, legend, mark, short_names
+from lfm2np.drawings.page.markup import (
+    Markup,
+    element,
+    figure,
+    joined,
+    rectangle,
+    scrolled,
+    table,
+    visible,
+    words,
+)
+from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, mark, short_names
+from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.policies import answers
+from lfm2np.drawings.runs.run import Run, Step
 
 SIDE, LEFT, TOP = 26.0, 64.0, 16.0
 MOST_SHOWN = 80  # cells of a row that are drawn

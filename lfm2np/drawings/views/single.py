@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.drawings.markup import Markup, details, element, joined, number, table, visible
-from lfm2np.drawings.numbers import matrix, opened
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View, at_step
+from lfm2np.drawings.page.markup import Markup, details, element, joined, number, table, visible
+from lfm2np.drawings.page.numbers import matrix, opened
+from lfm2np.drawings.page.view import View, at_step
+from lfm2np.drawings.runs.run import Run, Step
 
 Weights = Mapping[str, Any]  # by name in the checkpoint, NumPy arrays
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.derive import colours
-from lfm2np.drawings.markup import Markup, details, element, figure, joined, scrolled, table, visible, words
-from lfm2np.drawings.run import Entry, Run, Step
-from lfm2np.drawings.view import View, at_step, cell, columns, legend
+from lfm2np.drawings.page.markup import (
+    Markup,
+    details,
+    element,
+    figure,
+    joined,
+    scrolled,
+    table,
+    visible,
+    words,
+)
+from lfm2np.drawings.page.view import View, at_step, cell, columns, legend
+from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.run import Entry, Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 16.0
 

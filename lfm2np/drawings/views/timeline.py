@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lfm2np.drawings.derive import (
-    DECODE,
-    ENDED,
-    IDLE,
-    LETTERS,
-    PREEMPTED,
-    PREFILL,
-    QUEUED,
-    RECOMPUTED,
-    Moment,
-    colours,
-    moments,
-)
-from lfm2np.drawings.markup import (
+from lfm2np.drawings.page.markup import (
     Markup,
     counted,
     details,
@@ -31,8 +18,21 @@ from lfm2np.drawings.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.run import Run
-from lfm2np.drawings.view import View, at_step, cell, columns, fullest, legend
+from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, legend
+from lfm2np.drawings.runs.derive import (
+    DECODE,
+    ENDED,
+    IDLE,
+    LETTERS,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTED,
+    Moment,
+    colours,
+    moments,
+)
+from lfm2np.drawings.runs.run import Run
 
 SIDE, LEFT, TOP = 22.0, 120.0, 24.0
 BARS = 80.0  # height of the budget's bars

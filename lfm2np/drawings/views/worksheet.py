@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.drawings.markup import Markup, element, joined, number, visible
-from lfm2np.drawings.policies import answers
-from lfm2np.drawings.run import Run, Step
-from lfm2np.drawings.view import View
+from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
+from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.policies import answers
+from lfm2np.drawings.runs.run import Run, Step
 
 Task = tuple[str, Markup | str, str]  # title, question, answer
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint import StoredTensor
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import StoredTensor
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.oracle.dump import Dump, default_format
-from lfm2np.oracle.operations import Operation, Oracle, operations
-from lfm2np.oracle.patterns import describe_channels, describe_rows
-from lfm2np.oracle.spread import PRECISIONS, Measured, Precision, precision_named, rounded
+from lfm2np.oracle.locate.dump import Dump, default_format
+from lfm2np.oracle.locate.operations import Operation, Oracle, operations
+from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
+from lfm2np.oracle.locate.spread import PRECISIONS, Measured, Precision, precision_named, rounded
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]

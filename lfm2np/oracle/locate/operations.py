@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint import StoredTensor, require_finite, widen
-from lfm2np.config import ModelConfig
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.weights import widened
 from lfm2np.numerics.rope import angles, rotary_table
-from lfm2np.oracle import spread
-from lfm2np.oracle.spread import Measured, Precision
-from lfm2np.weights import widened
+from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate.spread import Measured, Precision
 
 Array = NDArray[Any]
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.engine import Engine
-from lfm2np.loaded import LoadedModel
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.weights import ModelWeights, ShortConvWeights
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.matrix import Matrix
-from lfm2np.outputs import RequestOutput
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.weights import ModelWeights, ShortConvWeights
+from lfm2np.sampling.params import SamplingParams
 
 Array = NDArray[Any]
 Dump = dict[str, Array]

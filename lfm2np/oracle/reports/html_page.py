@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.report_figure import MOST_MARKS, error_figure
-from lfm2np.oracle.report_page import bullets, details, foreign, page, table
-from lfm2np.oracle.report_parts import (
+from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
+from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
+from lfm2np.oracle.reports.parts import (
     NOISE,
     SEVERITY,
     case_rows,

@@ -11,7 +11,7 @@ import hashlib
 import html
 from collections.abc import Mapping, Sequence
 
-from lfm2np.oracle.report_parts import visible
+from lfm2np.oracle.reports.parts import visible
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1d21; --quiet: #50555d; --edge: #767c86;

@@ -12,8 +12,8 @@ import numpy as np
 import lfm2np
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.checked import MOST_OF_A_MESSAGE
-from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.verdict import LIMIT, Position, Verdict
 from lfm2np.oracle.workloads import CASES
 

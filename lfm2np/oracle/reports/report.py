@@ -13,7 +13,7 @@ from typing import Any
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.report_parts import (
+from lfm2np.oracle.reports.parts import (
     WRONG,
     case_rows,
     counts_in_words,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.records import Answer, Ask, answer_from_json
+from lfm2np.oracle.targets.records import Answer, Ask, answer_from_json
 
 MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
 NO_ABORT = "the engine can't abort a request"

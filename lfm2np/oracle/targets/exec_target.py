@@ -36,10 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.checked import NO_ABORT, checked_answer, failed, shortened
-from lfm2np.oracle.line_process import GRACE, Line, LineProcess
-from lfm2np.oracle.records import Answer, Ask, parse_line
-from lfm2np.oracle.target import Abilities, TargetError
+from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
+from lfm2np.oracle.targets.line_process import GRACE, Line, LineProcess
+from lfm2np.oracle.targets.records import Answer, Ask, parse_line
+from lfm2np.oracle.targets.target import Abilities, TargetError
 
 PROTOCOL = 1
 PATIENCE = 120.0  # seconds for one line that is waited for

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import TracebackType
 
 from lfm2np.errors import RequestError
-from lfm2np.line_file import LineFile
-from lfm2np.oracle.checked import failed
-from lfm2np.oracle.records import (
+from lfm2np.oracle.targets.checked import failed
+from lfm2np.oracle.targets.records import (
     Answer,
     Ask,
     answer_as_json,
@@ -22,7 +21,8 @@ from lfm2np.oracle.records import (
     ask_from_json,
     parse_line,
 )
-from lfm2np.oracle.target import Abilities, TargetError
+from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.work.line_file import LineFile
 
 MAX_LINE = 64 * 2**20
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
+from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.checked import shortened
-from lfm2np.oracle.target import TargetError
-from lfm2np.strict_json import parse_object
+from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.target import TargetError
 
 KEY_VARIABLE = "LFM2NP_API_KEY"
 MAX_BODY, PIECE, MAX_LINE = 64 * 2**20, 2**16, 2**20

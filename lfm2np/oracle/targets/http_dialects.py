@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.records import Ask
+from lfm2np.oracle.targets.records import Ask
 
 TOP = 5  # log-probabilities a position that are asked for
 KEY_OF_ID = "token_id:"  # vLLM's return_tokens_as_token_ids

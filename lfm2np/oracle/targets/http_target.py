@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.oracle.checked import checked_answer, failed, shortened
-from lfm2np.oracle.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.http_dialects import DIALECTS, Dialect, Said, Wants
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.target import Abilities, TargetError
-from lfm2np.tokenizer import Tokenizer
+from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
+from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
+from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Said, Wants
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities, TargetError
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
 UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream

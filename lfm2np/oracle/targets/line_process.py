@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.checked import shortened
-from lfm2np.oracle.target import TargetError
+from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.target import TargetError
 
 MAX_LINE = 64 * 2**20
 KEPT_OF_A_LONG_LINE = 2**16  # enough to tell which request it answers

@@ -18,10 +18,10 @@ from typing import Any
 
 from lfm2np.conformance.protocol import Request, load_factory, missing, sizes_of
 from lfm2np.errors import RequestError
-from lfm2np.oracle.checked import NO_ABORT, checked_answer, failed, shortened
-from lfm2np.oracle.records import Answer, Ask, answer_as_json
-from lfm2np.oracle.target import Abilities, TargetError
-from lfm2np.sampling_params import SamplingParams
+from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
+from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.sampling.params import SamplingParams
 
 AT_ONCE = 64
 ABORT_AFTER_STEPS = 3

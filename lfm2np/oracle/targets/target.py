@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 
 
 class TargetError(Lfm2npError):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.checked import NO_ABORT, checked_answer, failed, shortened
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.target import Abilities, TargetError
+from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities, TargetError
 
 DTYPES = ("float32", "bfloat16", "float16")
 PADDED_AT_ONCE = 16

@@ -19,10 +19,10 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lfm2np.config import plain
+from lfm2np.checkpoint.config import plain
+from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.errors import RequestError
-from lfm2np.oracle.vectors_form import VectorsError, require_form
-from lfm2np.strict_json import parse_object, read_bytes
+from lfm2np.oracle.vectors.form import VectorsError, require_form
 
 DOCUMENT, TENSORS = "vectors.json", "vectors.safetensors"
 LIMITS = {DOCUMENT: 256 * 2**20, TENSORS: 4 * 2**30}  # bytes
@@ -40,7 +40,7 @@ class VectorSet:
 
 def packaged_set() -> Path:
     """The folder of the set that comes with the package, of the trained fixture."""
-    here = Path(__file__).parent.parent
+    here = Path(__file__).parents[2]
     packaged = here / "_fixtures" / "vectors" / "trained"
     for path in (packaged, here.parent / "fixtures" / "vectors" / "trained"):
         if path.is_dir():

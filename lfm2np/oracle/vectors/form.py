@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.config import show
+from lfm2np.checkpoint.config import show
 from lfm2np.errors import Lfm2npError
 
 Schema = Mapping[str, Any]

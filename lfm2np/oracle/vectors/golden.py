@@ -21,23 +21,23 @@ from numpy.typing import NDArray
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint_files import file_sha256, weight_files
-from lfm2np.digest import digest
-from lfm2np.engine import Engine
+from lfm2np.checkpoint.files import file_sha256, weight_files
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
-from lfm2np.loaded import LoadedModel
+from lfm2np.network.digest import digest
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import FLOAT32_UNITS
+from lfm2np.oracle.locate.record import record
 from lfm2np.oracle.noise import Noise, Truth, noise_of, truths_of
-from lfm2np.oracle.record import record
-from lfm2np.oracle.vectors_chosen import Chosen, choose, mentioned
-from lfm2np.oracle.vectors_files import TENSORS, VectorSet, tensors_bytes
-from lfm2np.oracle.vectors_notes import NOTES
+from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
+from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
+from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.oracle.verdict import LIMIT
 from lfm2np.progress import ProgressOf
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.work import AnyPlace, Place, Work, compute, place_of
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.work.place import AnyPlace, Place, Work, compute, place_of
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]

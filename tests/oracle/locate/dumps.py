@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from builders import Stored, safetensors_bytes, stored
 
-from lfm2np.checkpoint import StoredTensor, open_checkpoint
-from lfm2np.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.tensors import StoredTensor, open_checkpoint
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32
-from lfm2np.oracle.dump import Dump
-from lfm2np.oracle.locate import Report, locate
-from lfm2np.oracle.record import record
-from lfm2np.weights import prepare_weights
+from lfm2np.oracle.locate.dump import Dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.record import record
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 DIRECTORIES = [FIXTURES / "trained", *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
 SIX = FIXTURES / "torture" / "six_heads_two_kv"
 Recorded = dict[str, np.ndarray]

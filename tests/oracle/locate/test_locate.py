@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads
 
-from lfm2np.config import load_config
+from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
-from lfm2np.oracle import emulate, spread
-from lfm2np.oracle.dump import Dump
-from lfm2np.oracle.locate import narrower_format
-from lfm2np.oracle.operations import operations
-from lfm2np.oracle.patterns import describe_channels, describe_rows
-from lfm2np.oracle.spread import PRECISIONS, Measured
+from lfm2np.oracle import emulate
+from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate.dump import Dump
+from lfm2np.oracle.locate.locate import narrower_format
+from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
+from lfm2np.oracle.locate.spread import PRECISIONS, Measured
 
 pytestmark = pytest.mark.rounding
 

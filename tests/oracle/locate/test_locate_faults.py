@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.drafters import ScriptedDrafter
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.faults import FAULTS, inject
 from lfm2np.loading import Model
-from lfm2np.oracle.dump import Dump
-from lfm2np.oracle.locate import Report, locate
-from lfm2np.oracle.record import RecordedEngine, record
+from lfm2np.oracle.locate.dump import Dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.record import RecordedEngine, record
+from lfm2np.speculation.drafters import ScriptedDrafter
 
 pytestmark = pytest.mark.rounding
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED, UNTIED = "trained", "torture/biased_two_taps", "torture/all_attention"
 Recorded = dict[str, np.ndarray]
 

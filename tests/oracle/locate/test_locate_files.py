@@ -12,11 +12,11 @@ import pytest
 from builders import Stored, safetensors_bytes, stored
 from dumps import SIX, checkpoint, six_heads, stored_dump, written
 
+from lfm2np.cli import locate as cli_locate
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
-from lfm2np.oracle import cli_locate
-from lfm2np.oracle.dump import Dump, read_dump, read_names
-from lfm2np.oracle.locate import locate
-from lfm2np.oracle.operations import operations
+from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
+from lfm2np.oracle.locate.locate import locate
+from lfm2np.oracle.locate.operations import operations
 
 pytestmark = pytest.mark.rounding
 

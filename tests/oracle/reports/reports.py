@@ -8,10 +8,10 @@ from functools import lru_cache
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.oracle.check import Checked, check
-from lfm2np.oracle.checked import failed
-from lfm2np.oracle.python_target import PythonTarget
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.targets.checked import failed
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
 from lfm2np.oracle.verdict import Position, Verdict, root_mean_square
 

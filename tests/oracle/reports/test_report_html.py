@@ -17,11 +17,11 @@ from reports import wrong as wrong_check
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.report import as_text
-from lfm2np.oracle.report_figure import BOTTOM, CELL, MOST_MARKS, TOP
-from lfm2np.oracle.report_html import MOST_ROWS, as_html
-from lfm2np.oracle.report_parts import number, visible
-from lfm2np.oracle.target import Abilities
+from lfm2np.oracle.reports.figure import BOTTOM, CELL, MOST_MARKS, TOP
+from lfm2np.oracle.reports.html_page import MOST_ROWS, as_html
+from lfm2np.oracle.reports.parts import number, visible
+from lfm2np.oracle.reports.report import as_text
+from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.verdict import LIMIT, Verdict
 
 

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import lfm2np
-from lfm2np.oracle.http_target import HttpTarget
-from lfm2np.oracle.records import Ask
-from lfm2np.outputs import RequestOutput
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.oracle.targets.http_target import HttpTarget
+from lfm2np.oracle.targets.records import Ask
 
 LOCK = threading.Lock()
 TEXTS = ("The cat sat", "one two", "pat ->")

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import lfm2np
-from lfm2np.cli import main
+from lfm2np.cli import check, main
 from lfm2np.errors import RequestError
-from lfm2np.oracle import cli_check, exec_target, line_process
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.checked import NO_ABORT
-from lfm2np.oracle.exec_target import ExecTarget
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.target import Target, TargetError
+from lfm2np.oracle.targets import exec_target, line_process
+from lfm2np.oracle.targets.checked import NO_ABORT
+from lfm2np.oracle.targets.exec_target import ExecTarget
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Target, TargetError
 
 PRELUDE = """
 import json, os, subprocess, sys, time
@@ -371,7 +371,7 @@ hello()
 while True:
     for name in asks(): answer(name)
 """
-    judged, ended = cli_check.judged, []
+    judged, ended = check.judged, []
 
     def judged_later(*arguments: Any, **options: Any) -> Checked:
         with pytest.raises(ProcessLookupError):
@@ -379,7 +379,7 @@ while True:
         ended.append(True)
         return judged(*arguments, **options)
 
-    monkeypatch.setattr(cli_check, "judged", judged_later)
+    monkeypatch.setattr(check, "judged", judged_later)
     target = "exec:" + shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + script])
     assert main(["check", target, "--cases", "short-prompts"]) == 1
     assert ended

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle import file_target
-from lfm2np.oracle.file_target import FileTarget, Transcript, recorded_asks
-from lfm2np.oracle.records import Answer, Ask, answer_as_json, ask_as_json
-from lfm2np.oracle.target import Target, TargetError
+from lfm2np.oracle.targets import file_target
+from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded_asks
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, ask_as_json
+from lfm2np.oracle.targets.target import Target, TargetError
 
 PAIRS = [
     (

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from http_player import TEXTS, Handler, Player, ask_of, computed, playing, target_of
 
-from lfm2np.oracle import http_client
-from lfm2np.oracle.http_client import pause_before, seconds_of
-from lfm2np.oracle.http_target import HttpTarget
-from lfm2np.oracle.records import Answer
-from lfm2np.oracle.target import TargetError
+from lfm2np.oracle.targets import http_client
+from lfm2np.oracle.targets.http_client import pause_before, seconds_of
+from lfm2np.oracle.targets.http_target import HttpTarget
+from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.target import TargetError
 
 SHORT = 0.3  # seconds, where a server is to take too long
 

@@ -23,10 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
-from lfm2np.oracle.http_target import judged
-from lfm2np.oracle.records import Ask
-from lfm2np.oracle.target import Target, TargetError
+from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
+from lfm2np.oracle.targets.http_target import judged
+from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.target import Target, TargetError
 
 
 @pytest.fixture

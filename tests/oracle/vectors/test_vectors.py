@@ -15,12 +15,12 @@ from vector_sets import FEW, SIX, few, packaged, run, six, trained
 
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.loading import load
-from lfm2np.oracle import vectors, vectors_files
-from lfm2np.oracle.vectors import make, verify
-from lfm2np.oracle.vectors_chosen import choose, mentioned
-from lfm2np.oracle.vectors_files import DOCUMENT, TENSORS, VectorSet, packaged_set, read_set, write_set
-from lfm2np.oracle.vectors_form import WORDS, VectorsError, schema
-from lfm2np.oracle.vectors_notes import NOTES
+from lfm2np.oracle.vectors import files, golden
+from lfm2np.oracle.vectors.chosen import choose, mentioned
+from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, VectorSet, packaged_set, read_set, write_set
+from lfm2np.oracle.vectors.form import WORDS, VectorsError, schema
+from lfm2np.oracle.vectors.golden import make, verify
+from lfm2np.oracle.vectors.notes import NOTES
 
 pytestmark = pytest.mark.rounding
 
@@ -88,7 +88,7 @@ def test_an_interrupt_leaves_nothing_or_what_was_there(
 
     place, name = {
         "mkdir": (Path, "mkdir"),
-        "fsync": (vectors_files.os, "fsync"),
+        "fsync": (files.os, "fsync"),
         "rename": (Path, "rename"),
     }[at]
     with monkeypatch.context() as patched:
@@ -126,8 +126,8 @@ def test_the_packaged_set_is_what_choose_and_the_notes_say() -> None:
     document = packaged()
     for one, vector in zip(choose(trained().config, trained().tokenizer), document["vectors"], strict=True):
         assert len(vector["token_ids"]) == one.new
-        assert one.keep == "all" or vectors.kept_names(trained(), one.keep) == vector["tensors"]
-        said = vectors.vector_json(one, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
+        assert one.keep == "all" or golden.kept_names(trained(), one.keep) == vector["tensors"]
+        said = golden.vector_json(one, tuple(vector["token_ids"]), vector["positions"], vector["tensors"])
         assert said == vector
     assert document["notes"] == NOTES
     assert sum(path.stat().st_size for path in packaged_set().iterdir()) < 1.5e6

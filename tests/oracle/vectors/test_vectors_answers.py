@@ -17,21 +17,22 @@ import pytest
 from vector_sets import PLAIN, few, packaged, run, six, trained
 
 from lfm2np import faults
-from lfm2np.checkpoint import open_checkpoint
-from lfm2np.engine import Engine
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import prepare_weights
+from lfm2np.engine.engine import Engine
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.loading import Model
-from lfm2np.oracle import vectors, vectors_plain
+from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.emulate import emulated
 from lfm2np.oracle.judge import judge
 from lfm2np.oracle.noise import noise_of, truth_of
-from lfm2np.oracle.records import Answer, Ask
-from lfm2np.oracle.vectors_chosen import choose
-from lfm2np.oracle.vectors_files import DOCUMENT, packaged_set
-from lfm2np.oracle.vectors_form import VectorsError
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.vectors import golden
+from lfm2np.oracle.vectors.chosen import choose
+from lfm2np.oracle.vectors.files import DOCUMENT, packaged_set
+from lfm2np.oracle.vectors.form import VectorsError
 from lfm2np.oracle.verdict import LIMIT
-from lfm2np.sampling_params import SamplingParams
-from lfm2np.weights import prepare_weights
+from lfm2np.sampling.params import SamplingParams
 
 
 def right_answers(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def flipped(document: dict[str, Any], number: int, index: int, rank: int = 1) ->
     return answers
 
 
-@pytest.mark.parametrize("format_name", vectors.BOUNDED)
+@pytest.mark.parametrize("format_name", golden.BOUNDED)
 def test_right_answers_pass_with_and_without_logprobs(format_name: str) -> None:
     answers = right_answers(packaged())
     assert verdict(packaged(), answers, format_name) == 0
@@ -74,7 +75,7 @@ def test_right_answers_pass_with_and_without_logprobs(format_name: str) -> None:
     assert vectors_plain.report(judged, answers)[-1].startswith("tokens only")
 
 
-@pytest.mark.parametrize("format_name", vectors.BOUNDED)
+@pytest.mark.parametrize("format_name", golden.BOUNDED)
 def test_a_wrong_token_where_it_must_match_fails(format_name: str) -> None:
     answers = flipped(packaged(), *place(packaged(), lambda position: position["result"] == "must_match"))
     assert verdict(packaged(), answers, format_name) == 1
@@ -86,7 +87,7 @@ def test_a_tie_of_bfloat16_is_one_for_bfloat16_only() -> None:
         return position["may_tie_in"] == ["bfloat16"] and position["margin"] <= most
 
     answers = flipped(packaged(), *place(packaged(), wanted))
-    assert [verdict(packaged(), answers, name) for name in vectors.BOUNDED] == [1, 0, 1]
+    assert [verdict(packaged(), answers, name) for name in golden.BOUNDED] == [1, 0, 1]
 
 
 def test_behind_a_tie_nothing_is_judged_and_of_a_tie_any_later_tokens_are_right() -> None:
@@ -202,7 +203,7 @@ def emulated_answers(model: Model, document: dict[str, Any], format_name: str, d
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("format_name", vectors.BOUNDED)
+@pytest.mark.parametrize("format_name", golden.BOUNDED)
 @pytest.mark.parametrize("engine_format", ["float32", "bfloat16"])
 def test_the_plain_checker_says_what_the_one_with_the_model_says(format_name: str, engine_format: str) -> None:
     """Up to the first token that is not the expected one, at each position: with the bounds of the set, which are
@@ -293,7 +294,7 @@ def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
 )
 def test_real_engines_bugs_are_caught_by_the_vectors_for_them(fault: str, caught_by: str) -> None:
     """In an engine that says it computes in float32."""
-    wanted = [one.id for one in vectors.picked(choose(trained().config, trained().tokenizer), [caught_by])]
+    wanted = [one.id for one in golden.picked(choose(trained().config, trained().tokenizer), [caught_by])]
     document = copy.copy(packaged())
     document["vectors"] = [vector for vector in document["vectors"] if vector["id"] in wanted]
     with faults.inject(fault):
