@@ -1,12 +1,12 @@
-"""Whole numbers that a caller gives: counts, sizes, seeds."""
+"""A value from outside: shown in a message, and checked where it is a whole number (counts, sizes, seeds)."""
 
 from __future__ import annotations
 
 import operator
+import reprlib
 
 import numpy as np
 
-from lfm2np.checkpoint.config import show
 from lfm2np.errors import RequestError
 
 
@@ -20,3 +20,20 @@ def require_count(name: str, value: object, least: int, most: int | None) -> int
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise RequestError(f"{name} {show(value)}: expected a whole number, {bounds}")
     return count
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def show(value: object) -> str:
+    """repr, shortened, for a message; an integer too long for Python to print is named as such."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+
+
+def plain(name: str) -> str:
+    """A name from a file as it stands, unless it is too long or odd for one line of a message."""
+    return name if name.isprintable() and len(name) <= 120 else show(name)

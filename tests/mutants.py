@@ -1,10 +1,11 @@
 """Mutation testing: python tests/mutants.py [--only FILE ...] [--jobs N] [--json FILE]. Needs the extra `mutation`.
 
-cosmic-ray's operators change one place of scheduler/ or lfm2np/network/cache.py at a time; the property suite, and nothing
-else, then runs in a process of its own, first with few examples of every property, then with more. A mutant is killed
-when a property fails, or does not end within the time limit. Mutants that differ in annotations or docstrings only are
-the same program, and those that do not compile are none: neither is run. Those that `equivalent_mutants.json` names,
-with reasons, are not run either, but counted. Exit code 1 if any other survives. Hours on two cores; not part of CI.
+cosmic-ray's operators change one place of scheduler/ or lfm2np/network/cache.py at a time; the property suite, and
+nothing else, then runs in a process of its own, first with few examples of every property, then with more. A mutant
+is killed when a property fails, or does not end within the time limit. Mutants that differ in annotations or
+docstrings only are the same program, and those that do not compile are none: neither is run. Those that
+`equivalent_mutants.json` names, with reasons, are not run either, but counted. Exit code 1 if any other survives.
+Hours on two cores; not part of CI.
 """
 
 from __future__ import annotations

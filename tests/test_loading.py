@@ -290,7 +290,9 @@ def test_a_model_shows_its_path_and_arithmetic(model):
 
 
 def test_a_missing_fixture_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("lfm2np.checkpoint.loaded.__file__", str(tmp_path / "site" / "lfm2np" / "loaded.py"))
+    monkeypatch.setattr(
+        "lfm2np.checkpoint.loaded.__file__", str(tmp_path / "site" / "lfm2np" / "checkpoint" / "loaded.py")
+    )
     with pytest.raises(CheckpointError, match="trained fixture is not in this installation"):
         lfm2np.trained_fixture()
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfm2np.checkpoint.config import show
 from lfm2np.checkpoint.strict_json import decode_text, is_present, read_bytes, read_object
 from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.values import show
 
 MAX_TEMPLATE_BYTES = 2**20
 ROLES = ("system", "user", "assistant", "tool")

@@ -8,13 +8,13 @@ other where transformers would silently ignore one, raise ConfigError.
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
+from lfm2np.values import show
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
@@ -67,8 +67,6 @@ ECHOES: dict[str, str] = {
 }
 LAYER_TYPES = ("conv", "full_attention")
 NOT_YET = {"lfm2_moe": "LFM2 mixture-of-experts", "lfm3": "LFM3"}
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 80
 _Raw = Mapping[str, object]
 
 
@@ -332,19 +330,6 @@ def require_token_id(name: str, value: object, vocab_size: int) -> None:
     """An integer in [0, vocab_size)."""
     if type(value) is not int or not 0 <= value < vocab_size:
         raise ConfigError(f"{name}: {show(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")
-
-
-def show(value: object) -> str:
-    """repr, shortened, for a message; an integer too long for Python to print is named as such."""
-    try:
-        return _REPR.repr(value)
-    except ValueError:
-        return "an integer of thousands of digits"
-
-
-def plain(name: str) -> str:
-    """A name from a file as it stands, unless it is too long or odd for one line of a message."""
-    return name if name.isprintable() and len(name) <= 120 else show(name)
 
 
 def _same(left: object, right: object) -> bool:

@@ -11,7 +11,7 @@ from lfm2np.errors import CheckpointError
 
 
 def weight_files(directory: Path) -> list[str]:
-    """As checkpoint.py chooses them: the single file, else the index and its shards."""
+    """As tensors.py chooses them: the single file, else the index and its shards."""
     if is_present(directory / SINGLE, CheckpointError):
         return [SINGLE]
     shards = read_object(directory / INDEX, CheckpointError)["weight_map"]

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from lfm2np.checkpoint.config import ModelConfig, plain, show
+from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
+from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -18,9 +18,10 @@ from typing import TypeVar
 import tokenizers
 
 from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
-from lfm2np.checkpoint.config import ModelConfig, show
+from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.strict_json import decode_text, parse_object, read_bytes
 from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.values import show
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 T = TypeVar("T")

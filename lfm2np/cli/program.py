@@ -19,23 +19,13 @@ from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import WEIGHTS, checkpoint_directory
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.cli import (
-    bench as cli_bench,
-)
+from lfm2np.cli import bench as cli_bench
 from lfm2np.cli import check as cli_check
-from lfm2np.cli import (
-    draw,
-)
-from lfm2np.cli import (
-    faults as cli_conformance,
-)
-from lfm2np.cli import (
-    generate as cli_generate,
-)
+from lfm2np.cli import draw
+from lfm2np.cli import faults as cli_conformance
+from lfm2np.cli import generate as cli_generate
 from lfm2np.cli import locate as cli_locate
-from lfm2np.cli import (
-    score as cli_score,
-)
+from lfm2np.cli import score as cli_score
 from lfm2np.cli import vectors as cli_vectors
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.terminal import parse_ids, progress_bar, read_file

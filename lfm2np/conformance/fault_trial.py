@@ -1,4 +1,6 @@
-"""One fault or variant in a process of its own: python -m lfm2np.conformance.fault_trial NAME PROFILE -> one JSON object.
+"""One fault or variant in a process of its own, which prints one JSON object.
+
+    python -m lfm2np.conformance.fault_trial NAME PROFILE
 
 A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
 variant goes through the whole suite.

@@ -1,2 +1,6 @@
-"""The teaching page: one HTML file that shows a recorded run, made of plain text by Python and stepped by a little
-script. See page.py for how it is put together, and views/ for what it shows."""
+"""The teaching page: one HTML file that shows a recorded run, made of plain text by Python, stepped by a little script.
+
+draw.py puts it together from demo.py's runs; text.py draws a step in a terminal. runs/ is what is shown, page/ what a
+page is made of, views/ one picture each, assets/ style and script.
+Only cli/ may import it; it imports engine/, faults/ and lfm2np.loading.
+"""

@@ -8,12 +8,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.drafting import decide
 from lfm2np.engine.samples import Answer, Group, Sample
 from lfm2np.errors import Lfm2npError
 from lfm2np.network.step import StepResult
 from lfm2np.sampling.logprobs import token_logprobs
 from lfm2np.speculation.drafters import Draft
-from lfm2np.speculation.proposals import Proposals, decide
+from lfm2np.speculation.proposals import Proposals
 
 
 def answer_step(

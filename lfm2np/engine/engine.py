@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.answers import answer_step
 from lfm2np.engine.audit import Audit
+from lfm2np.engine.drafting import contexts_of
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
-from lfm2np.engine.samples import Answer, Group, Sample, completion, fork_group, make_group, request_metrics
+from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group, request_output
 from lfm2np.errors import Lfm2npError, RequestError, told
 from lfm2np.network.cache import Cache, default_blocks, make_cache
 from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Drafter
-from lfm2np.speculation.proposals import Proposals, contexts_of, propose, require_drafter
+from lfm2np.speculation.proposals import Proposals, propose, require_drafter
 from lfm2np.values import require_count
 from scheduler import (
     BatchPlan,
@@ -380,19 +381,9 @@ class Engine:
 
     def _output(self, group: Group) -> RequestOutput:
         """The request as it stands; a finished one is forgotten."""
-        finished = group.is_finished
-        if finished and group.request_id in self._groups:
+        if group.is_finished and group.request_id in self._groups:
             del self._groups[group.request_id]
             for sample in group.samples:
                 del self._group_of[sample.request.request_id]
             self.metrics.recomputed_tokens += sum(sample.request.num_recomputed_tokens for sample in group.samples)
-        prompt_logprobs = None if group.prompt_logprobs is None else tuple(group.prompt_logprobs)
-        return RequestOutput(
-            request_id=group.request_id,
-            prompt=group.prompt,
-            prompt_token_ids=group.samples[0].request.prompt_token_ids,
-            prompt_logprobs=prompt_logprobs,
-            outputs=tuple(completion(sample, group.params) for sample in group.samples),
-            finished=finished,
-            metrics=request_metrics(group) if finished else None,
-        )
+        return request_output(group)

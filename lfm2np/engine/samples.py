@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.tokenizer import TextStream, require_text
-from lfm2np.engine.outputs import CompletionOutput, RequestMetrics
+from lfm2np.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import request_seed
 from lfm2np.sampling.logprobs import TokenLogprobs
@@ -176,6 +176,18 @@ def fork_group(parent: Group, request_id: str, seed: int | None, engine_seed: in
     sample = Sample(0, request, own_seed, origin.text.copy(), logprobs=list(origin.logprobs))
     prompt_logprobs = None if parent.prompt_logprobs is None else list(parent.prompt_logprobs)
     return Group(request_id, parent.prompt, params, [sample], now, prompt_logprobs)
+
+
+def request_output(group: Group) -> RequestOutput:
+    return RequestOutput(
+        request_id=group.request_id,
+        prompt=group.prompt,
+        prompt_token_ids=group.samples[0].request.prompt_token_ids,
+        prompt_logprobs=None if group.prompt_logprobs is None else tuple(group.prompt_logprobs),
+        outputs=tuple(completion(sample, group.params) for sample in group.samples),
+        finished=group.is_finished,
+        metrics=request_metrics(group) if group.is_finished else None,
+    )
 
 
 def completion(sample: Sample, params: SamplingParams) -> CompletionOutput:

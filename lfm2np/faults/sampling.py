@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lfm2np.faults.edits import Edit, Fault
 
-DECIDE = "lfm2np.speculation.proposals:decide"
+DECIDE = "lfm2np.engine.drafting:decide"
 ANSWER = "lfm2np.engine.answers:answer_step"
 PENALISED = "lfm2np.sampling.choice:penalised"
 STOPS = "lfm2np.sampling.stop_strings:StopChecker."

@@ -1,7 +1,7 @@
 """The network of reference.py over several whole sequences in one flat array: no padding, and no cache to keep.
 
-What model.py does for one step of the engine, for sequences that are there from their first token to their last. It
-shares no line with model.py on purpose: the oracle's truth comes from here, and faults are put in there.
+What step.py does for one step of the engine, for sequences that are there from their first token to their last. It
+shares no line with step.py on purpose: the oracle's truth comes from here, and faults are put in there.
 T tokens of S sequences, each a run of rows; only attention and the convolution look at which row is whose.
 """
 

@@ -2,6 +2,7 @@
 
 Each offers the operations of `Numerics`; reference.py is written in them and in nothing else.
 Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps.
+Every room may import it; it imports nothing but errors.
 """
 
 from __future__ import annotations

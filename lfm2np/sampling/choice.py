@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import SIZES, show
+from lfm2np.checkpoint.config import SIZES
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.numerics import elementary
 from lfm2np.sampling.params import MAX_SEED, SamplingParams, bias_pairs
-from lfm2np.values import require_count
+from lfm2np.values import require_count, show
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

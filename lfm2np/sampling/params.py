@@ -17,10 +17,9 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, cast
 
-from lfm2np.checkpoint.config import plain, show
 from lfm2np.checkpoint.tokenizer import require_text
 from lfm2np.errors import RequestError
-from lfm2np.values import require_count
+from lfm2np.values import plain, require_count, show
 
 PROFILES = ("vllm", "transformers")
 MAX_SAMPLES = 16384  # vLLM's default of VLLM_MAX_N_SEQUENCES

@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from lfm2np.checkpoint.config import show
 from lfm2np.errors import RequestError
+from lfm2np.values import show
 
 
 class StopChecker:

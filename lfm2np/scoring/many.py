@@ -43,7 +43,7 @@ def checked(model: LoadedModel, prompts: Sequence[str | Sequence[int]]) -> list[
 
 
 def score_items(model: LoadedModel, items: Sequence[list[int]]) -> list[dict[str, Any]]:
-    """Of each sequence the columns of scoring.score_batch, or `error`."""
+    """Of each sequence the columns of teacher_forcing.score_batch, or `error`."""
     results = score_batch(model.weights, model.config, model.numerics, items)
     return [{"error": str(one)} if isinstance(one, NumericsError) else dict(one) for one in results]
 

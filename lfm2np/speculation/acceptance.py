@@ -53,7 +53,7 @@ def next_token(
     sample_index: int,
     guess: Guess | None = None,
 ) -> int:
-    """The token after prompt and output, from its logits [V]. Greedy, or without a drawn guess: sampling.choose."""
+    """The token after prompt and output, from its logits [V]. Greedy, or without a drawn guess: choice.choose."""
     if guess is None or params.temperature == 0.0:
         return choose(row, params, prompt_ids, output_ids, eos_token_ids, seed, sample_index)
     target = distribution(row, params, prompt_ids, output_ids, eos_token_ids)

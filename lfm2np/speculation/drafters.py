@@ -26,7 +26,7 @@ class DraftContext:
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
     params: SamplingParams
-    seed: int  # of the request: see sampling.request_seed
+    seed: int  # of the request: see sampling.choice.request_seed
     sample_index: int
     count: int
 

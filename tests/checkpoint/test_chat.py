@@ -130,7 +130,8 @@ def test_jinja2_with_known_escapes_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("limits", ["ulimit -v 1000000", "ulimit -t 1"])
 def test_a_template_renders_under_limits_that_are_already_lower(limits: str) -> None:
-    script = "from lfm2np.checkpoint.chat_sandbox import render_template as r; print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
+    script = "from lfm2np.checkpoint.chat_sandbox import render_template as r; "
+    script += "print(r('{{ bos_token }}', [], {'bos_token': 'x'}, 't'))"
     words = f'{limits}; exec {sys.executable} -c "{script}"'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("x\n", "")

@@ -2,14 +2,14 @@
 
 It has the parts of the real one, under the same names, with names of tokens where that has numbers:
 
-    lfm2np.network.cache, lfm2np.network.step        here
+    network/cache.py, step.py         here
     keys and values of one position   a cell: (position, token id)
     the last L-1 columns of u         a state: the last L-1 cells, EMPTY ones at the start of a sequence
     logits of one row                 a hash of all cells that attention reads and the L cells that convolution reads
     the sampler                       that hash and the request's seed, modulo the vocabulary
 
 Whatever stands in a cell is hashed as it is, so the logits are right only if every cell and the state are. `truth` is
-the same hash of a request's own tokens, with no cache at all: what reference.py is to model.py.
+the same hash of a request's own tokens, with no cache at all: what reference.py is to step.py.
 """
 
 from __future__ import annotations

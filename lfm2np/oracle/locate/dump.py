@@ -13,12 +13,13 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lfm2np.checkpoint.config import ModelConfig, plain, show
+from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.checkpoint.tensors import widen
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.operations import Operation
 from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.values import plain, show
 
 Array = NDArray[Any]
 IDS = "token_ids"

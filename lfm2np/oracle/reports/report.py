@@ -1,4 +1,4 @@
-"""The report of a check for a terminal and for programs; report_junit.py and report_html.py make the other forms.
+"""The report of a check for a terminal and for programs; junit.py and html_page.py make the other forms.
 
 All are pure functions of what was checked, the command that did it, and facts of the environment: the same input, the
 same text. `facts` are by default those of `report_parts.environment`; a caller may add its own.

@@ -22,7 +22,7 @@ The protocol, version 1. One JSON object a line, UTF-8; `>` is what the engine r
 - A request that can't be met: {"kind":"answer","id":"...","error":"why"}.
 - Standard output is for the protocol only, each line flushed; everything else goes to standard error.
 
-schemas/exec-protocol.schema.json has every field; example_engine.py is an engine to start from.
+oracle/schemas/exec-protocol.schema.json has every field; oracle/example_engine.py is an engine to start from.
 """
 
 from __future__ import annotations

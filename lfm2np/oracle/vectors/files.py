@@ -19,10 +19,10 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lfm2np.checkpoint.config import plain
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vectors.form import VectorsError, require_form
+from lfm2np.values import plain
 
 DOCUMENT, TENSORS = "vectors.json", "vectors.safetensors"
 LIMITS = {DOCUMENT: 256 * 2**20, TENSORS: 4 * 2**30}  # bytes

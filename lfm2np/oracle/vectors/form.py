@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.config import show
 from lfm2np.errors import Lfm2npError
+from lfm2np.values import show
 
 Schema = Mapping[str, Any]
-SCHEMA_FILE = Path(__file__).with_name("schemas") / "vectors.schema.json"
+SCHEMA_FILE = Path(__file__).parents[1] / "schemas" / "vectors.schema.json"
 TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),

@@ -13,11 +13,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import lfm2np
+from lfm2np import oracle
 from lfm2np.oracle.targets import exec_target
 from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.records import Ask
 
-SCHEMA = json.loads(Path(exec_target.__file__).with_name("schemas").joinpath("exec-protocol.schema.json").read_text())
+SCHEMA = json.loads((Path(oracle.__file__).parent / "schemas" / "exec-protocol.schema.json").read_text())
 
 
 def fits(value: Any, definition: str) -> bool:

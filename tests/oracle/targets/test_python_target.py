@@ -173,8 +173,9 @@ def test_own_engine_cancels_midway_and_its_neighbour_does_not_notice() -> None:
 
 
 def test_no_hypothesis_is_needed() -> None:
-    modules = ("conformance.protocol", "conformance.adapters", "oracle.python_target", "oracle.exec_target")
-    modules += ("oracle.file_target", "oracle.transformers_target", "oracle.example_engine")
+    modules = ("conformance.protocol", "conformance.adapters", "oracle.targets.python_target")
+    modules += ("oracle.targets.exec_target", "oracle.targets.file_target", "oracle.targets.transformers_target")
+    modules += ("oracle.example_engine",)
     script = "import sys\nfor name in ('hypothesis', 'pytest', 'torch', 'transformers'): sys.modules[name] = None\n"
     script += "".join(f"import lfm2np.{name}\n" for name in modules)
     subprocess.run([sys.executable, "-c", script], check=True)

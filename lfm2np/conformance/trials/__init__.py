@@ -1,0 +1,6 @@
+"""What is tried, and what it is held against: tiny models, scenarios, their run, and the reference's word on it.
+
+models.py, strategies.py, driver.py, draining.py, ledger.py; plain.py is a second LFM2 in Python's own floats;
+rounding.py holds engines that round against the noise of their format.
+The rest of conformance/ may import it; of that it imports protocol.py only.
+"""

@@ -1,0 +1,4 @@
+"""What the page is made of: escaped markup, tables of numbers, marks that all views share, the frame around them.
+
+views/ and draw.py may import it; it imports runs/.
+"""

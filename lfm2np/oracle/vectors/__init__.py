@@ -1,0 +1,4 @@
+"""Golden vectors: chosen (chosen.py, notes.py), computed and verified (golden.py), in files (files.py, form.py).
+
+cli/ may import it; it imports the rest of oracle/, and engine/.
+"""

@@ -1,0 +1,162 @@
+"""The house: which room may import which, read off the source; no circle, no file too long, no folder too full.
+
+An import counts wherever it stands, inside a function and under TYPE_CHECKING too: whoever reads the file must know the
+other. Not counted is what stands in a string (faults name functions so, processes are started so), and that Python runs
+a room's `__init__` before any of its modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parent.parent
+MOST_LINES, MOST_MODULES = 400, 16
+
+# What every room may use, and what each may use beside that: only rooms that stand before it in this table, so that the
+# table itself shows that there is no circle of rooms. A module's room is the longest name that covers it.
+ALL_USE = {"lfm2np.errors", "lfm2np.progress", "lfm2np.values"}
+READ = {"lfm2np.checkpoint", "lfm2np.numerics"}
+COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
+RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
+CALL = {*RUN, "lfm2np.loading", "lfm2np", "scheduler"}
+ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets"}
+PROTOCOL, TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("protocol", "trials", "machines"))
+ROOMS: dict[str, set[str]] = {
+    "scheduler": set(),
+    "lfm2np.errors": set(),
+    "lfm2np.progress": set(),
+    "lfm2np.values": set(),
+    "lfm2np.numerics": set(),
+    "lfm2np.checkpoint": {"lfm2np.numerics"},
+    "lfm2np.reference": READ,
+    "lfm2np.network": {*READ, "lfm2np.reference", "scheduler"},
+    "lfm2np.sampling": READ,
+    "lfm2np.speculation": {*READ, "lfm2np.sampling"},
+    "lfm2np.work": {"lfm2np.checkpoint"},
+    "lfm2np.results_file": {"lfm2np.work"},
+    "lfm2np.engine": {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "scheduler"},
+    "lfm2np.scoring": {*COMPUTE, "lfm2np.work"},
+    "lfm2np.loading": RUN,
+    "lfm2np.llm": {*RUN, "lfm2np.loading"},
+    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm"},
+    PROTOCOL: {"lfm2np.sampling"},
+    "lfm2np.faults": set(),
+    "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL},
+    "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", PROTOCOL},
+    "lfm2np.oracle.reports": {*ORACLE, "lfm2np"},
+    "lfm2np.oracle.locate": {*CALL, *ORACLE},
+    "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate"},
+    TRIALS: {*CALL, *ORACLE, PROTOCOL},
+    MACHINES: {"lfm2np.sampling", "scheduler", PROTOCOL, TRIALS},
+    "lfm2np.conformance.demands": {*CALL, PROTOCOL, TRIALS, MACHINES},
+    "lfm2np.conformance": {*CALL, PROTOCOL, TRIALS, MACHINES, "lfm2np.conformance.demands", "lfm2np.faults"},
+    "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
+    "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
+    "lfm2np.drawings.views": {"lfm2np.drawings.runs", "lfm2np.drawings.page"},
+    "lfm2np.drawings": {*CALL, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
+    "lfm2np.bench.sides": {*CALL, "lfm2np.oracle.targets"},
+    "lfm2np.bench": {*CALL, "lfm2np.bench.sides"},
+}
+ROOMS["lfm2np.cli.shared"] = set(ROOMS)  # all of them
+ROOMS["lfm2np.cli"] = set(ROOMS)
+ROOMS["lfm2np.__main__"] = {"lfm2np.cli"}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(TOP).with_suffix("").parts).removesuffix(".__init__")
+
+
+SOURCES = {module_of(path): path for folder in ("lfm2np", "scheduler") for path in sorted((TOP / folder).rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    """The longest name of ROOMS that covers it; `lfm2np` itself covers only its own `__init__`."""
+    found = [name for name in ROOMS if module == name or (module.startswith(f"{name}.") and name != "lfm2np")]
+    assert found, f"{module}: in no room of the table"
+    return max(found, key=len)
+
+
+def imported(source: str) -> Iterator[str]:
+    """The modules that a file imports, wherever it does so."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are written out in full"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in SOURCES else node.module
+
+
+IMPORTS = {module: set(imported(path.read_text(encoding="utf-8"))) for module, path in SOURCES.items()}
+
+
+def wrong_ways(imports: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{module} -> {other}"
+        for module, others in imports.items()
+        for other in sorted(others & SOURCES.keys())
+        if room_of(other) not in {room_of(module), *ROOMS[room_of(module)], *ALL_USE}
+    ]
+
+
+def test_the_table_itself_runs_one_way():
+    order = list(ROOMS)
+    for room, others in ROOMS.items():
+        assert room in SOURCES, f"{room}: there is no such room"
+        assert all(order.index(other) < order.index(room) for other in others), room
+
+
+def test_imports_run_down():
+    assert wrong_ways(IMPORTS) == []
+
+
+def test_an_import_upwards_is_seen():
+    """The control: inside a function, and of a type only."""
+    upwards = "def f():\n    from lfm2np.engine.engine import Engine\n"
+    typing_only = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lfm2np.cli import main\n"
+    for source in (upwards, typing_only):
+        assert len(wrong_ways({"lfm2np.network.step": set(imported(source))})) == 1
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {module: others & SOURCES.keys() - {module} for module, others in IMPORTS.items()}
+    TopologicalSorter(graph).prepare()
+    with pytest.raises(CycleError):
+        TopologicalSorter({**graph, "lfm2np.errors": {"lfm2np.engine.engine"}}).prepare()
+
+
+def test_the_scheduler_needs_the_standard_library_only():
+    for module, others in IMPORTS.items():
+        if room_of(module) == "scheduler":
+            foreign = {other.partition(".")[0] for other in others} - sys.stdlib_module_names - {"scheduler"}
+            assert not foreign, module
+
+
+@pytest.mark.parametrize("folder", ["lfm2np", "scheduler", "tests", "fixtures"])
+def test_no_file_is_longer_than_400_lines(folder: str):
+    long = {
+        str(one.relative_to(TOP)): text.count("\n")
+        for one in (TOP / folder).rglob("*.py")
+        if (text := one.read_text()).count("\n") > MOST_LINES
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize("top", ["lfm2np", "scheduler", "tests"])
+def test_no_folder_has_more_than_16_modules_side_by_side(top: str):
+    folders = [TOP / top, *(one for one in (TOP / top).rglob("*") if one.is_dir())]
+    assert {str(one.relative_to(TOP)): n for one in folders if (n := len(list(one.glob("*.py")))) > MOST_MODULES} == {}
+
+
+def test_every_room_says_what_lives_there():
+    for module, path in SOURCES.items():
+        if path.name == "__init__.py":
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+            assert docstring and len(docstring.splitlines()) >= 3, module
