@@ -17,6 +17,7 @@ from lfm2np.bench.random_checkpoint import LARGE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
@@ -194,3 +195,14 @@ def print_found(found: Found, threads: int, others: float | None, as_object: boo
     if others is not None:
         print(f"other processes took {100 * others:.0f} % of the processors meanwhile")
     print(f"\n{found.text}")
+
+
+def add_bench(command: AddCommand) -> None:
+    sub = command(
+        "bench",
+        run,
+        "measure speed and memory, beside the bare matrix products and transformers",
+        EXAMPLE,
+        model=False,
+    )
+    add_options(sub)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lfm2np.checkpoint.loaded import checkpoint_directory
 from lfm2np.cli.shared import work
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -161,3 +162,14 @@ def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
         raise RequestError(f"--save {name}: exists already; --resume goes on with it")
     with Transcript(name) as transcript:
         yield transcript
+
+
+def add_check(command: AddCommand) -> None:
+    sub = command(
+        "check",
+        run,
+        "hold another engine against the oracle, under the noise that its number format is entitled to",
+        EXAMPLE,
+        exit_codes=EXIT_CODES,
+    )
+    add_options(sub)

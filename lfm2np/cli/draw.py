@@ -9,6 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -67,3 +68,14 @@ def read(arguments: argparse.Namespace, trained: Model) -> Run:
         return read_run(lines)
     except RequestError as error:
         raise RequestError(f"{arguments.trace}: {error}") from None
+
+
+def add_draw(command: AddCommand) -> None:
+    sub = command(
+        "draw",
+        run,
+        "show a recorded run step by step: one HTML page, or a step in the terminal",
+        EXAMPLE,
+        model=False,
+    )
+    add_options(sub)

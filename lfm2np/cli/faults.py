@@ -1,4 +1,4 @@
-"""`lfm2np faults` and `lfm2np conformance list`: does the suite bite, and what is in it."""
+"""`lfm2np faults`: does the suite bite."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+from lfm2np.cli.conformance import require_hypothesis
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
@@ -118,27 +120,12 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
         print(f"{one.section if isinstance(one, Fault) else '-'}  {one.name}\n     {one.sentence}{seen}")
 
 
-def run_conformance(arguments: argparse.Namespace) -> None:
-    """Prints all properties."""
-    require_hypothesis()
-    from lfm2np.conformance.catalogue import ALL
-
-    if arguments.json:
-        rows = [
-            {"id": one.id, "sentence": one.sentence, "law": one.law, "needs": one.needs, "bugs": one.bugs}
-            for one in ALL
-        ]
-        print(json.dumps({"properties": rows}))
-        return
-    for one in ALL:
-        print(f"{one.id}  (law {one.law}; needs {', '.join(one.needs)})\n     {one.sentence}")
-        if one.bugs:
-            print(f"     would have caught {', '.join(one.bugs)}")
-
-
-def require_hypothesis() -> None:
-    """RequestError without the library that draws the examples."""
-    try:
-        import hypothesis  # noqa: F401
-    except ImportError:
-        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
+def add_faults(command: AddCommand) -> None:
+    sub = command(
+        "faults",
+        run_faults,
+        "put real engines' bugs into this one, and see the property suite catch them",
+        "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
+        model=False,
+    )
+    add_fault_options(sub)

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import draft_fixture
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.cli.shared.requests import Job, read_jobs
 from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
 from lfm2np.cli.shared.terminal import progress_bar
@@ -332,3 +334,21 @@ def speculative_figures(drafter: str | None, metrics: RunMetrics) -> dict[str, A
         "failures": metrics.draft_failures,
         "seconds": round(metrics.draft_seconds, 3),
     }
+
+
+def run_generate(arguments: argparse.Namespace) -> None:
+    run(load_model(arguments), arguments)
+
+
+def add_generate(command: AddCommand) -> None:
+    sub = command(
+        "generate",
+        run_generate,
+        "continue prompts, batched continuously",
+        'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
+    )
+    add_prompt_options(sub, many=True)
+    sub.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
+    sub.add_argument("--logprobs", metavar="K", type=int, help="a line a token, with the K most likely ones")
+    add_options(sub)
+    add_arithmetic_options(sub)

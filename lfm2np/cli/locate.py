@@ -14,6 +14,8 @@ from typing import Any
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import checkpoint_directory
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli import check
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
@@ -125,3 +127,14 @@ def why_inconclusive(report: Report) -> str:
 
 def shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+
+
+def add_locate(command: AddCommand) -> None:
+    sub = command(
+        "locate",
+        run,
+        "name the first tensor of an engine's activations that its own inputs do not explain",
+        "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
+        exit_codes=check.EXIT_CODES,
+    )
+    add_options(sub)

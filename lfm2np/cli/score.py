@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.cli.shared import work
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, completion_ids, load_model, prompt_ids
 from lfm2np.cli.shared.requests import read_lines
 from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
 from lfm2np.errors import NumericsError, RequestError
@@ -122,3 +124,32 @@ def sequence_of(model: Model, raw: Mapping[str, Any], request_id: str) -> Scored
         completion = model.prompt_ids(raw["completion_token_ids"])
     ids = teacher_forcing.scorable(prompt + completion, model.config)
     return Scored(raw.get("request_id", request_id), ids, len(prompt) if completion else 1)
+
+
+def run_score(arguments: argparse.Namespace) -> None:
+    has_completion = arguments.completion is not None or arguments.completion_ids is not None
+    if arguments.requests is None and (arguments.workers or arguments.results is not None):
+        raise RequestError("--workers and --results go with --requests")
+    if arguments.requests is not None and (has_completion or arguments.system is not None):
+        raise RequestError("--requests has prompts and completions in its lines")
+    model = load_model(arguments)
+    if arguments.requests is not None:
+        run_many(model, arguments)
+        return
+    prompt, completion = prompt_ids(model, arguments), completion_ids(model, arguments)
+    run_one(model, prompt, completion, has_completion, arguments.json)
+
+
+def add_score(command: AddCommand) -> None:
+    sub = command(
+        "score",
+        run_score,
+        "log-probability, rank and margin of given tokens",
+        EXAMPLE,
+    )
+    add_prompt_options(sub).add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
+    group = sub.add_mutually_exclusive_group()
+    group.add_argument("--completion", metavar="TEXT", help="what followed the prompt; only its tokens are shown")
+    group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
+    work.add_options(sub)
+    add_arithmetic_options(sub)

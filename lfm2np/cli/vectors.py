@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lfm2np.cli import check
 from lfm2np.cli.shared import work
+from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -152,3 +154,14 @@ def tell(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]
         print(json.dumps(fields))
     else:
         print(terminal_text("\n".join(lines)))
+
+
+def add_vectors(command: AddCommand) -> None:
+    sub = command(
+        "vectors",
+        run,
+        "make golden vectors, or hold the reference or an engine's answers against them",
+        "lfm2np vectors verify\n  lfm2np vectors make --model LFM2-350M -o vectors",
+        exit_codes=check.EXIT_CODES,
+    )
+    add_options(sub)

@@ -11,7 +11,7 @@ import pytest
 
 import lfm2np
 from lfm2np import RequestError, faults
-from lfm2np.cli import faults as cli_conformance
+from lfm2np.cli import faults as cli_faults
 from lfm2np.cli import main
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
@@ -102,7 +102,7 @@ def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureF
 
 def answered(caught: bool, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch) -> int:
     row: dict[str, Any] = {"name": name, "caught": caught, "by": "sizes", "examples": 3, "size": 2, "profile": "quick"}
-    monkeypatch.setattr(cli_conformance, "tried", lambda *_: iter([row]))
+    monkeypatch.setattr(cli_faults, "tried", lambda *_: iter([row]))
     return main(["faults", name])
 
 
@@ -116,7 +116,7 @@ def test_a_fault_that_survives_or_a_variant_that_is_flagged_is_exit_code_1(capsy
 def test_a_process_without_a_verdict_is_never_a_success(monkeypatch: pytest.MonkeyPatch):
     for one, caught in ((FAULTS[0], False), (VARIANTS[0], True)):
         monkeypatch.setattr(sys, "executable", "/bin/false")
-        answer = cli_conformance.try_one(one, "quick")
+        answer = cli_faults.try_one(one, "quick")
         assert (answer["name"], answer["caught"]) == (one.name, caught)
         assert "ended with code 1" in answer["by"]
 

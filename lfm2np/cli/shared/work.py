@@ -1,11 +1,10 @@
-"""What score, check and vectors share: worker processes, files of results, and `lfm2np merge`."""
+"""What score, check and vectors share: worker processes and files of results."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import signal
@@ -13,22 +12,15 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from lfm2np.cli.shared.terminal import progress_bar
-from lfm2np.errors import RequestError
-from lfm2np.loading import Model, load
+from lfm2np.loading import Model
 from lfm2np.oracle.noise import TRUTH
 from lfm2np.oracle.vectors.golden import VECTOR
 from lfm2np.scoring.many import SCORE
 from lfm2np.values import require_count
 from lfm2np.work.place import Place
-from lfm2np.work.results_file import ResultsFile, line_of, merged, spot_check
-from lfm2np.work.whole_file import write_whole
+from lfm2np.work.results_file import ResultsFile
 
 WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
-MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine
-  lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another
-  lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
-  lfm2np score --requests all.jsonl --results results.jsonl         # nothing is computed any more"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -84,28 +76,3 @@ def throughput(place: Place) -> dict[str, Any]:
 
 
 # --- merge
-
-
-def add_merge_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="files of --results, of one checkpoint")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace, as a whole")
-    check_help = "compute K of the items again, and refuse if a bit differs (0)"
-    parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the items that are drawn (0)")
-
-
-def run_merge(arguments: argparse.Namespace) -> None:
-    """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
-    with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show)
-    entries = merged(arguments.files, model)
-    if not entries:
-        raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
-    checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
-    write_whole(arguments.output, "".join(line_of(entry, model.sha256) for entry in entries.values()))
-    if arguments.json:
-        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": [str(one) for one in checked]}))
-        return
-    for one in checked:
-        print(f"computed again, bit for bit: {one}")
-    print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")

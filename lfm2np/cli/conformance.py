@@ -1,0 +1,46 @@
+"""`lfm2np conformance list`: what is in the property suite."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.errors import RequestError
+
+
+def run_conformance(arguments: argparse.Namespace) -> None:
+    """Prints all properties."""
+    require_hypothesis()
+    from lfm2np.conformance.catalogue import ALL
+
+    if arguments.json:
+        rows = [
+            {"id": one.id, "sentence": one.sentence, "law": one.law, "needs": one.needs, "bugs": one.bugs}
+            for one in ALL
+        ]
+        print(json.dumps({"properties": rows}))
+        return
+    for one in ALL:
+        print(f"{one.id}  (law {one.law}; needs {', '.join(one.needs)})\n     {one.sentence}")
+        if one.bugs:
+            print(f"     would have caught {', '.join(one.bugs)}")
+
+
+def require_hypothesis() -> None:
+    """RequestError without the library that draws the examples."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
+
+
+def add_conformance(command: AddCommand) -> None:
+    sub = command(
+        "conformance",
+        run_conformance,
+        "print the properties of the suite, which pytest runs on any engine",
+        "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
+        model=False,
+    )
+    sub.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")

@@ -1,0 +1,54 @@
+"""`lfm2np merge`: files of results put together, and some of them computed again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.terminal import progress_bar
+from lfm2np.cli.shared.work import WORKS
+from lfm2np.errors import RequestError
+from lfm2np.loading import load
+from lfm2np.work.results_file import line_of, merged, spot_check
+from lfm2np.work.whole_file import write_whole
+
+MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine
+  lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another
+  lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
+  lfm2np score --requests all.jsonl --results results.jsonl         # nothing is computed any more"""
+
+
+def add_merge_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", metavar="FILE", nargs="+", help="files of --results, of one checkpoint")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace, as a whole")
+    check_help = "compute K of the items again, and refuse if a bit differs (0)"
+    parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the items that are drawn (0)")
+
+
+def run_merge(arguments: argparse.Namespace) -> None:
+    """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
+    with progress_bar("loading") as show:
+        model = load(arguments.model, "exact", show)
+    entries = merged(arguments.files, model)
+    if not entries:
+        raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
+    checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
+    write_whole(arguments.output, "".join(line_of(entry, model.sha256) for entry in entries.values()))
+    if arguments.json:
+        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": [str(one) for one in checked]}))
+        return
+    for one in checked:
+        print(f"computed again, bit for bit: {one}")
+    print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
+
+
+def add_merge(command: AddCommand) -> None:
+    sub = command(
+        "merge",
+        run_merge,
+        "put files of results together, of score, check or vectors, and compute some of them again",
+        MERGE_EXAMPLE,
+    )
+    add_merge_options(sub)

@@ -1,0 +1,43 @@
+"""How arguments are read: a mistake in them is one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from lfm2np.errors import RequestError
+
+EXIT_CODES = """exit codes:
+  0    done
+  1    a proof or a replay found a difference, the output can't be written, or memory ran out
+  2    the arguments or the request cannot be met (unknown option, id outside the vocabulary, prompt too long)
+  3    config, weights or tokenizer are missing, corrupt or not LFM2
+  4    a value is not finite, or a product could not be computed exactly
+  130  interrupted"""
+
+
+Command = Callable[[argparse.Namespace], None]
+
+
+def fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"lfm2np: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+class OneLineParser(argparse.ArgumentParser):
+    usage_exit_code = RequestError.exit_code  # another for commands whose 2 means something else
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
+
+
+class AddCommand(Protocol):
+    """Puts a command into the program; what it returns gets the command's options."""
+
+    def __call__(
+        self, name: str, run: Command, text: str, example: str, model: bool = True, exit_codes: str = EXIT_CODES
+    ) -> argparse.ArgumentParser: ...

@@ -1,0 +1,69 @@
+"""What commands that take a model and a prompt share: their options, and what these give."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+
+from lfm2np.checkpoint.loaded import WEIGHTS
+from lfm2np.cli.shared.terminal import parse_ids, progress_bar, read_file
+from lfm2np.errors import RequestError
+from lfm2np.loading import Model, load
+from lfm2np.numerics import NAMES
+
+
+def load_model(arguments: argparse.Namespace) -> Model:
+    with progress_bar("loading") as show:
+        return load(arguments.model, arguments.numerics, show, arguments.weights)
+
+
+def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
+    """The prompt that the options give, as checked ids."""
+    if arguments.system is not None and arguments.chat is None:
+        raise RequestError("--system goes with --chat")
+    if arguments.prompt_ids is not None:
+        return model.prompt_ids(parse_ids(arguments.prompt_ids, "--prompt-ids"))
+    if arguments.prompt_ids_file is not None:
+        return model.prompt_ids(parse_ids(read_file(arguments.prompt_ids_file), arguments.prompt_ids_file))
+    if arguments.prompt_file is not None:
+        return model.prompt_ids(read_file(arguments.prompt_file))
+    if arguments.prompt is not None:
+        return model.prompt_ids(arguments.prompt)
+    messages = [{"role": "user", "content": arguments.chat}]
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
+    return model.prompt_ids(model.tokenizer.encode_chat(messages))
+
+
+def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
+    """The tokens of --completion or --completion-ids, none without either."""
+    if arguments.completion_ids is not None:
+        return model.prompt_ids(parse_ids(arguments.completion_ids, "--completion-ids"))
+    return model.tokenizer.encode_more(arguments.completion) if arguments.completion is not None else []
+
+
+def print_json(model: Model, fields: Mapping[str, object]) -> None:
+    print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
+
+
+def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> argparse._MutuallyExclusiveGroup:
+    """`many` lets --prompt and --chat be repeated, and adds --requests. Returns the group that one is taken of."""
+    action, again = ("append", "; may be repeated") if many else ("store", "")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--prompt", metavar="TEXT", action=action, help="plain text; the BOS is added" + again)
+    group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
+    chat_help = "a user's message, rendered by the checkpoint's chat template" + again
+    group.add_argument("--chat", metavar="TEXT", action=action, help=chat_help)
+    if many:
+        group.add_argument("--requests", metavar="FILE", help="one JSON object a line: prompt or prompt_token_ids, ...")
+    group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
+    group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
+    parser.add_argument("--system", metavar="TEXT", help="system message before --chat")
+    return group
+
+
+def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--numerics", choices=NAMES, default="exact", help="arithmetic (exact)")
+    streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
+    parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
