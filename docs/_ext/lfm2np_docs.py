@@ -1,0 +1,38 @@
+"""The Sphinx extension of these pages: writes what is generated, and shows docstrings as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import docstrings
+import generated
+from docutils import nodes
+from run_pages import CHECKOUT
+
+
+def write_pages(app: Any) -> None:
+    """Generated pages lie in folders `generated`, which git ignores; a page that is as it was is not touched."""
+    wanted = {Path(app.srcdir, name): text for name, text in generated.pages().items()}
+    for old in Path(app.srcdir).glob("*/generated/*"):
+        if old not in wanted:
+            old.unlink()
+    for path, text in wanted.items():
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def repo(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[Any], list[Any]]:
+    """{repo}`lfm2np/reference.py`: a file of the repository, which must be there."""
+    if (CHECKOUT / text).exists():
+        return [nodes.literal(raw, text)], []
+    told = inliner.reporter.warning(f"{text}: there is no such file in the repository", line=line)
+    return [inliner.problematic(raw, raw, told)], [told]
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", docstrings.process)
+    app.add_role("repo", repo)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

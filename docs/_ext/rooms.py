@@ -1,0 +1,125 @@
+"""The house as the source shows it: rooms, their modules, docstrings, public names, and who imports whom.
+
+A room is a folder with an `__init__.py`, or a module beside such folders in lfm2np/. Nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("lfm2np", "scheduler")
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module = field(repr=False)
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
+    @property
+    def public(self) -> list[str]:
+        """Functions and classes that are defined here, in the order of the file."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return [node.name for node in self.tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+
+    @property
+    def offered(self) -> dict[str, str]:
+        """What `__all__` names: name -> where it comes from (its full name there)."""
+        sources = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and any(
+                isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+            ):
+                return {name: sources.get(name, f"{self.name}.{name}") for name in ast.literal_eval(node.value)}
+        return {}
+
+
+@dataclass
+class Room:
+    """A folder: its `__init__` first, then its modules."""
+
+    name: str
+    init: Module
+    modules: list[Module] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return self.init.docstring.partition("\n")[0]
+
+
+def summary(docstring: str) -> str:
+    """The first paragraph, on one line."""
+    return " ".join(docstring.partition("\n\n")[0].split())
+
+
+def read_modules(top: Path = CHECKOUT) -> dict[str, Module]:
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((top / package).rglob("*.py")):
+            name = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def rooms(modules: dict[str, Module]) -> list[Room]:
+    """The folders, each with the modules that lie directly in it."""
+    found = {one.name: Room(one.name, one) for one in modules.values() if one.path.name == "__init__.py"}
+    for one in modules.values():
+        if one.path.name != "__init__.py":
+            found[one.name.rpartition(".")[0]].modules.append(one)
+    return sorted(found.values(), key=lambda room: (room.name.split(".")[0] != "lfm2np", room.name))
+
+
+def imports(module: Module, modules: dict[str, Module]) -> Iterator[str]:
+    """Ours that a module imports, wherever in the file, of types too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield from (name for name in (whole if whole in modules else node.module,) if name in modules)
+
+
+def box_of(module: str, split: frozenset[str] = frozenset()) -> str:
+    """Of the picture: scheduler, a folder in lfm2np/, a module there or in `split`; `lfm2np` is its `__init__`."""
+    return module if module in split else ".".join(module.split(".")[: 1 if module.startswith("scheduler") else 2])
+
+
+Arrows = dict[str, dict[str, list[str]]]  # box -> {box that it imports: the modules that it imports}
+
+
+def arrows(modules: dict[str, Module]) -> Arrows:
+    """Without a circle: of boxes that import each other, the modules of the thinnest arrow become boxes."""
+    split: frozenset[str] = frozenset()
+    while True:
+        found: Arrows = {}
+        for module in modules.values():
+            mine = box_of(module.name, split)
+            found.setdefault(mine, {})
+            for other in sorted(set(imports(module, modules))):
+                if (theirs := box_of(other, split)) != mine and other not in found[mine].setdefault(theirs, []):
+                    found[mine][theirs].append(other)
+        try:
+            TopologicalSorter(found).prepare()
+        except CycleError as error:
+            circle = error.args[1][::-1]  # each imports the next
+            steps = [found[one][other] for one, other in pairwise(circle)]
+            split |= frozenset(min(steps, key=len))
+        else:
+            return found

@@ -1,0 +1,127 @@
+"""That a page whose blocks are not what they say is found, and what the blocks' comments mean."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_pages
+from run_pages import Wrong, blocks_of, matches
+
+
+def run(tmp_path: Path, text: str, *options: str) -> tuple[int, str, Path]:
+    """The page is run as the tests run the real ones: in a process of its own."""
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, run_pages.__file__, *options, str(page)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr, page
+
+
+GOOD = """
+```{code-block} python
+:caption: helper.py
+WORD = "here"
+```
+
+```console
+$ cat helper.py
+WORD = "here"
+$ python -c "import helper; print(helper.WORD); print(3.25, 'seconds'); print('last')"
+here
+... seconds
+last
+```
+
+```python
+import helper
+number = 3
+```
+
+```python
+>>> number + 1, helper.WORD
+(4, 'here')
+>>> number = 7
+```
+
+- In a list:
+
+  ```python
+  >>> number
+  7
+  ```
+
+<!-- run: exit 3, in checkout -->
+```console
+$ ls pyproject.toml
+pyproject.toml
+$ exit 3
+```
+
+<!-- not run: needs a server with a GPU -->
+```bash
+rm -rf everything
+```
+"""
+
+
+def test_blocks_of_a_page_share_a_folder_and_names(tmp_path: Path) -> None:
+    status, told, _ = run(tmp_path, GOOD)
+    assert status == 0, told
+    assert "not run: needs a server with a GPU" in told
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("... seconds", "... minutes", "another output"),
+        ("\nlast\n", "\n", "another output"),
+        ("(4, 'here')", "(5, 'here')", "Expected:"),
+        ("number = 3\n", "number = 3\nprint(number)\n", "prints what the page does not show"),
+        ("number = 3\n", "number = 3\nraise KeyError(number)\n", "KeyError: 3"),
+        ("exit 3,", "exit 2,", "exit code 3, expected 2"),
+        ("exit 3,", "quickly,", "known are"),
+        (", in checkout", "", "exit code 2, expected 0"),
+        ("<!-- not run: needs a server with a GPU -->", "", "language 'bash'"),
+        ("$ cat helper.py", "cat helper.py", "starts with `$ command`"),
+        ("rm -rf everything\n```", "", "never closed"),
+    ],
+)
+def test_what_is_not_as_shown_is_found(tmp_path: Path, right: str, wrong: str, told: str) -> None:
+    assert right in GOOD
+    status, said, _ = run(tmp_path, GOOD.replace(right, wrong))
+    assert status == 1
+    assert told in said
+
+
+def test_write_puts_the_real_output_into_the_page_and_no_more(tmp_path: Path) -> None:
+    status, _, page = run(tmp_path, GOOD.replace("\nlast\n", "\nfirst\nsecond\n"), "--write")
+    assert status == 0
+    assert page.read_text(encoding="utf-8") == GOOD.replace("... seconds", "3.25 seconds")
+
+
+def test_dots_stand_for_lines_or_characters() -> None:
+    assert matches(["a", "...", "z"], ["a", "b", "c", "z"])
+    assert matches(["a", "...", "z"], ["a", "z"])
+    assert matches(["took ... s."], ["took 1.5 s."])
+    assert not matches(["took ... s."], ["took 1.5 s", "."])
+    assert not matches(["a"], ["a", "b"])
+    assert not matches(["took 1.5"], ["took 1x5"])
+
+
+def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
+    status, told, _ = run(tmp_path, f"```console\n$ sleep 1000 & echo $! > {tmp_path}/left; true &\n```\n")
+    assert status == 0, told
+    left = (tmp_path / "left").read_text().strip()
+    state = Path(f"/proc/{left}/stat")
+    assert not state.exists() or state.read_text().split(") ")[1][0] == "Z"  # ended, if nobody has fetched it yet
+
+
+def test_a_comment_counts_only_right_above_its_block() -> None:
+    text = "<!-- not run: far away -->\n\n```console\n$ true\n```\n"
+    assert blocks_of(Path("page.md"), text)[0].not_run == ""
+    with pytest.raises(Wrong, match="known are"):
+        blocks_of(Path("page.md"), "<!-- run: sometimes -->\n```console\n```\n")

@@ -1,0 +1,186 @@
+"""The JSON Schemas of the trace, of results and of a check's transcript, against files as they are really written."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import lfm2np
+from lfm2np import Engine, NgramDrafter, SamplingParams
+from lfm2np.cli import main
+from lfm2np.numerics import NAMES
+from scheduler import POLICIES, FinishReason
+from scheduler.plan import MoveKind
+from scheduler.trace import VERSION
+
+PACKAGE = Path(lfm2np.__file__).parent
+
+
+def read_schema(path: str) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((PACKAGE / path).read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(schema)
+    return schema
+
+
+TRACE = read_schema("schemas/trace.schema.json")
+RESULTS = read_schema("schemas/results.schema.json")
+TRANSCRIPT = read_schema("oracle/schemas/transcript.schema.json")
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def complaints(schema: dict[str, Any], lines: list[Any]) -> list[str]:
+    validator = Draft202012Validator(schema)
+    return [f"{line}"[:200] + f": {error.message}"[:200] for line in lines for error in validator.iter_errors(line)]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Runs that have every kind of line and of move between them."""
+    model, found = lfm2np.load(), []
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+    def begun(**sizes: Any) -> tuple[Engine, io.StringIO]:
+        file = io.StringIO()
+        return Engine(model, block_size=4, drafter=NgramDrafter(), trace=file, **sizes), file
+
+    cramped, cramped_file = begun(num_blocks=14, num_host_blocks=20, prefix_caching=False)  # requests are swapped
+    for name in "abc":
+        cramped.add_request(name, "copy: tivu zo sa di ->", greedy)
+    roomy, roomy_file = begun(num_blocks=60, max_num_batched_tokens=24, policy="priority")
+    roomy.add_request("a", "copy: tivu zo sa di ->", greedy, priority=2)
+    roomy.add_request("b", "copy: tivu zo sa ->", SamplingParams(n=2, max_tokens=5, seed=1, prompt_logprobs=0))
+    for _ in range(3):
+        roomy.step()
+    roomy.add_request("again", "copy: tivu zo sa di ->", greedy)
+    roomy.preempt("a")
+    for _ in range(2):
+        roomy.step()
+    roomy.fork("a", "child")
+    roomy.abort("again")
+    for engine, file in ((cramped, cramped_file), (roomy, roomy_file)):
+        while engine.has_unfinished:
+            engine.step()
+        found += [json.loads(line) for line in file.getvalue().splitlines()]
+    plan = next(line["plan"] for line in found if line["kind"] == "step")
+    found.append({"kind": "abandon", "plan": plan, "drafts": {"a": [7]}})  # as TraceWriter.abandon writes it
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    arguments = ["generate", "--chat", "sort: 3 1", "--chat", "add: 3 + 4", "--max-tokens", "3"]
+    assert main([*arguments, "--trace", str(path), "--trace-detail"]) == 0
+    return found + lines_of(path)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    path = tmp_path_factory.mktemp("results") / "results.jsonl"
+    asked = path.with_name("requests.jsonl")
+    asked.write_text('{"prompt": "add: 34 + 58 ->", "completion": " 92"}\n{"prompt_token_ids": [1, 17, 42]}\n')
+    assert main(["score", "--requests", str(asked), "--results", str(path)]) == 0
+    array = {"dtype": "<f4", "shape": [2], "base64": "AACAPwAAAEA="}
+    return [*lines_of(path), {**lines_of(path)[0], "result": {"logits": array, "more": [None, True, 1, 0.5, "x"]}}]
+
+
+@pytest.fixture(scope="module")
+def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    path = tmp_path_factory.mktemp("transcript") / "answers.jsonl"
+    check = ["check", "lfm2np.conformance.adapters:own", "--cases", "short-prompts"]
+    assert main([*check, "--save", str(path)]) == 0
+    return [*lines_of(path), *TRANSCRIPT["examples"]]
+
+
+FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT)]
+
+
+@pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
+def test_what_is_written_is_of_the_schema(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    lines = request.getfixturevalue(name)
+    assert lines
+    assert complaints(schema, lines) == []
+
+
+def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each object of a line without a name, with one too many, and with a value that is nowhere one."""
+    here = line
+    for step in at:
+        here = here[step]
+    if isinstance(here, dict):
+        for name in here:
+            for replacement in ({}, {name: object}):
+                made = copy.deepcopy(line)
+                target = made
+                for step in at:
+                    target = target[step]
+                del target[name]
+                target |= {key: {"not": ["a", "value"]} for key in replacement}
+                yield (*at, name), made
+            yield from changed(line, (*at, name))
+    elif isinstance(here, list):
+        for index in range(min(1, len(here))):
+            yield from changed(line, (*at, index))
+
+
+# What may be missing, or be anything: names of objects that are maps, what old transcripts and other writers lack.
+FREE = {
+    "trace": {"model", "numerics", "seed", "context"},
+    "results": {"item", "result"},
+    "transcript": {"factors", "prompt_text", "prompt_logprobs", "token_ids", "logprobs", "top_logprobs"}
+    | {"finish_reason", "text", "error", "refuted"},
+}
+MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "factors", "top_logprobs", "item", "result"}
+
+
+@pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
+def test_what_is_not_of_the_form_is_refused(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    validator = Draft202012Validator(schema)
+    tried, kinds = 0, set()
+    for line in request.getfixturevalue(name):
+        kind = line.get("kind", name)
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        assert not validator.is_valid({**line, "more": 1}) or kind == "header", kind
+        for at, wrong in changed(line):
+            if at[-1] not in FREE[name] and not MAPS & set(map(str, at[:-1])):
+                assert not validator.is_valid(wrong), (kind, at)
+                tried += 1
+    assert tried >= 8
+
+
+def test_every_kind_of_line_and_of_move_was_seen(trace: list[Any]) -> None:
+    kinds = {definition["$ref"].rpartition("/")[2] for definition in TRACE["oneOf"]}
+    assert {line["kind"] for line in trace} == kinds
+    moves = {move["kind"] for line in trace if line["kind"] == "step" for move in line["plan"]["moves"]}
+    assert moves == set(get_args(MoveKind))
+    assert any(line["plan"]["preempted"] for line in trace if line["kind"] == "step")
+    assert any(line["drafts"] for line in trace if line["kind"] == "step")
+
+
+def test_the_schemas_have_the_names_of_the_code() -> None:
+    definitions = TRACE["$defs"]
+    assert definitions["header"]["properties"]["version"] == {"const": VERSION}
+    assert definitions["header"]["properties"]["numerics"] == {"enum": list(NAMES)}
+    assert definitions["config"]["properties"]["policy"] == {"enum": list(POLICIES)}
+    assert definitions["move"]["properties"]["kind"] == {"enum": list(get_args(MoveKind))}
+    reasons = {"enum": [reason.value for reason in FinishReason]}
+    assert definitions["finish"]["properties"]["reason"] == reasons
+    assert definitions["step"]["properties"]["finished"]["additionalProperties"] == reasons
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dtype": ">f4"}, {"base64": "no base 64"}, {"shape": [-1]}, {"shape": None}],
+    ids=str,
+)
+def test_a_wrong_array_is_no_result(results: list[Any], wrong: dict[str, Any]) -> None:
+    line = copy.deepcopy(results[-1])
+    line["result"]["logits"] |= wrong
+    assert complaints(RESULTS, [line])
