@@ -47,7 +47,7 @@ VARIANTS: tuple[Variant, ...] = (
         (
             Edit(
                 "lfm2np.engine:Engine._compute",
-                "result = forward(model.weights, model.config, model.numerics, self.cache, plan)",
+                "result = forward(model.weights, model.config, model.numerics, self.cache, plan, self._progress)",
                 "from dataclasses import replace\n"
                 "    only_moves = replace(plan, scheduled=())\n"
                 "    result = forward(model.weights, model.config, model.numerics, self.cache, only_moves)\n"
