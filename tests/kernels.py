@@ -1,0 +1,245 @@
+"""The tests marked `rounding` under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
+
+What float32 makes of a sum depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the
+table is one run of pytest in a process of its own: under each of OpenBLAS's kernels that this CPU can run, on one and
+on two threads; without NumPy's vector code; with another `OPENBLAS_L2_SIZE`; and, with --netlib, against netlib's BLAS.
+"Taken" is what the library itself said in that process. A kernel that is another's by another name is run once.
+
+--versions runs other Pythons, and `oldest` the oldest packages that pyproject.toml allows, in environments of their
+own, and there all tests. --quick takes of the marked tests those that judge numbers and are over soon.
+What stands behind -- goes to pytest. Exit code 1 if any row has a failure, or computed with less than was asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import blas
+from environments import EnvironmentMissingError, Python, netlib, ours, with_version
+
+VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OPENBLAS_L2_SIZE", "NPY_DISABLE_CPU_FEATURES")
+L2_SIZE = "512"  # KiB; some families divide it, and under 128 they hang
+VERSIONS = ("oldest", "3.11", "3.12", "3.13", "3.14")
+REPORT = "report.xml"
+QUICK = (
+    *(f"tests/oracle/test_{name}.py" for name in ("check", "locate", "locate_faults", "noise", "vectors_answers")),
+    *("tests/numerics", "tests/test_goldens.py", "tests/test_cli_batch.py", "tests/conformance/test_plain.py"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One row: what is asked for."""
+
+    kernel: str = "unset"
+    threads: int | None = None
+    features: str = "all"  # or "none"
+    l2_size: str = "unset"
+    python: str = "this"  # or "netlib", or one of VERSIONS
+
+    def variables(self) -> dict[str, str]:
+        chosen = {
+            "OPENBLAS_CORETYPE": "" if self.kernel == "unset" else self.kernel,
+            "OPENBLAS_NUM_THREADS": str(self.threads or ""),
+            "OPENBLAS_L2_SIZE": "" if self.l2_size == "unset" else self.l2_size,
+            "NPY_DISABLE_CPU_FEATURES": "" if self.features == "all" else " ".join(blas.dispatched_features()),
+        }
+        return {name: value for name, value in chosen.items() if value}
+
+
+@dataclass
+class Row:
+    """And what came of it."""
+
+    asked: Asked
+    taken: blas.Machine | None = None
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    seconds_of: dict[str, float] = field(default_factory=dict)  # by file
+    error: str = ""  # why nothing ran, or not as asked
+
+    @property
+    def is_right(self) -> bool:
+        return not self.failed and not self.error and self.passed > 0
+
+    def cells(self) -> list[str]:
+        one, got = self.asked, self.taken
+        if got is None:
+            return [one.python, one.kernel, "-", "-", "-", one.l2_size, "-", "-", f"{self.seconds:.0f}"]
+        versions = f"{got.python}, {got.numpy}"
+        kernel, features = got.kernel or got.blas, (got.features.split() or ["none"])[-1]
+        threads = str(got.threads or "-")
+        return [
+            *(versions, one.kernel, kernel, threads, features, one.l2_size),
+            *(str(self.passed), str(self.failed), f"{self.seconds:.0f}"),
+        ]
+
+
+TITLES = [
+    *("Python, NumPy", "kernel asked", "kernel taken", "threads", "vector code up to", "L2 size"),
+    *("passed", "failed", "seconds"),
+]
+
+
+def environment(asked: Asked, python: Python) -> dict[str, str]:
+    """Without what this process was started with, so that a row depends on nothing but itself."""
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **python.variables, **asked.variables()}
+
+
+def run(asked: Asked, python: Python, arguments: Sequence[str]) -> Row:
+    """pytest with these arguments, in the checkout."""
+    row, began = Row(asked), time.monotonic()
+    report = python.top / REPORT
+    report.unlink(missing_ok=True)
+    words = ["-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={REPORT}", *arguments]
+    done = subprocess.run(
+        [*python.command, *words],
+        cwd=python.top,
+        env=environment(asked, python),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    row.seconds = time.monotonic() - began
+    lines = [line for line in done.stdout.splitlines() if line.startswith(blas.HEADER)]
+    row.taken = blas.machine_of(lines[0]) if lines else None
+    if report.exists():
+        count(row, report)
+        report.unlink()
+    if done.returncode not in (0, 1) or row.taken is None:
+        row.error = f"pytest: exit code {done.returncode}: {' / '.join((done.stderr or done.stdout).splitlines()[-3:])}"
+    elif wrong := not_as_asked(row):
+        row.error = wrong
+    return row
+
+
+def count(row: Row, report: Path) -> None:
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        kinds = {child.tag for child in case}
+        file = f"{case.get('classname', '').replace('.', '/')}.py"
+        row.seconds_of[file] = round(row.seconds_of.get(file, 0.0) + float(case.get("time", 0.0)), 3)
+        if kinds & {"failure", "error"}:
+            row.failed += 1
+            row.failures.append(f"{file}::{case.get('name')}")
+        elif "skipped" in kinds:
+            row.skipped += 1
+        else:
+            row.passed += 1
+
+
+def not_as_asked(row: Row) -> str:
+    """What a row asked for and did not get: its numbers then say nothing."""
+    asked, got = row.asked, row.taken
+    assert got is not None
+    if asked.python == "netlib" and not got.blas.startswith("libblas"):
+        return f"asked for netlib's BLAS, got {got.blas}"
+    if asked.threads and got.threads not in (asked.threads, None):
+        return f"asked for {asked.threads} threads, got {got.threads}"
+    if asked.features == "none" and got.features:
+        return f"asked for no vector code, got {got.features}"
+    return ""
+
+
+def kernel_of(asked: Asked) -> str | None:
+    """What this Python's BLAS takes when it is asked for a kernel, by itself."""
+    words = [sys.executable, "-c", "import blas; print(blas.here().line())"]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    variables = {**environment(asked, ours()), "PYTHONPATH": paths}
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+    return blas.machine_of(done.stdout.strip()).kernel
+
+
+def kernel_rows(names: Sequence[str], threads: Sequence[int]) -> Iterator[Asked]:
+    """Each kernel once; those that are another's by another name, and those that can't run here, are told of."""
+    known: dict[str | None, str] = {}
+    for name in names:
+        if name != "unset" and not blas.can_run(name):
+            print(f"{name}: this CPU or this BLAS ({blas.here().blas}) does not have it", file=sys.stderr)
+            continue
+        taken = kernel_of(Asked(name))
+        if taken in known:
+            print(f"{name}: takes {taken}, as {known[taken]} does", file=sys.stderr)
+            continue
+        known[taken] = name
+        yield from (Asked(name, count) for count in threads)
+
+
+def rows_of(arguments: argparse.Namespace) -> Iterator[Asked]:
+    if arguments.versions is not None:
+        yield from (Asked(python=one) for one in arguments.versions or VERSIONS)
+        return
+    yield from kernel_rows(arguments.kernels, arguments.threads)
+    if not arguments.only_kernels:
+        if blas.dispatched_features():
+            yield Asked(threads=arguments.threads[0], features="none")
+        yield Asked(threads=arguments.threads[0], l2_size=L2_SIZE)
+    if arguments.netlib:
+        yield Asked(python="netlib")
+
+
+def python_of(asked: Asked, work: Path, more: Sequence[str]) -> Python:
+    if asked.python == "this":
+        return ours()
+    return netlib(work, more) if asked.python == "netlib" else with_version(asked.python, work, more)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ["unset", *blas.KERNELS]
+    parser.add_argument("--kernels", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--only-kernels", action="store_true", help="not the rows of vector code and of the L2 size")
+    parser.add_argument(
+        "--netlib", action="store_true", help="netlib's BLAS too, from Debian's packages (root, or unshare)"
+    )
+    parser.add_argument("--versions", nargs="*", choices=VERSIONS, metavar="V", help=f"instead: {', '.join(VERSIONS)}")
+    parser.add_argument("--quick", action="store_true", help="only the marked tests of some files")
+    parser.add_argument("-n", dest="workers", metavar="N", help="so many processes, by pytest-xdist")
+    parser.add_argument("--json", metavar="FILE", help="write the rows, as they come")
+    parser.add_argument(
+        "--keep", metavar="DIR", type=Path, help="make environments here and leave them for the next run"
+    )
+    parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
+    arguments = parser.parse_args()
+    marked = [] if arguments.versions is not None else ["-m", "rounding and not peers"]
+    workers = ["-n", arguments.workers] if arguments.workers else []
+    given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
+    more = ["pytest-xdist"] if arguments.workers else []
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (arguments.keep or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        asked = list(rows_of(arguments))
+        print(f"| {' | '.join(TITLES)} |\n|{'---|' * len(TITLES)}", flush=True)
+        for number, one in enumerate(asked, start=1):
+            print(f"[{number}/{len(asked)}] {one}", file=sys.stderr)
+            try:
+                row = run(one, python_of(one, work, more), given)
+            except EnvironmentMissingError as error:
+                row = Row(one, error=str(error))
+            rows.append(row)
+            print(f"| {' | '.join(row.cells())} |", flush=True)
+            for line in [*row.failures, *filter(None, [row.error])]:
+                print(f"    {line}", file=sys.stderr)
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps([asdict(each) for each in rows], indent=1))
+    return int(not rows or not all(row.is_right for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
