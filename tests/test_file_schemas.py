@@ -100,6 +100,7 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT)]
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
 def test_what_is_written_is_of_the_schema(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
     lines = request.getfixturevalue(name)

@@ -10,7 +10,8 @@ import pytest
 from dumps import DIRECTORIES, checkpoint
 
 import lfm2np
-from lfm2np.loading import Model, trained_fixture
+from lfm2np.checkpoint.loaded import trained_fixture
+from lfm2np.loading import Model
 from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.locate.dump import read_dump
@@ -19,6 +20,8 @@ from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.verdict import Verdict
+
+pytestmark = pytest.mark.rounding
 
 
 @pytest.fixture(scope="module")
