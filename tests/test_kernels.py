@@ -8,7 +8,7 @@ from pathlib import Path
 import blas
 import pytest
 from environments import requirements
-from kernels import Asked, Row, kernel_of, not_as_asked
+from kernels import QUICK, Asked, Row, kernel_of, not_as_asked
 
 TESTS = """
 import lfm2np, pytest
@@ -78,3 +78,7 @@ def test_a_row_that_is_not_what_was_asked_for_says_so(asked: Asked, problem: str
 def test_the_oldest_versions_are_those_that_the_package_allows():
     assert {"numpy==2.0", "pytest==8"} <= set(requirements(oldest=True))
     assert not any(">" in one for one in requirements(oldest=True))
+
+
+def test_the_files_of_a_quick_run_are_there():
+    assert [path for path in QUICK if not (Path(__file__).parent.parent / path).exists()] == []
