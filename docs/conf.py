@@ -42,6 +42,7 @@ html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # it would be fetched, which no browser does from disk
 html_theme_options = {"top_of_page_buttons": []}
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"

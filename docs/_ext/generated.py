@@ -81,7 +81,10 @@ def reference_of(room: Room, modules: Mapping[str, Module]) -> str:
         names = [name for name in module.public if f"{module.name}.{name}" not in offered.values()]
         if names:
             parts += [heading(module.name.rpartition(".")[2] + ".py", "-", f"module {module.name}")]
-            parts += [f".. py:module:: {module.name}", as_rest(module.docstring.split("\n"))]
+            hidden = (
+                "\n   :no-index:" if module.name.rpartition(".")[2] in offered else ""
+            )  # the name is the function's
+            parts += [f".. py:module:: {module.name}{hidden}", as_rest(module.docstring.split("\n"))]
             parts += [directive(f"{module.name}.{name}") for name in names]
     return page(*parts)
 

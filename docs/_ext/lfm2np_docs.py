@@ -13,6 +13,8 @@ from run_pages import CHECKOUT
 
 def write_pages(app: Any) -> None:
     """Generated pages lie in folders `generated`, which git ignores; a page that is as it was is not touched."""
+    if not app.config.lfm2np_generated:
+        return
     wanted = {Path(app.srcdir, name): text for name, text in generated.pages().items()}
     for old in Path(app.srcdir).glob("*/generated/*"):
         if old not in wanted:
@@ -32,6 +34,7 @@ def repo(role: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tu
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.add_config_value("lfm2np_generated", True, "env", bool)
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-process-docstring", docstrings.process)
     app.add_role("repo", repo)

@@ -1,0 +1,98 @@
+"""The built pages: no warning, no broken link, nothing from elsewhere, and every public name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import html_pages
+import pytest
+import rooms
+from conftest import sphinx
+from run_pages import CHECKOUT
+
+pytestmark = pytest.mark.docs
+
+
+def test_no_link_is_broken_and_nothing_comes_from_elsewhere(built: Path) -> None:
+    pages = html_pages.read_pages(built)
+    assert len(pages) > 50
+    assert sum(len(page.links) for page in pages.values()) > 1000
+    assert html_pages.broken_links(pages) == []
+    assert html_pages.loaded_from_elsewhere(built, pages) == []
+
+
+def test_every_public_name_stands_in_the_reference(built: Path) -> None:
+    modules = rooms.read_modules()
+    for room in rooms.rooms(modules):
+        ids = html_pages.Page(built / "reference" / "generated" / f"{room.name}.html").ids
+        offered = room.init.offered
+        wanted = {f"{room.name}.{name}" for name in offered or room.init.public}
+        for module in room.modules:
+            if not module.name.endswith(("__main__", "test_conformance")):
+                wanted |= {f"{module.name}.{name}" for name in module.public} - set(offered.values())
+        assert wanted - ids == set(), room.name
+
+
+def test_every_command_and_every_schema_has_its_place(built: Path) -> None:
+    generated = built / "reference" / "generated"
+    commands = html_pages.Page(generated / "command-line.html").ids
+    assert {f"command-lfm2np-{name}" for name in ("generate", "check", "vectors-make", "conformance")} <= commands
+    formats = html_pages.Page(generated / "formats.html").ids
+    schemas = [path.name.removesuffix(".schema.json") for path in CHECKOUT.glob("*/**/*.schema.json")]
+    assert {f"format-{name}" for name in schemas} <= formats
+    assert {"exec-protocol", "trace", "transcript", "results"} <= set(schemas)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[gone](gone.md)", "gone.md"),
+        ("[gone](other.md#gone)", "gone"),
+        ("{py:obj}`lfm2np.Gone`", "lfm2np.Gone"),
+        ("{repo}`lfm2np/gone.py`", "lfm2np/gone.py"),
+        ("{doc}`/gone`", "gone"),
+        ("```{gone}\n```", "gone"),
+    ],
+)
+def test_a_page_with_something_wrong_does_not_build(tmp_path: Path, text: str, told: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "index.md").write_text(f"# Index\n\n{text}\n\n```{{toctree}}\nother\n```\n")
+    (source / "other.md").write_text("# Other\n\n## There\n")
+    done = sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0")
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_a_page_that_is_in_no_table_of_contents_does_not_build(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "index.md").write_text("# Index\n\n{repo}`lfm2np/reference.py`\n")
+    assert sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0").returncode == 0
+    (source / "lost.md").write_text("# Lost\n")
+    done = sphinx(source, tmp_path / "to", "-D", "lfm2np_generated=0")
+    assert done.returncode != 0
+    assert "lost.md" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("page", "broken", "elsewhere"),
+    [
+        ('<a href="b.html#x">', 0, 0),
+        ('<a href="b.html#y">', 1, 0),
+        ('<a href="c.html">', 1, 0),
+        ('<a href="https://example.com/c.html">', 0, 0),
+        ('<script src="https://example.com/a.js"></script>', 0, 1),
+        ('<link rel="stylesheet" href="//example.com/a.css">', 0, 1),
+        ('<p style="background: url(http://example.com/a.png)">', 0, 1),
+    ],
+)
+def test_the_checks_of_links_see_what_is_wrong(tmp_path: Path, page: str, broken: int, elsewhere: int) -> None:
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "b.html").write_text('<h1 id="x">')
+    (tmp_path / "b.css").write_text("@font-face { src: url(fonts/own.woff2) }")
+    pages = html_pages.read_pages(tmp_path)
+    assert len(html_pages.broken_links(pages)) == broken
+    assert len(html_pages.loaded_from_elsewhere(tmp_path, pages)) == elsewhere
+    (tmp_path / "b.css").write_text('@import "https://example.com/font.css";')
+    assert len(html_pages.loaded_from_elsewhere(tmp_path, pages)) == elsewhere + 1

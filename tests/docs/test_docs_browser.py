@@ -1,0 +1,119 @@
+"""The built pages in a real browser, from disk: the extras `docs` and `browser`, and chromium.
+
+pytest -m browser tests/docs
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+PAGES = ["index.html", "start/first-check.html", "design/generated/house.html", "reference/generated/lfm2np.html"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium, "no chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page that notes in `asked` what it asked for, and in `complaints` what it complained of."""
+    context = browser.new_context()
+    made = context.new_page()
+    made.asked, made.complaints = [], []
+    made.on("request", lambda request: made.asked.append(request.url))
+    made.on("console", lambda message: made.complaints.append(message.text))
+    made.on("pageerror", lambda error: made.complaints.append(str(error)))
+    yield made
+    context.close()
+
+
+def test_no_page_is_wider_than_the_window_or_asks_a_network(page: Any, built: Path) -> None:
+    for file in sorted(built.rglob("*.html")):
+        page.goto(file.as_uri())
+        for width in (360, 1024, 1920):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (file.name, width)
+    assert page.complaints == []
+    assert len(page.asked) > 100
+    assert {url.partition(":")[0] for url in page.asked} <= {"file", "data"}
+
+
+def test_the_search_finds_from_disk(page: Any, built: Path) -> None:
+    page.goto((built / "index.html").as_uri())
+    page.fill(".sidebar-search", "causal convolution")
+    page.press(".sidebar-search", "Enter")
+    page.wait_for_selector("#search-results ul.search li a")
+    links = page.eval_on_selector_all("#search-results ul.search li a", "all => all.map(one => one.href)")
+    assert any("numerics" in link for link in links)
+    page.click("#search-results ul.search li a")
+    assert "onvol" in page.inner_text("article")
+    page.goto((built / "search.html").as_uri() + "?q=nosuchwordatall")
+    page.wait_for_selector(".search-summary")
+    assert page.query_selector_all("#search-results ul.search li a") == []
+    assert page.complaints == []
+
+
+CONTRAST = """() => {
+  const parse = c => {
+    const m = c.match(/[\\d.]+/g).map(Number);
+    return {r: m[0], g: m[1], b: m[2], a: m.length > 3 ? m[3] : 1};
+  };
+  const lum = c => [c.r, c.g, c.b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const back = el => {
+    for (let e = el; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.a === 1) return c;
+    }
+    return {r: 255, g: 255, b: 255, a: 1};
+  };
+  const bad = [];
+  for (const el of document.querySelectorAll("article *, .house text")) {
+    const svg = el.closest("svg");
+    if (svg && !(svg.closest(".house") && el.tagName === "text")) continue;
+    if (![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const style = getComputedStyle(el), box = el.getBoundingClientRect();
+    if (style.visibility === "hidden" || style.opacity < 1 || box.width < 2) continue;
+    const rect = svg && el.parentElement.querySelector("rect");
+    const ground = rect ? parse(getComputedStyle(rect).fill) : back(svg || el);
+    const a = lum(parse(svg ? style.fill : style.color)), b = lum(ground);
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
+  }
+  return bad;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_text_has_contrast(browser: Any, built: Path, scheme: str, name: str) -> None:
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto((built / name).as_uri())
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (min(map(int, ground.strip("rgb()").split(","))) > 127) == (scheme == "light")
+    assert page.evaluate(CONTRAST) == []
+    context.close()
+
+
+def test_the_house_says_what_it_shows_and_leads_to_its_rooms(page: Any, built: Path) -> None:
+    page.goto((built / "design/generated/house.html").as_uri())
+    assert page.text_content(".house svg title")
+    assert page.text_content(".house svg desc")
+    page.click(".house a >> nth=1")
+    assert page.inner_text("h1").startswith("lfm2np")
