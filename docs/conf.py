@@ -27,6 +27,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Array": "Array"}  # as the source writes it
 autodoc_class_signature = "mixed"
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True

@@ -97,3 +97,8 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     lines[:] = as_rest(lines)
     if what in ("class", "exception") and dataclasses.is_dataclass(obj) and isinstance(obj, type):
         lines += literal(fields_of(obj), "python")
+
+
+def process_signature(app: Any, what: str, name: str, obj: Any, *_: Any) -> tuple[str, None] | None:
+    """For the event autodoc-process-signature: a Protocol is not called."""
+    return ("", None) if what == "class" and getattr(obj, "_is_protocol", False) else None

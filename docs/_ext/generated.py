@@ -174,7 +174,6 @@ def command_line() -> str:
     parts: list[str | Iterable[str]] = [
         heading("The command line"),
         "Each command, as ``--help`` tells it.",
-        [".. contents::", "   :local:", ""],
     ]
     for parser in parsers(build_parser()):
         parts += [heading(parser.prog, "-", f"command {parser.prog}"), literal(parser.format_help().split("\n"))]
@@ -211,7 +210,7 @@ def errors(modules: Mapping[str, Module]) -> str:
             ],
             "35 10 55",
         ),
-        "The scheduler, which imports nothing of lfm2np, has its own; the engine tells them as ``RequestError``:",
+        "The scheduler, which imports nothing of lfm2np, has its own:",
         table(
             ("Error", "What it says"),
             [
@@ -243,7 +242,6 @@ def formats() -> str:
         heading("File formats"),
         "What the commands read and write, each with a JSON Schema (draft 2020-12) that lies in the package; the tests "
         "hold real files against it. A format that changes its meaning changes its version.",
-        [".. contents::", "   :local:", "   :depth: 1", ""],
     ]
     for path in sorted(CHECKOUT.glob("*/**/*.schema.json")):
         schema = json.loads(path.read_text(encoding="utf-8"))

@@ -37,5 +37,6 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_config_value("lfm2np_generated", True, "env", bool)
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-process-docstring", docstrings.process)
+    app.connect("autodoc-process-signature", docstrings.process_signature)
     app.add_role("repo", repo)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

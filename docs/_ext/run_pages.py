@@ -13,6 +13,7 @@ A comment on the line above a block says what is not the rule (with commas: seve
 
     <!-- not run: REASON -->      CI doesn't run it, and why
     <!-- run: exit 3 -->          the block's last command ends with exit code 3
+    <!-- run: any decimals -->    numbers with a point or an exponent may be others, and columns wider: times, noise
     <!-- run: in checkout -->     runs where pyproject.toml lies; it must not write there
 
 `--write` puts what the commands really print in place of outputs that don't match; look at the diff then.
@@ -41,6 +42,7 @@ DOCS = CHECKOUT / "docs"
 SHOWN = {"text", "json", "yaml", "toml", "ini", "diff", "html", "rust", "c", "cpp", "math"}
 PROGRAMS = {"lfm2np": "-P -m lfm2np", "python": "", "python3": "", "pytest": "-P -m pytest"}  # -P: as their scripts do
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
+VARYING = re.compile(r"(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+| {2,})")
 COMMENT = re.compile(r"^ *<!-- (not run|run): (.+?) -->$")
 
 
@@ -60,6 +62,7 @@ class Block:
     not_run: str  # the reason, or ""
     status: int
     in_checkout: bool
+    any_decimals: bool
 
     @property
     def place(self) -> str:
@@ -85,17 +88,19 @@ def blocks_of(page: Path, text: str) -> list[Block]:
             first += 1
         language = info.strip() if not directive else directive[2] if directive[1] == "code-block" else "{directive}"
         comment = COMMENT.match(lines[i - 1]) if i else None
-        block = Block(page, i + 1, language, options.get("caption", ""), [], first, indent, "", 0, False)
+        block = Block(page, i + 1, language, options.get("caption", ""), [], first, indent, "", 0, False, False)
         block.lines = [one.removeprefix(indent) for one in lines[first:close]]
         if comment and comment[1] == "not run":
             block.not_run = comment[2]
         for word in comment[2].split(", ") if comment and comment[1] == "run" else ():
             if word == "in checkout":
                 block.in_checkout = True
+            elif word == "any decimals":
+                block.any_decimals = True
             elif exited := re.fullmatch(r"exit (\d+)", word):
                 block.status = int(exited[1])
             else:
-                raise Wrong(f"{block.place}: run: {word!r}; known are 'exit N' and 'in checkout'")
+                raise Wrong(f"{block.place}: run: {word!r}; known are 'exit N', 'any decimals', 'in checkout'")
         blocks.append(block)
         i = close + 1
     return blocks
@@ -119,11 +124,18 @@ def commands_of(block: Block) -> list[tuple[str, int, int]]:
     return found
 
 
-def matches(expected: list[str], printed: list[str]) -> bool:
+def matches(expected: list[str], printed: list[str], any_decimals: bool = False) -> bool:
     """Whether the lines are as expected; `...` alone is any lines, within a line any characters."""
+
+    def pattern(text: str) -> str:
+        if not any_decimals:
+            return re.escape(text)
+        parts = VARYING.split(text)  # every second one varies
+        varying = [" +" if part.isspace() else r"[\d.]+(?:e[+-]?\d+)?" for part in parts[1::2]]
+        return "".join(re.escape(one) + other for one, other in zip(parts[::2], [*varying, ""], strict=True))
+
     parts = [
-        r"(?:.*\n)*" if one == "..." else ".*".join(map(re.escape, one.rstrip().split("..."))) + r"\n"
-        for one in expected
+        r"(?:.*\n)*" if one == "..." else ".*".join(map(pattern, one.rstrip().split("..."))) + r"\n" for one in expected
     ]
     return re.fullmatch("".join(parts), "".join(f"{one.rstrip()}\n" for one in printed)) is not None
 
@@ -178,7 +190,7 @@ def run_console(block: Block, shell: Shell) -> list[tuple[int, int, list[str]]]:
         if status != wanted:
             told = "\n".join(printed)
             raise Wrong(f"{block.place}: exit code {status}, expected {wanted}: {command}\n{told}")
-        if not matches(block.lines[start:stop], printed):
+        if not matches(block.lines[start:stop], printed, block.any_decimals):
             differ.append((start, stop, printed))
     return differ
 

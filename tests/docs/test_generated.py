@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import chain
 
 import house_picture
@@ -37,8 +38,9 @@ def test_the_picture_has_an_arrow_or_a_way_for_every_import() -> None:
     arrows = rooms.arrows(modules)
     drawn = house_picture.drawn(arrows)
 
-    def reached(box: str) -> set[str]:
-        return set(drawn[box]).union(*map(reached, drawn[box]))
+    @cache
+    def reached(box: str) -> frozenset[str]:
+        return frozenset(drawn[box]).union(*map(reached, drawn[box]))
 
     for box, others in drawn.items():
         assert set(others) <= set(arrows[box])

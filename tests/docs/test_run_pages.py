@@ -113,6 +113,14 @@ def test_dots_stand_for_lines_or_characters() -> None:
     assert not matches(["took 1.5"], ["took 1x5"])
 
 
+def test_any_decimals_are_those_with_a_point_or_an_exponent() -> None:
+    expected = ["RMS  1.2e+05, worst 3e+06  in 2 rows"]
+    assert matches(expected, ["RMS    7.25, worst 4.1e-02 in 2 rows"], any_decimals=True)
+    assert not matches(expected, ["RMS    7.25, worst 4.1e-02 in 3 rows"], any_decimals=True)
+    assert not matches(expected, ["RMS    inf, worst 4.1e-02 in 2 rows"], any_decimals=True)
+    assert not matches(expected, ["RMS    7.25, worst 4.1e-02 in 2 rows"])
+
+
 def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
     status, told, _ = run(tmp_path, f"```console\n$ sleep 1000 & echo $! > {tmp_path}/left; true &\n```\n")
     assert status == 0, told
