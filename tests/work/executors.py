@@ -1,4 +1,4 @@
-"""Executors that lose workers, and work that kills its worker: for the tests of shards.py and work.py."""
+"""Executors that lose workers, and work that kills its worker: for the tests of lfm2np/work."""
 
 from __future__ import annotations
 
