@@ -10,7 +10,8 @@ fails here if it is not. (What a child process computes is not seen.)
 
 import functools
 import os
-from collections.abc import Generator
+import shutil
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import blas
@@ -68,3 +69,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     yield
     if computed and not any(map(item.get_closest_marker, ("rounding", "peers"))):
         pytest.fail(f"{computed[0]}: expected @pytest.mark.rounding, as its bits are the machine's", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests marked `browser`."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium, "no chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -1,7 +1,7 @@
 """Pythons, NumPys and BLAS libraries beside those of the checkout, each in a folder of its own: for tests/kernels.py.
 
 A virtual environment where this machine has the interpreter; else, and for netlib's BLAS, Debian packages unpacked into
-a root folder (with apt-get's own state there, so that nothing is installed here), in which Python runs by chroot.
+a root folder (by machine_folders.py, which installs nothing here), in which Python runs by chroot.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from machine_folders import Failed, fetched, mirror, unpack
 
 TOP = Path(__file__).resolve().parent.parent
 SUITES = {"3.13": "trixie", "3.14": "forky"}  # of Debian, by the Python that it has
@@ -107,7 +109,13 @@ def debian(version: str, work: Path, wanted: Sequence[str], packages: Sequence[s
     root = work / f"debian-{version}{'-netlib' if packages else ''}"
     if not (root / "ready").exists():
         shutil.rmtree(root, ignore_errors=True)
-        unpack(SUITES[version], [f"python{version}", *BASE, *packages], root)
+        try:
+            files = fetched("amd64", SUITES[version], [f"python{version}", *BASE, *packages], root / "apt", mirror())
+            unpack(files, root)
+        except Failed as problem:
+            raise EnvironmentMissingError(str(problem)) from None
+        for name in ("dev", "proc", "tmp", "root"):
+            (root / name).mkdir(exist_ok=True)
         into = (sys.executable, "-m", "pip", "install", "--quiet", "--target", root / "wheels")
         platforms = ("manylinux_2_28_x86_64", "manylinux2014_x86_64")
         called(
@@ -127,23 +135,3 @@ def debian(version: str, work: Path, wanted: Sequence[str], packages: Sequence[s
     command = (*inside, "/usr/bin/env", "-C", "/lfm2np", f"/usr/bin/python{version}")
     variables = {"PYTHONPATH": "/lfm2np:/wheels", "TMPDIR": "/tmp", "LD_LIBRARY_PATH": NETLIB, "HOME": "/root"}
     return Python(command, variables, top)
-
-
-def unpack(suite: str, packages: Sequence[str], root: Path) -> None:
-    """The packages and all that they depend on; none of their installation scripts runs."""
-    apt = root / "apt"
-    for name in ("lists/partial", "cache/archives/partial", "state", "../dev", "../proc", "../tmp", "../root"):
-        (apt / name).mkdir(parents=True)
-    (apt / "state" / "status").touch()
-    (apt / "sources.list").write_text(f"deb http://deb.debian.org/debian {suite} main\n")
-    (apt / "apt.conf").write_text(
-        f'Dir::State "{apt}/state"; Dir::State::lists "{apt}/lists"; Dir::State::status "{apt}/state/status";\n'
-        f'Dir::Cache "{apt}/cache"; Dir::Etc::sourcelist "{apt}/sources.list"; Dir::Etc::sourceparts "-";\n'
-        'APT::Architectures { "amd64"; }; APT::Install-Recommends "false"; APT::Sandbox::User "root";\n'
-    )
-    called("apt-get", "update", APT_CONFIG=str(apt / "apt.conf"))
-    called("apt-get", "install", "--download-only", "--yes", *packages, APT_CONFIG=str(apt / "apt.conf"))
-    for name in ("bin", "sbin", "lib", "lib64"):
-        (root / name).symlink_to(f"usr/{name}")
-    for file in (apt / "cache" / "archives").glob("*.deb"):
-        called("dpkg-deb", "-x", file, root)

@@ -93,16 +93,25 @@ def mirror() -> str:
     raise Failed(f"/etc/apt: no source of the suite {suite!r}, expected a Debian: name its mirror with --mirror URL")
 
 
-def apt_settings(machine: Machine, work: Path, source: str) -> Path:
-    """apt.conf of an apt that knows no package of the system's; it is read behind the system's own settings."""
-    own = work / "apt" / machine.name
+def fetched(architecture: str, suite: str, packages: Sequence[str], own: Path, source: str) -> list[Path]:
+    """The packages and all that they depend on, in the folder `own`, by an apt that knows none of the system's."""
+    if not KEYRING.is_file():
+        raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
+    settings = apt_settings(architecture, suite, own, source)
+    called(["apt-get", "-c", settings, "update", "--error-on=any"])
+    called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *packages])
+    return sorted((own / "cache" / "archives").glob("*.deb"))
+
+
+def apt_settings(architecture: str, suite: str, own: Path, source: str) -> Path:
+    """apt.conf of such an apt; it is read behind the system's own settings."""
     shutil.rmtree(own, ignore_errors=True)
     for folder in ("state/lists/partial", "cache/archives/partial", "none"):
         (own / folder).mkdir(parents=True)
     (own / "state" / "status").touch()
-    (own / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source} {SUITE} main\n")
+    (own / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source} {suite} main\n")
     settings = {
-        "APT::Architecture": machine.name,
+        "APT::Architecture": architecture,
         "APT::Sandbox::User": "",
         "Debug::NoLocking": "true",
         "Acquire::Languages": "none",
@@ -116,7 +125,7 @@ def apt_settings(machine: Machine, work: Path, source: str) -> Path:
     }
     hooks = ("APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success", "DPkg::Post-Invoke", "APT::Architectures")
     lines = [f"#clear {name};" for name in hooks] + [f'{name} "{value}";' for name, value in settings.items()]
-    (own / "apt.conf").write_text("\n".join([*lines, f'APT::Architectures {{ "{machine.name}"; }};']) + "\n")
+    (own / "apt.conf").write_text("\n".join([*lines, f'APT::Architectures {{ "{architecture}"; }};']) + "\n")
     return own / "apt.conf"
 
 
@@ -133,28 +142,29 @@ def made(machine: Machine, folder: Path, source: str | None) -> Path:
     recipe = {"suite": SUITE, "packages": PACKAGES, "wheels": WHEELS}
     if (folder / WHOLE).is_file() and json.loads((folder / WHOLE).read_text())["recipe"] == recipe:
         return folder
-    if not KEYRING.is_file():
-        raise Failed(f"{KEYRING}: not there, expected the keys of Debian's archive: apt-get install {KEYRING.stem}")
     began = time.monotonic()
     tell(f"{machine.name}: fetching Debian's packages and wheels")
-    settings = apt_settings(machine, folder.parent, source or mirror())
-    called(["apt-get", "-c", settings, "update", "--error-on=any"])
-    called(["apt-get", "-c", settings, "install", "--yes", "--download-only", "--no-install-recommends", *PACKAGES])
+    own = folder.parent / "apt" / machine.name
+    packages = fetched(machine.name, SUITE, PACKAGES, own, source or mirror())
     part = folder.with_name(f"{machine.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    for name in ("bin", "lib", "lib64", "sbin"):  # as base-files has them, which is not among the packages
-        (part / "root" / "usr" / name).mkdir(parents=True)
-        (part / "root" / name).symlink_to(f"usr/{name}")
-    packages = sorted((settings.parent / "cache" / "archives").glob("*.deb"))
-    for package in packages:
-        called(["dpkg", "--extract", package, part / "root"])
+    unpack(packages, part / "root")
     add_wheels(machine, part)
     (part / WHOLE).write_text(json.dumps({"recipe": recipe, "packages": [one.stem for one in packages]}, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    shutil.rmtree(settings.parent)
+    shutil.rmtree(own)
     tell(f"{machine.name}: {len(packages)} packages in {folder} ({time.monotonic() - began:.0f} s)")
     return folder
+
+
+def unpack(packages: Sequence[Path], root: Path) -> None:
+    """Into a root folder; none of their installation scripts runs."""
+    for name in ("bin", "lib", "lib64", "sbin"):  # as base-files has them, which is not among the packages
+        (root / "usr" / name).mkdir(parents=True)
+        (root / name).symlink_to(f"usr/{name}")
+    for package in packages:
+        called(["dpkg", "--extract", package, root])
 
 
 def add_wheels(machine: Machine, folder: Path) -> None:

@@ -81,9 +81,8 @@ def reference_of(room: Room, modules: Mapping[str, Module]) -> str:
         names = [name for name in module.public if f"{module.name}.{name}" not in offered.values()]
         if names:
             parts += [heading(module.name.rpartition(".")[2] + ".py", "-", f"module {module.name}")]
-            hidden = (
-                "\n   :no-index:" if module.name.rpartition(".")[2] in offered else ""
-            )  # the name is the function's
+            is_taken = module.name.rpartition(".")[2] in offered  # by a function of the room
+            hidden = "\n   :no-index:" if is_taken else ""
             parts += [f".. py:module:: {module.name}{hidden}", as_rest(module.docstring.split("\n"))]
             parts += [directive(f"{module.name}.{name}") for name in names]
     return page(*parts)

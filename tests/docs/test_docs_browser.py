@@ -5,7 +5,6 @@ pytest -m browser tests/docs
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,6 @@ import pytest
 pytestmark = pytest.mark.browser
 
 PAGES = ["index.html", "start/first-check.html", "design/generated/house.html", "reference/generated/lfm2np.html"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    assert chromium, "no chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
