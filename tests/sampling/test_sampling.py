@@ -6,11 +6,9 @@ top_p as the engines do, and adds fractions. It shares nothing with lfm2np.sampl
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -22,7 +20,6 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.numerics import elementary
-from lfm2np.sampling import choice
 from lfm2np.sampling.choice import choose, distribution, draw, integer_weights, process, uniform
 from lfm2np.sampling.params import SamplingParams, bias_pairs, require_vocabulary
 
@@ -358,44 +355,3 @@ def test_an_id_outside_the_row_is_refused_and_never_counts_from_the_end(name: st
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0, min_tokens=2)
     with pytest.raises(RequestError, match=rf"^{name} {wrong}: expected a token id, 0 to 3$"):
         process(np.zeros(4, np.float32), params, **ids)
-
-
-ALLOWED = {
-    *("ldexp", "rint", "clip", "where", "isfinite", "errstate"),  # elementwise, IEEE
-    *("partition", "argsort", "argmax", "searchsorted", "bincount"),  # choices and counts
-    *("zeros", "asarray", "inf", "bool_", "float32", "float64", "int64", "uint64"),
-    *("cumsum", "random"),  # of integers, and for Philox: the next tests
-}
-ADDS_INTEGERS = {"keep_top_p", "draw"}
-
-
-def functions() -> Iterator[ast.FunctionDef]:
-    for node in ast.walk(ast.parse(Path(choice.__file__).read_text())):
-        if isinstance(node, ast.FunctionDef):
-            yield node
-
-
-def attributes(node: ast.AST) -> Iterator[ast.Attribute]:
-    return (inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute))
-
-
-def test_sampling_calls_no_function_whose_last_bits_depend_on_the_machine():
-    tree = ast.parse(Path(choice.__file__).read_text())
-    used = {node.attr for node in attributes(tree) if isinstance(node.value, ast.Name) and node.value.id == "np"}
-    assert used <= ALLOWED
-    assert used & {"ldexp", "cumsum"}, "the control: NumPy is used under this name"
-    random = {ast.unparse(node) for node in attributes(tree) if ast.unparse(node).startswith("np.random.")}
-    assert random == {"np.random.Philox"}
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)]
-
-
-def test_only_integer_weights_are_added_up():
-    """And those are int64: test_process_and_distribution_say_the_same."""
-    adding = set()
-    for function in functions():
-        names = {node.attr for node in attributes(function)}
-        assert not names & {"mean", "dot", "prod", "var", "std", "reduce", "accumulate"}, function.name
-        calls = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
-        if names & {"sum", "cumsum"} or calls & {"sum", "math.fsum"}:
-            adding.add(function.name)
-    assert adding == ADDS_INTEGERS
