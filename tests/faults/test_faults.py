@@ -85,7 +85,7 @@ def test_a_fault_changes_what_the_engine_says_and_only_while_it_is_there():
 
 
 def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureFixture[str]):
-    names = ["same-noise-at-every-position", "evicted-key-still-leads-to-its-block"]
+    names = ["double-bos-in-chats", "evicted-key-still-leads-to-its-block"]
     assert main(["faults", *names, "--json", "--profile", "quick"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in report["faults"]] == names

@@ -71,7 +71,7 @@ def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **optio
     return run
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(
     seed=st.integers(0, 5),
     wrong=st.lists(st.booleans(), min_size=1, max_size=8),
