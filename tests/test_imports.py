@@ -56,6 +56,7 @@ ROOMS: dict[str, set[str]] = {
     MACHINES: {"lfm2np.sampling", "scheduler", PROTOCOL, TRIALS},
     "lfm2np.conformance.demands": {*CALL, PROTOCOL, TRIALS, MACHINES},
     "lfm2np.conformance": {*CALL, PROTOCOL, TRIALS, MACHINES, "lfm2np.conformance.demands", "lfm2np.faults"},
+    "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
     "lfm2np.drawings.views": {"lfm2np.drawings.runs", "lfm2np.drawings.page"},

@@ -17,6 +17,7 @@ from lfm2np.cli.conformance import add_conformance
 from lfm2np.cli.digest import add_digest
 from lfm2np.cli.draw import add_draw
 from lfm2np.cli.faults import add_faults
+from lfm2np.cli.fuzz import add_fuzz
 from lfm2np.cli.generate import add_generate
 from lfm2np.cli.info import add_info
 from lfm2np.cli.locate import add_locate
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_faults,
         add_conformance,
         add_check,
+        add_fuzz,
         add_locate,
         add_vectors,
         add_bench,

@@ -45,6 +45,8 @@ svg text { fill: var(--text); font: 13px system-ui, sans-serif; paint-order: str
 .mark.exact { fill: var(--exact); stroke: none; } .mark.tie { fill: var(--tie); }
 .mark.drift { fill: var(--drift); } .mark.inconclusive { fill: none; stroke: var(--unsure); stroke-width: 1.5; }
 .mark.bug { fill: none; stroke: var(--bug); stroke-width: 2; }
+.prefill { fill: var(--panel); stroke: var(--edge); } .decode { fill: var(--exact); fill-opacity: .3; }
+.decode { stroke: var(--exact); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }

@@ -40,7 +40,11 @@ Enough = Callable[[list[dict[str, Any]]], bool]
 
 
 class HttpError(Lfm2npError):
-    """One exchange that came to nothing."""
+    """One exchange that came to nothing; `status` is the server's, if it gave one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BadReply(HttpError):
@@ -54,8 +58,8 @@ class TimedOut(HttpError):
 class Unready(HttpError):
     """Worth another try: in `after` seconds if the server said so."""
 
-    def __init__(self, message: str, after: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, after: float | None = None, status: int | None = None) -> None:
+        super().__init__(message, status)
         self.after = after
 
 
@@ -97,6 +101,12 @@ class HttpClient:
         """The JSON object at a path. HttpError for anything else, TargetError if nobody answers there."""
         return self._persist(lambda: self._send("GET", path, None, read_json, self.timeout))
 
+    def get_text(self, path: str) -> str:
+        """The text at a path, whatever its kind; errors as in `get`."""
+        return self._persist(
+            lambda: self._send("GET", path, None, lambda r: read_whole(r).decode(errors="replace"), self.timeout)
+        )
+
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """What is answered to a JSON object; errors as in `get`."""
         limit = self.timeout if seconds is None else min(seconds, self.timeout)
@@ -126,7 +136,7 @@ class HttpClient:
                 if tried > self._retries and isinstance(problem, Unreachable):
                     raise TargetError(f"{self.place}: {why}") from None
                 if tried > self._retries:
-                    raise HttpError(why) from None
+                    raise HttpError(why, problem.status) from None
                 if len(self.notes) < MAX_NOTES:
                     self.notes.append(f"tried again: {problem}")
                 self._closed.wait(pause_before(tried, problem.after, self._backoff))
@@ -194,10 +204,10 @@ class HttpClient:
             return
         message = f"HTTP {response.status}: {complaint_of(response.read(MAX_COMPLAINT), self._key)}"
         if response.status in BUSY:
-            raise Unready(message, seconds_of(response.getheader("Retry-After")))
+            raise Unready(message, seconds_of(response.getheader("Retry-After")), response.status)
         if response.status in (401, 403):
-            raise HttpError(f"{message}; a key is read from the variable {KEY_VARIABLE}")
-        raise BadReply(message)
+            raise HttpError(f"{message}; a key is read from the variable {KEY_VARIABLE}", response.status)
+        raise BadReply(message, response.status)
 
 
 class Watch:

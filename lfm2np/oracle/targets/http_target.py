@@ -52,6 +52,22 @@ class HttpTarget:
         self._streams = False
 
     @property
+    def client(self) -> HttpClient:
+        """For whoever asks in a way of his own."""
+        return self._client
+
+    @property
+    def streams(self) -> bool:
+        """Whether the server sends its answer token by token; known after `probe`."""
+        return self._streams
+
+    def spoken(self) -> tuple[Dialect, Wants]:
+        """What the server understands. TargetError as `probe`."""
+        self.probe()
+        assert self._found is not None
+        return self._found[0], self._found[1]
+
+    @property
     def notes(self) -> list[str]:
         """What was tried again, and why: no answer shows it."""
         return self._client.notes

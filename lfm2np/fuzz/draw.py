@@ -1,0 +1,125 @@
+"""Draws traces that are known to break engines, around the borders of the engine's own blocks, chunks and slots.
+
+The same prefix cold, warm and evicted; prompts that differ in the last token of a block; long after short; more
+requests than slots; requests that are left in prefill and in decode; repeats; several samples; texts that stop; one
+long prompt among decodes; the same request beside other neighbours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lfm2np.fuzz.trace import Ids, Sent, Trace
+
+TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
+MOST_TOKENS_OF_A_TRACE = 1500
+SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
+STEMS = 2  # texts that prompts of one trace begin with
+
+
+@dataclass(frozen=True)
+class Around:
+    """What lengths are drawn around, and what may be asked.
+
+    block     tokens of a cache block
+    chunk     most tokens of a step
+    slots     requests that run at once
+    longest   most tokens of prompt and answer
+    alphabet  token ids of prompts
+    first     what each prompt begins with: the BOS, or nothing
+    stops     texts of `stop`; empty: none is drawn
+    """
+
+    block: int
+    chunk: int
+    slots: int
+    longest: int
+    alphabet: tuple[int, ...]
+    first: Ids = ()
+    stops: tuple[str, ...] = ()
+    samples: bool = False
+    sampling: bool = False
+
+
+def content(around: Around, seed: int, length: int) -> Ids:
+    """Tokens that look like chance; a longer one of the same seed begins with a shorter."""
+    choice = random.Random(seed)
+    return tuple(choice.choice(around.alphabet) for _ in range(length))
+
+
+def lengths(around: Around) -> st.SearchStrategy[int]:
+    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to a quarter of the context."""
+    most = max(1, min(around.longest // 4, MOST_TOKENS_OF_A_TRACE // 2))
+    blocks = st.builds(lambda count, off: count * around.block + off, st.integers(1, 4), st.sampled_from([0, -1, 1]))
+    chunks = st.builds(lambda count, off: count * around.chunk + off, st.integers(1, 2), st.sampled_from([1, 0, -1]))
+    anything = st.one_of(st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)
+    return anything.map(lambda length: max(1, min(length, most)))
+
+
+@st.composite
+def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
+    """A prompt of its own; the beginning of one that others begin with, and some tokens; an earlier one again, longer,
+    or with another last token."""
+    kind = draw(st.sampled_from(["stem", "own", "stem", "again", "longer", "last"]))
+    tail = content(around, draw(st.integers(0, 9)), draw(st.sampled_from([0, 1, 1, 2, 5])))
+    if kind in ("again", "longer", "last") and earlier:
+        old = earlier[draw(st.integers(0, len(earlier) - 1))]
+        if kind == "again":
+            return old
+        return (*old, *tail) if kind == "longer" else (*old[:-1], *content(around, draw(st.integers(0, 9)), 1))
+    seed = draw(st.integers(0, STEMS - 1)) if kind == "stem" else draw(st.integers(100, 10_000))
+    return (*around.first, *content(around, seed, draw(lengths(around))), *(tail if kind == "stem" else ()))
+
+
+@st.composite
+def moments(draw: st.DrawFn, sent: Sequence[Sent]) -> dict[str, Any]:
+    """When a request goes out: with those before it, while one of them decodes, or when one has ended."""
+    kind = draw(st.sampled_from(["at once", "at once", "ended", "ended", "tokens"])) if sent else "at once"
+    if kind == "at once":
+        return {}
+    after = draw(st.integers(0, len(sent) - 1))
+    pause = draw(st.sampled_from([0, 0, 0, 5, 50]))
+    if kind == "ended":
+        return {"after": after, "pause": pause}
+    return {"after": after, "after_tokens": draw(st.integers(1, max(1, sent[after].max_tokens))), "pause": pause}
+
+
+@st.composite
+def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
+    prompt = draw(prompts(around, [one.prompt for one in sent]))[: around.longest - 1]
+    room = around.longest - len(prompt)
+    new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
+    max_tokens = max(1, min(new, room, 64))
+    fields: dict[str, Any] = draw(moments(sent))
+    special = draw(
+        st.sampled_from(["", "", "", "", "", "left", "left", "cold", "sampled", "several", "stop", "streamed"])
+    )
+    if special == "left":
+        fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
+    elif special in ("sampled", "several") and around.sampling:
+        fields |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
+        fields |= {"samples": draw(st.integers(2, 3))} if special == "several" and around.samples else {}
+    elif special == "stop" and around.stops:
+        fields |= {"stop": draw(st.sampled_from(around.stops))}
+    elif special in ("cold", "streamed"):
+        fields |= {special: True}
+    return Sent(prompt, max_tokens, **fields)
+
+
+@st.composite
+def traces(draw: st.DrawFn, around: Around) -> Trace:
+    """Up to three more requests than there are slots, none of them beyond MOST_TOKENS_OF_A_TRACE together."""
+    sent: list[Sent] = []
+    budget = MOST_TOKENS_OF_A_TRACE
+    for _ in range(draw(st.integers(1, min(12, around.slots + 3)))):
+        one = draw(requests(around, sent))
+        budget -= len(one.prompt) + one.max_tokens * one.samples
+        if budget < 0 and sent:
+            break
+        sent.append(one)
+    return Trace(tuple(sent))

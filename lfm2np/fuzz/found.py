@@ -1,0 +1,137 @@
+"""What is wrong with what came back, judged by the oracle under the noise of the declared format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.loading import Model
+from lfm2np.oracle.check import fitting
+from lfm2np.oracle.judge import Known, judge
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.verdict import Position, Verdict, position_verdict
+
+WRONG, STOP = "wrong", "stop"
+MEANS = {
+    "wrong": "a token or a log-probability that no right engine of the declared format gives",
+    "stop": "an answer that does not end where its stop text ends it",
+    "dead": "the server is gone",
+    "hang": "a request that is never answered",
+    "5xx": "a valid request that the engine fails on",
+    "broken": "a connection that breaks, or a reply that is no HTTP",
+    "refused": "a valid request that is refused",
+    "impossible": "an answer of a form that no right engine gives",
+    "leak": "slots or memory that never come free",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The worst of one trace. `request` and `position` (of its output) say where, as far as that can be said."""
+
+    kind: str  # one of MEANS
+    what: str
+    request: int | None = None
+    position: Position | None = None
+    seen: Answer | None = None
+
+
+def finding_of(
+    model: Model, format_name: str, trace: Trace, played: Played, known: Known | None = None
+) -> Finding | None:
+    """None for what a right engine may do. A server that is gone explains all else, so it comes first."""
+    if played.trouble is not None and played.trouble.kind == DEAD:
+        return Finding(DEAD, played.trouble.what)
+    for index, reply in enumerate(played.replies):
+        if reply.trouble is not None:
+            return Finding(reply.trouble.kind, f"request {index}: {reply.trouble.what}", index)
+    found = wrong_answer(model, format_name, trace, played.replies, known)
+    if found is None and played.trouble is not None:
+        return Finding(played.trouble.kind, played.trouble.what)
+    return found
+
+
+def wrong_answer(
+    model: Model, format_name: str, trace: Trace, replies: Sequence[Reply], known: Known | None
+) -> Finding | None:
+    """The first answer that can't be: by its form, by where it ends, by its numbers."""
+    pairs: list[tuple[Ask, Answer]] = []
+    for index, reply in enumerate(replies):
+        sent = trace.requests[index]
+        for answer in reply.answers:
+            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens)
+            fitted = fitting(ask, answer, model.config.vocab_size)
+            why = fitted.error or length_fault(model, sent, fitted, reply.left)
+            if why is not None:
+                return Finding(IMPOSSIBLE, f"request {index}: {why}", index, seen=answer)
+            if sent.stop is not None and not reply.left and (why := stop_fault(model, sent, fitted)):
+                return Finding(STOP, f"request {index}: {why}", index, seen=answer)
+            pairs.append((ask, fitted))
+    positions = judge(model, format_name, pairs, known=known)
+    wrong = [one for one in (of_sampled(trace, each) for each in positions) if is_wrong(one)]
+    if not wrong:
+        return None
+    worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
+    index = int(worst.ask.id)
+    seen = next(answer for ask, answer in pairs if ask is worst.ask)
+    return Finding(WRONG, wrong_words(worst, len(trace.requests[index].prompt)), index, worst, seen)
+
+
+def of_sampled(trace: Trace, position: Position) -> Position:
+    """A token that was drawn need not be the likeliest: only its log-probability is judged."""
+    if not trace.requests[int(position.ask.id)].temperature:
+        return position
+    verdict = position_verdict(False, position.token_id, position.best, position.gap_ratio, position.error_ratio)
+    return replace(position, is_new=False, verdict=verdict)
+
+
+def is_wrong(position: Position) -> bool:
+    return position.verdict in (Verdict.BUG, Verdict.DRIFT)
+
+
+def length_fault(model: Model, sent: Sent, answer: Answer, left: bool) -> str | None:
+    """Fewer tokens than were asked for, without a reason."""
+    if answer.token_ids is None or left or len(answer.token_ids) >= sent.max_tokens or sent.stop is not None:
+        return None
+    ended_by = answer.token_ids[-1:]
+    if ended_by and ended_by[0] in model.config.eos_token_ids:
+        return None  # a server that can't be told to go on behind the end
+    reason = f"finish_reason {answer.finish_reason!r}"
+    return f"{len(answer.token_ids)} tokens with {reason}, expected {sent.max_tokens}"
+
+
+def stop_fault(model: Model, sent: Sent, answer: Answer) -> str | None:
+    """Whether an answer with a stop text goes on behind it, or ends though it never came.
+
+    Judged by the text of its tokens; not where there is none, or it holds a special token, which texts leave out.
+    """
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    ids = answer.token_ids
+    if tokenizer is None or not ids or sent.stop is None or not all_text(tokenizer, ids):
+        return None
+    if sent.stop in tokenizer.decode(ids[:-1]):
+        return f"stop {sent.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
+    eos = ids[-1] in model.config.eos_token_ids
+    if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and not eos:
+        return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
+    return None
+
+
+def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(tokenizer.token_bytes(one) for one in ids)
+
+
+def wrong_words(position: Position, prompt: int) -> str:
+    where = f"request {position.ask.id}, output token {position.row - prompt + 1}"
+    if position.is_flip and position.verdict is Verdict.BUG:
+        return (
+            f"{where}: {position.token_id}, but the oracle's is {position.best}, {position.gap:.4g} nat ahead: "
+            f"{position.gap_ratio:.3g} times the noise"
+        )
+    return (
+        f"{where}: token {position.token_id} with a log-probability that is off by {position.error or 0.0:+.4g} nat: "
+        f"{abs(position.error_ratio or 0.0):.3g} times the noise"
+    )

@@ -1,0 +1,258 @@
+"""What an author gets of a failure: a folder with the trace, a script, a report and a text that could be an issue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lfm2np.checkpoint.strict_json import read_bytes
+from lfm2np.errors import RequestError
+from lfm2np.fuzz.campaign import Failure
+from lfm2np.fuzz.found import MEANS
+from lfm2np.fuzz.play_http import HttpPlayer
+from lfm2np.fuzz.reproducer import reproducer
+from lfm2np.fuzz.right import Right, right_answer
+from lfm2np.fuzz.timeline import timeline
+from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json
+from lfm2np.loading import Model
+from lfm2np.oracle.reports.page import bullets, foreign, page, table
+from lfm2np.oracle.reports.parts import environment
+from lfm2np.oracle.targets.records import answer_as_json, parse_line
+from lfm2np.work.whole_file import write_whole
+
+TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
+MOST_BYTES = 64 * 2**20
+MOST_TOKENS = 64  # of a prompt that a report shows
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a report says beside the failure."""
+
+    target: str
+    engine: str
+    format_name: str
+    checkpoint: str
+    command: str
+
+
+def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: Context) -> Path:
+    """Writes the folder and returns it: the first free number behind the kind of finding."""
+    folder = free_folder(out, failure.finding.kind)
+    right = {
+        index: right_answer(model, context.format_name, sent, seen_of(failure, index))
+        for index, sent in enumerate(failure.trace.requests)
+        if sent.abort_after is None
+    }
+    script = isinstance(player, HttpPlayer)
+    write_whole(folder / TRACE, json.dumps(as_record(failure, context), indent=1) + "\n")
+    if isinstance(player, HttpPlayer):
+        dialect, path, timeout, bodies = player.sent_bodies(failure.trace)
+        rows = [row_of(failure.trace, index, body, right.get(index)) for index, body in enumerate(bodies)]
+        write_whole(folder / SCRIPT, reproducer(title_of(failure, context), dialect, path, timeout, rows))
+    write_whole(folder / REPORT, as_html(failure, context, right))
+    write_whole(folder / ISSUE, as_issue(failure, context, right, script))
+    return folder
+
+
+def free_folder(out: Path, kind: str) -> Path:
+    number = 1
+    while True:
+        folder = out / f"{kind}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as problem:
+            raise RequestError(f"{folder}: can't be made: {problem.strerror or problem}") from None
+        return folder
+
+
+def seen_of(failure: Failure, index: int) -> Any:
+    answers = failure.played.replies[index].answers
+    return answers[0] if answers else None
+
+
+def as_record(failure: Failure, context: Context) -> dict[str, Any]:
+    """Of trace.json: what `lfm2np fuzz TARGET --replay` takes, and what was seen."""
+    return {
+        **as_json(failure.trace),
+        "finding": {"kind": failure.finding.kind, "what": failure.finding.what, "request": failure.finding.request},
+        "rate": list(failure.rate),
+        "engine": context.engine,
+        "format": context.format_name,
+        "seen": [[answer_as_json(one) for one in reply.answers] for reply in failure.played.replies],
+    }
+
+
+def read_trace(path: Path) -> Trace:
+    """Of a trace.json, or of a trace alone. RequestError that names the file."""
+    raw = parse_line(read_bytes(path, MOST_BYTES, RequestError).decode(errors="replace"), str(path))
+    if not isinstance(raw, dict) or "requests" not in raw:
+        raise RequestError(f"{path}: expected an object with `requests`")
+    try:
+        return from_json({"requests": raw["requests"]})
+    except RequestError as problem:
+        raise RequestError(f"{path}: {problem}") from None
+
+
+def row_of(trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None) -> dict[str, Any]:
+    """Of one request what the script needs. It does not judge answers that end at a text, or several to one prompt."""
+    one = trace.requests[index]
+    row: dict[str, Any] = {"body": body}
+    row |= {
+        name: getattr(one, name) for name in ("after", "after_tokens", "abort_after") if getattr(one, name) is not None
+    }
+    row |= {"pause": one.pause} if one.pause else {}
+    row |= {"streamed": True} if trace.is_streamed(index) else {}
+    if right and one.stop is None and one.samples == 1:
+        row["right"] = [[each.token_id, each.logprob, each.bound, each.decided] for each in right]
+    return row
+
+
+def title_of(failure: Failure, context: Context) -> str:
+    return f"{context.engine}: {failure.finding.what}"
+
+
+def moment(trace: Trace, index: int) -> str:
+    one = trace.requests[index]
+    when = "at once" if one.after is None else f"when request {one.after} has ended"
+    if one.after_tokens is not None:
+        when = f"after {one.after_tokens} tokens of request {one.after}"
+    return when + (f", then {one.pause} ms" if one.pause else "")
+
+
+def special(one: Sent) -> str:
+    words = []
+    if one.abort_after is not None:
+        words.append(f"left after {one.abort_after} tokens")
+    if one.temperature:
+        words.append(f"temperature {one.temperature:g}, seed {one.seed}, {one.samples} samples")
+    words += [f"stop {one.stop!r}"] if one.stop is not None else []
+    words += ["cold"] if one.cold else []
+    words += ["streamed"] if one.streamed else []
+    return "; ".join(words)
+
+
+def shown_ids(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:MOST_TOKENS]))
+    return shown + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
+
+
+def sharing(trace: Trace, index: int) -> str:
+    """With which earlier request it shares the longest beginning."""
+    own = trace.requests[index].prompt
+    lengths = [common(own, other.prompt) for other in trace.requests[:index]]
+    longest = max(lengths, default=0)
+    return f"{longest} with request {lengths.index(longest)}" if longest else "none"
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))
+
+
+def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[str]:
+    index = failure.finding.request
+    if index is None:
+        return []
+    lines = []
+    if right.get(index):
+        lines.append("expected tokens: " + shown_ids([one.token_id for one in right[index]]))
+        lines.append(
+            "their log-probabilities: " + ", ".join(f"{one.logprob:.6f}" for one in right[index][:MOST_TOKENS])
+        )
+    seen = failure.finding.seen or seen_of(failure, index)
+    if seen is not None and seen.token_ids is not None:
+        lines.append("seen tokens: " + shown_ids(seen.token_ids))
+        if seen.logprobs is not None:
+            lines.append("their log-probabilities: " + ", ".join(f"{one:.6f}" for one in seen.logprobs[:MOST_TOKENS]))
+    return lines
+
+
+def facts(failure: Failure, context: Context) -> list[str]:
+    failed, replays = failure.rate
+    drawn = f"{len(failure.drawn.requests)} requests, {failure.drawn.num_tokens} tokens"
+    small = f"{len(failure.trace.requests)} requests, {failure.trace.num_tokens} tokens"
+    return [
+        f"engine: {context.engine}",
+        f"checkpoint: {context.checkpoint}; declared format: {context.format_name}",
+        f"fails in {failed} of {replays} replays, each with other tokens in the same places",
+        f"found after {failure.traces} traces and {failure.seconds:.0f} s; drawn with {drawn}; shrunk to {small} in "
+        f"{failure.shrinking:.0f} s",
+    ]
+
+
+def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool) -> str:
+    """Markdown."""
+    rows = [
+        f"| {index} | {len(one.prompt)} | {one.max_tokens} | {moment(failure.trace, index)} | "
+        f"{sharing(failure.trace, index)} | {special(one)} |"
+        for index, one in enumerate(failure.trace.requests)
+    ]
+    found = [f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))]
+    how = (
+        f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
+        f"`python {SCRIPT} {context.target}`, on a server that was just started."
+        if script
+        else f"`{context.command} --replay {TRACE}` plays them again."
+    )
+    return "\n".join(
+        [
+            f"# {MEANS[failure.finding.kind][0].upper()}{MEANS[failure.finding.kind][1:]}",
+            "",
+            *(f"- {line}" for line in facts(failure, context)),
+            "",
+            "## What goes wrong",
+            "",
+            *found,
+            "",
+            "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
+            "declared format may be is measured at each position.",
+            "",
+            "## The requests",
+            "",
+            "| request | prompt tokens | new tokens | sent | shares a beginning of | special |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "## How to see it",
+            "",
+            how,
+            "",
+        ]
+    )
+
+
+def as_html(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]]) -> str:
+    """The same as a page, with the timeline."""
+    trace = failure.trace
+    header = (
+        f"<h1>lfm2np fuzz: {foreign(MEANS[failure.finding.kind])}</h1>\n"
+        f'<div class="verdict bug"><p>{foreign(failure.finding.what)}</p>\n'
+        f"{bullets([foreign(line) for line in facts(failure, context)])}</div>\n"
+    )
+    rows = [
+        [index, len(one.prompt), one.max_tokens, moment(trace, index), sharing(trace, index), foreign(special(one))]
+        for index, one in enumerate(trace.requests)
+    ]
+    heads = ("request", "prompt tokens", "new tokens", "sent", "shares a beginning of", "special")
+    prompts = bullets([f"{index}: <code>{shown_ids(one.prompt)}</code>" for index, one in enumerate(trace.requests)])
+    sections = [
+        ("timeline", "Who overlapped whom", f"<figure>\n{timeline(failure)}</figure>\n"),
+        ("wrong", "Expected and seen", bullets([foreign(line) for line in expected_and_seen(failure, right)])),
+        ("requests", "The requests", table("Requests", heads, {"": rows}, (0, 3, 4, 5)) + prompts),
+        (
+            "again",
+            "Versions, and how to do it again",
+            bullets([foreign(f"{name}: {value}") for name, value in environment().items()])
+            + f"<pre>{foreign(context.command, 4000)}</pre>\n",
+        ),
+    ]
+    return page(f"{failure.finding.kind}: {context.engine} - lfm2np fuzz", header, sections, "")

@@ -1,0 +1,93 @@
+"""What a server tells of itself: requests under way, memory in use, hits, preemptions. Any of it may be untold."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.http_client import HttpClient, HttpError
+from lfm2np.oracle.targets.records import parse_line
+from lfm2np.oracle.targets.target import TargetError
+
+# Names of /metrics, without what a label adds. Sources: vLLM docs "Production Metrics", SGLang docs "Production
+# Metrics", llama.cpp tools/server/README.md.
+UNDER_WAY = (
+    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+)
+IN_USE = ("vllm:kv_cache_usage_perc",)  # cached blocks that nobody uses are not in it
+COUNTERS = (
+    *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "sglang:num_retracted_reqs"),
+    *("sglang:cache_hit_rate", "llamacpp:n_busy_slots_per_decode"),
+)
+PAUSE = 0.05  # seconds between two looks
+
+
+def metrics_of(text: str) -> dict[str, float]:
+    """Prometheus' text format: the sum of each name's samples; what is no sample is left out."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.split("{")[0].split(" ")[0]
+        if not name or line.startswith("#"):
+            continue
+        with contextlib.suppress(ValueError):
+            value = float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
+            if math.isfinite(value):
+                found[name] = found.get(name, 0.0) + value
+    return found
+
+
+class Watcher:
+    """Looks at one server. What it does not tell at the beginning is not asked for again."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._tells_metrics, self._tells_slots = True, True
+        first = self.metrics()
+        self._tells_metrics = bool(first)
+        self._tells_slots = self.busy_slots() is not None
+        self._always_in_use = any(first.get(name) for name in IN_USE)
+
+    def metrics(self) -> dict[str, float]:
+        """Empty if there are none."""
+        if self._tells_metrics:
+            with contextlib.suppress(HttpError, TargetError):
+                return metrics_of(self._client.get_text("/metrics"))
+        return {}
+
+    def busy_slots(self) -> int | None:
+        """Of llama.cpp's /slots."""
+        if self._tells_slots:
+            with contextlib.suppress(HttpError, TargetError, RequestError):
+                slots = parse_line(self._client.get_text("/slots"), "/slots")
+                if isinstance(slots, list) and slots and all(isinstance(one, dict) for one in slots):
+                    return sum(bool(one.get("is_processing")) for one in slots)
+        return None
+
+    def not_idle(self) -> str | None:
+        """What is still under way or in use though nothing was asked, or None; also if the server does not tell."""
+        metrics = self.metrics()
+        for name in UNDER_WAY:
+            if metrics.get(name):
+                return f"{name} {metrics[name]:g}, expected 0"
+        for name in IN_USE:
+            if metrics.get(name) and not self._always_in_use:
+                return f"{name} {metrics[name]:g}, expected 0"
+        busy = self.busy_slots()
+        return f"/slots: {busy} busy, expected 0" if busy else None
+
+    def leak(self, patience: float) -> str | None:
+        """What does not come free within so many seconds."""
+        until = time.monotonic() + patience
+        while (held := self.not_idle()) is not None and time.monotonic() < until:
+            time.sleep(PAUSE)
+        return held
+
+
+def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """By how much the counters rose."""
+    return {name: after[name] - before.get(name, 0.0) for name in COUNTERS if name in after}

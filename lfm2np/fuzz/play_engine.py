@@ -1,0 +1,239 @@
+"""Carries out a trace on a Python engine, step by step (level c of protocol.py), or in rounds on any target.
+
+An engine that steps is deterministic: a request that is sent after k tokens of another is added before the step that
+follows them. A pause means nothing there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lfm2np.conformance.protocol import Request, lacking, load_factory, missing
+from lfm2np.errors import Lfm2npError
+from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.oracle.targets.python_target import STEPS_PER_TOKEN, fault, from_completions, is_finished
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities, Target, TargetError
+from lfm2np.sampling.params import SamplingParams
+
+FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
+
+
+class StepsPlayer:
+    """The engine of package.module:factory, which has add(), step(), abort() and has_unfinished.
+
+    It lives on from trace to trace, as a server does, until a fault may have spoilt it.
+    """
+
+    def __init__(self, name: str, model: Path, make: Callable[[], Any] | None = None) -> None:
+        self._name = name
+        self._make = make or (lambda: load_factory(name)(str(model), {}))
+        self._engine: Any = None
+        self._count = 0
+
+    def probe(self) -> Takes:
+        engine = self._made()
+        if why := missing(engine, ["steps"]):
+            raise TargetError(f"{self._name}: {why}")
+        lacks = lacking(engine)
+        abilities = Abilities(f"{self._name} ({type(engine).__name__})", tells_logprobs=True, can_abort=True)
+        sampling = "sampling" not in lacks
+        return Takes(abilities, sampling=sampling, samples=sampling and "samples" not in lacks)
+
+    def play(self, trace: Trace) -> Played:
+        engine = self._made()
+        run = StepsRun(engine, trace, self._count)
+        self._count += len(trace.requests)
+        replies = run.replies()
+        if any(one.trouble for one in replies):
+            self._engine = None
+            return Played(replies)
+        metrics = {name: float(value) for name, value in run.metrics().items()}
+        return Played(replies, leak_of(engine), metrics)
+
+    def again(self) -> None:
+        self._engine = None
+
+    def close(self) -> None:
+        self._engine = None
+
+    def _made(self) -> Any:
+        if self._engine is None:
+            try:
+                self._engine = self._make()
+            except Lfm2npError as problem:
+                raise TargetError(str(problem)) from None
+            except FAULTS as problem:
+                raise TargetError(f"{self._name}: {fault(problem)}") from problem
+        return self._engine
+
+
+class StepsRun:
+    """One trace on an engine that steps."""
+
+    def __init__(self, engine: Any, trace: Trace, first_id: int) -> None:
+        self._engine, self._sent = engine, trace.requests
+        self._names = [f"fuzz-{first_id + index}" for index in range(len(self._sent))]
+        self._found: dict[str, list[Any]] = {}
+        self._state: list[str] = ["waiting"] * len(self._sent)  # then running, ended, left
+        self._trouble: dict[int, Trouble] = {}
+        self._steps = 0
+        self._times: dict[int, dict[str, float]] = {index: {} for index in range(len(self._sent))}
+        self._before = self.counters()
+
+    def replies(self) -> tuple[Reply, ...]:
+        most = STEPS_PER_TOKEN * (sum(len(one.prompt) + one.max_tokens * one.samples for one in self._sent) + 20)
+        while not self._trouble:
+            self._send_those_due()
+            self._leave_those_due()
+            if not any(state == "running" for state in self._state):
+                break
+            self._steps += 1
+            if self._steps > most:
+                self._all_fail(HANG, f"not finished after {most} steps")
+                break
+            self._step()
+        return tuple(self._reply(index) for index in range(len(self._sent)))
+
+    def metrics(self) -> dict[str, float]:
+        return {name: value - self._before.get(name, 0.0) for name, value in self.counters().items()}
+
+    def counters(self) -> dict[str, float]:
+        if missing(self._engine, ["metrics"]):
+            return {}
+        found = self._engine.metrics()
+        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+    def _send_those_due(self) -> None:
+        for index, one in enumerate(self._sent):
+            if self._state[index] == "waiting" and self._is_due(one):
+                self._state[index] = "running"
+                self._times[index]["sent"] = float(self._steps)
+                try:
+                    self._engine.add(Request(self._names[index], one.prompt, params_of(one)))
+                except FAULTS as problem:
+                    self._trouble[index] = Trouble(FAILED, fault(problem))
+                    self._state[index] = "ended"
+
+    def _is_due(self, one: Sent) -> bool:
+        if one.after is None or self._state[one.after] in ("ended", "left"):
+            return True
+        return one.after_tokens is not None and self._came(one.after) >= one.after_tokens
+
+    def _came(self, index: int) -> int:
+        return max((len(one.token_ids) for one in self._found.get(self._names[index], ())), default=0)
+
+    def _leave_those_due(self) -> None:
+        for index, one in enumerate(self._sent):
+            running = self._state[index] == "running" and one.abort_after is not None
+            if running and self._came(index) >= (one.abort_after or 0):
+                try:
+                    left = list(self._engine.abort(self._names[index]) or ())
+                    self._found[self._names[index]] = left or self._found.get(self._names[index], [])
+                except FAULTS as problem:
+                    self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
+                self._state[index] = "left"
+                self._times[index]["ended"] = float(self._steps)
+
+    def _step(self) -> None:
+        try:
+            if not self._engine.has_unfinished:
+                self._all_fail(IMPOSSIBLE, "the engine says that it is done, but this was never answered")
+                return
+            self._found.update(self._engine.step())
+        except FAULTS as problem:
+            self._all_fail(FAILED, f"step(): {fault(problem)}")
+            return
+        for index, name in enumerate(self._names):
+            if self._state[index] == "running" and name in self._found:
+                self._times[index].setdefault("first", float(self._steps))
+                if is_finished(self._found[name]):
+                    self._state[index] = "ended"
+                    self._times[index]["ended"] = float(self._steps)
+
+    def _all_fail(self, kind: str, why: str) -> None:
+        for index, state in enumerate(self._state):
+            if state == "running":
+                self._trouble[index] = Trouble(kind, why)
+
+    def _reply(self, index: int) -> Reply:
+        one, found = self._sent[index], self._found.get(self._names[index], [])
+        left = self._state[index] == "left"
+        answers: tuple[Answer, ...] = ()
+        trouble = self._trouble.get(index)
+        if trouble is None and found:
+            ask = Ask(str(index), "fuzz", one.prompt, one.max_tokens)
+            answers = tuple(from_completions(ask, [each]) for each in found)
+            if len(answers) != one.samples:
+                trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {one.samples}")
+        times = self._times[index]
+        return Reply(answers, trouble, times.get("sent"), times.get("first"), times.get("ended"), left)
+
+
+def params_of(one: Sent) -> SamplingParams:
+    return SamplingParams(
+        temperature=one.temperature,
+        seed=one.seed if one.temperature else None,
+        n=one.samples,
+        max_tokens=one.max_tokens,
+        ignore_eos=True,
+        logprobs=0,
+    )
+
+
+def leak_of(engine: Any) -> Trouble | None:
+    """Slots that are not free though nothing runs, if the engine tells."""
+    if missing(engine, ["state"]):
+        return None
+    state = engine.state()
+    free, there = state.get("free_slots"), state.get("num_slots")
+    if free is not None and there is not None and free != there:
+        return Trouble(LEAK, f"all requests have ended, but {there - free} of {there} slots are not free")
+    return None
+
+
+class RoundsPlayer:
+    """Any target of a check: what waits for another's end goes out in a later round, all else together."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def probe(self) -> Takes:
+        return Takes(self._target.probe())
+
+    def play(self, trace: Trace) -> Played:
+        replies: dict[int, Reply] = {}
+        for number, indices in enumerate(rounds_of(trace)):
+            asks = [
+                Ask(str(index), "fuzz", trace.requests[index].prompt, trace.requests[index].max_tokens)
+                for index in indices
+            ]
+            left = [str(index) for index in indices if trace.requests[index].abort_after is not None]
+            for index, answer in zip(indices, self._target.answer(asks, left), strict=True):
+                was_left = str(index) in left
+                trouble = None if answer.error is None or was_left else Trouble(kind_of_error(answer), answer.error)
+                told = (answer,) if answer.error is None and answer.token_ids else ()
+                replies[index] = Reply(told, trouble, sent=float(number), ended=float(number + 1), left=was_left)
+        return Played(tuple(replies[index] for index in range(len(trace.requests))))
+
+    def again(self) -> None:
+        """Targets start anew by themselves."""
+
+    def close(self) -> None:
+        self._target.close()
+
+
+def kind_of_error(answer: Answer) -> str:
+    return IMPOSSIBLE if answer.refuted else FAILED
+
+
+def rounds_of(trace: Trace) -> list[list[int]]:
+    """Indices by round: one that waits for tokens of another is in its round, one that waits for its end later."""
+    number: list[int] = []
+    for one in trace.requests:
+        before = -1 if one.after is None else number[one.after]
+        number.append(before + (one.after is None or one.after_tokens is None))
+    return [[index for index, of in enumerate(number) if of == each] for each in range(max(number) + 1)]

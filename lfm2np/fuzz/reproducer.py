@@ -1,0 +1,184 @@
+"""The script that is handed over: the standard library alone, one trace, what a right engine answers, exit code 1.
+
+It is made of REPRODUCER, whose first lines are filled in. Only servers have one: an engine in Python is shown by the
+trace and the oracle's own command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REPRODUCER = '''"""@@TITLE@@
+
+    python reproduce.py http://HOST:PORT [TIMES]
+
+Sends a trace of requests to the server, and holds the answers against what exact arithmetic says. The standard library
+is enough. Exit code 1: wrong again, 0: all right, 2: the server could not be asked. A server that was asked before may
+have the prompts cached: start it anew for the first of TIMES (1) to be as it was.
+"""
+
+import json
+import sys
+import threading
+import time
+import urllib.request
+
+TIMEOUT = @@TIMEOUT@@
+# Each request: where it goes and what is sent, when (`after` another has ended, or `after_tokens` of it have come), and
+# when it is left. "right" is what exact arithmetic says: tokens, their log-probabilities, how far off each may be, and
+# whether another token there would be wrong or only as good.
+PATH = @@PATH@@
+REQUESTS = json.loads(r"""
+@@REQUESTS@@
+""")
+
+changed = threading.Condition()
+
+
+def run(url):
+    came, ended = [0] * len(REQUESTS), [False] * len(REQUESTS)
+    seen = [None] * len(REQUESTS)
+
+    def one(index):
+        wanted = REQUESTS[index]
+        with changed:
+            after = wanted.get("after")
+            while after is not None and not ended[after] and came[after] < wanted.get("after_tokens", float("inf")):
+                changed.wait(1.0)
+        time.sleep(wanted.get("pause", 0) / 1000)
+        try:
+            seen[index] = asked(url, wanted, lambda: count(index))
+        except Exception as problem:
+            seen[index] = f"{type(problem).__name__}: {problem}"
+        with changed:
+            ended[index] = True
+            changed.notify_all()
+
+    def count(index):
+        with changed:
+            came[index] += 1
+            changed.notify_all()
+            return came[index]
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(REQUESTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seen
+
+
+def asked(url, wanted, count):
+    """Tokens and log-probabilities of the answer; None for one that was left."""
+    left = wanted.get("abort_after")
+    body = dict(wanted["body"])
+    if wanted.get("streamed"):
+        body["stream"] = True
+    request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=0.02 if left == 0 else TIMEOUT) as reply:
+            if not wanted.get("streamed"):
+                return answer([json.load(reply)])
+            events = []
+            for line in reply:
+                if line.startswith(b"data:") and line.strip() != b"data: [DONE]":
+                    events.append(json.loads(line[5:]))
+                    if left is not None and count() >= left:
+                        return None
+                    if left is None:
+                        count()
+            return answer(events)
+    except OSError:
+        if left == 0:
+            return None
+        raise
+
+
+@@ANSWER@@
+
+
+def judge(index, wanted, seen):
+    """What is wrong with one answer, or None."""
+    right = wanted.get("right")
+    if isinstance(seen, str):
+        return f"request {index}: expected an answer, seen: {seen}"
+    if seen is None or right is None:
+        return None
+    tokens, logprobs = seen
+    for at, (token, logprob, bound, decided) in enumerate(right):
+        if at >= len(tokens):
+            return f"request {index}: {len(tokens)} tokens, expected {len(right)}"
+        if tokens[at] != token:
+            if not decided:
+                return None  # as good as the right one; what follows is of another text
+            return f"request {index}, output token {at}: expected {token}, seen {tokens[at]}"
+        if logprobs is not None and abs(logprobs[at] - logprob) > bound:
+            what = f"expected {logprob:.6f} within {bound:.2g}, seen {logprobs[at]:.6f}"
+            return f"request {index}, output token {at} ({token}): log-probability {what}"
+    return None
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit("python reproduce.py http://HOST:PORT [TIMES]")
+    times = int(sys.argv[2]) if len(sys.argv) == 3 else 1
+    wrong = 0
+    for _ in range(times):
+        faults = [judge(index, *pair) for index, pair in enumerate(zip(REQUESTS, run(sys.argv[1])))]
+        told = [fault for fault in faults if fault]
+        print("\\n".join(told) or "all as it should be")
+        wrong += bool(told)
+        if told and all("URLError" in fault for fault in told):
+            return 2
+    print(f"wrong in {wrong} of {times}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+'''
+
+OPENAI = '''def answer(replies):
+    """Of OpenAI's completions, as vLLM answers them."""
+    choices = [reply["choices"][0] for reply in replies if reply.get("choices")]
+    tokens = [token for one in choices for token in one.get("token_ids") or []]
+    told = [one["logprobs"]["token_logprobs"] for one in choices if one.get("logprobs")]
+    logprobs = [each for one in told for each in one]
+    return tokens, logprobs if len(logprobs) == len(tokens) else None'''
+
+TEXT = '''def answer(replies):
+    """Of OpenAI's completions, as mlx-lm answers them."""
+    entries = [each for reply in replies for each in ((reply["choices"][0].get("logprobs") or {}).get("content") or [])]
+    return [one["id"] for one in entries], [one["logprob"] for one in entries]'''
+
+LLAMA = '''def answer(replies):
+    """Of llama.cpp's /completion. A token that ends within a character has no log-probability."""
+    tokens = [token for one in replies for token in one.get("tokens") or []]
+    told = [each["logprob"] for one in replies for each in one.get("completion_probabilities") or []]
+    return tokens, told if len(told) == len(tokens) else None'''
+
+SGLANG = '''def answer(replies):
+    """Of SGLang's /generate, whose events repeat what came before."""
+    told = replies[-1]["meta_info"]["output_token_logprobs"]
+    return [one[1] for one in told], [one[0] for one in told]'''
+
+ANSWERS = {"vllm": OPENAI, "text": TEXT, "llama.cpp": LLAMA, "sglang": SGLANG}
+
+
+def reproducer(title: str, dialect: str, path: str, timeout: float, requests: Sequence[Mapping[str, Any]]) -> str:
+    """The script. `requests` hold body, moments and right, as REPRODUCER says."""
+    rows = ",\n ".join(json.dumps(one, allow_nan=False) for one in requests)
+    filled = {
+        "TITLE": title.replace("\\", "/").replace('"""', "'''"),
+        "TIMEOUT": repr(timeout),
+        "PATH": json.dumps(path),
+        "REQUESTS": f"[{rows}]",
+        "ANSWER": ANSWERS[dialect],
+    }
+    text = REPRODUCER
+    for name, value in filled.items():
+        text = text.replace(f"@@{name}@@", value)
+    return text

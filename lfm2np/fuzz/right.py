@@ -1,0 +1,57 @@
+"""What exact arithmetic answers to a request of a trace, and how far off the declared format may be at each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lfm2np.engine.engine import Engine
+from lfm2np.fuzz.trace import Sent
+from lfm2np.loading import Model
+from lfm2np.oracle.emulate import format_named
+from lfm2np.oracle.judge import Known, judge, resolution, truths_of
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.verdict import LIMIT
+from lfm2np.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Right:
+    """One token. `bound` in nats; `decided`: another token is wrong here, not only as good."""
+
+    token_id: int
+    logprob: float
+    bound: float
+    decided: bool
+
+
+def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None) -> list[Right]:
+    """Of a greedy request the oracle's own tokens; of one that samples those that were seen."""
+    if sent.temperature:
+        tokens = () if seen is None or seen.token_ids is None else seen.token_ids
+    else:
+        tokens = greedy(model, sent)
+    if not tokens:
+        return []
+    ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
+    pair = (ask, Answer("right", tuple(tokens)))
+    positions = judge(model, format_name, [pair], known=known)
+    (truth,) = truths_of(model, [pair], known).values()
+    noise, bits = known.noises[format_name, truth.token_ids], format_named(format_name).bits
+    found = []
+    for one in positions:
+        column = truth.at(one.row, one.token_id)
+        bound = resolution(float(truth.largest[one.row]), bits) + LIMIT * noise.scale(truth, one.row, column)
+        decided = not sent.temperature and one.margin_ratio > LIMIT
+        found.append(Right(one.token_id, float(truth.logprobs[one.row, column]), bound, decided))
+    return found
+
+
+def greedy(model: Model, sent: Sent) -> tuple[int, ...]:
+    engine = Engine(model)
+    params = SamplingParams(temperature=0.0, max_tokens=sent.max_tokens, ignore_eos=True)
+    engine.add_request("right", sent.prompt, params)
+    tokens: tuple[int, ...] = ()
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens = tuple(output.outputs[0].token_ids)
+    return tokens

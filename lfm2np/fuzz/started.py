@@ -1,0 +1,71 @@
+"""A server that is started here, and again when it is gone: the COMMAND of --start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.target import TargetError
+
+GRACE, LOOK = 10.0, 0.2  # seconds
+
+
+class StartedServer:
+    """The process of a command, in a session of its own, which ends with all that it started.
+
+    is_up    whether it answers; asked until it does
+    seconds  that it may take to answer
+    """
+
+    def __init__(self, command: str, is_up: Callable[[], bool], seconds: float) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as problem:
+            raise RequestError(f"--start {command!r}: {problem}") from None
+        if not self._words:
+            raise RequestError("--start: expected a command")
+        self._is_up, self._seconds = is_up, seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Ends it if it runs, starts it, and waits until it answers. TargetError if it does not."""
+        self.close()
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as problem:
+            raise TargetError(f"--start {self._words[0]}: {problem.strerror or problem}") from None
+        until = time.monotonic() + self._seconds
+        while not self._is_up():
+            if self._process.poll() is not None:
+                raise TargetError(
+                    f"--start {self._words[0]}: it ended with {self._process.returncode} before it answered"
+                )
+            if time.monotonic() > until:
+                self.close()
+                raise TargetError(f"--start {self._words[0]}: no answer within {self._seconds:g} s")
+            time.sleep(LOOK)
+
+    def close(self) -> None:
+        """By SIGTERM, then by force. Any number of times."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(wait)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
