@@ -10,11 +10,12 @@ from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.judge import Known, judge
+from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.verdict import Position, Verdict, position_verdict
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict, position_verdict
 
 WRONG, STOP = "wrong", "stop"
+FEW, SURE = 2, 4.0  # engines that are tried first, and how much of a limit is left for what they may not show
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
     "stop": "an answer that does not end where its stop text ends it",
@@ -58,7 +59,7 @@ def wrong_answer(
     model: Model, format_name: str, trace: Trace, replies: Sequence[Reply], known: Known | None
 ) -> Finding | None:
     """The first answer that can't be: by its form, by where it ends, by its numbers."""
-    pairs: list[tuple[Ask, Answer]] = []
+    pairs: list[Pair] = []
     for index, reply in enumerate(replies):
         sent = trace.requests[index]
         for answer in reply.answers:
@@ -70,14 +71,30 @@ def wrong_answer(
             if sent.stop is not None and not reply.left and (why := stop_fault(model, sent, fitted)):
                 return Finding(STOP, f"request {index}: {why}", index, seen=answer)
             pairs.append((ask, fitted))
-    positions = judge(model, format_name, pairs, known=known)
-    wrong = [one for one in (of_sampled(trace, each) for each in positions) if is_wrong(one)]
+    wrong = [one for one in judged(model, format_name, trace, pairs, known) if is_wrong(one)]
     if not wrong:
         return None
     worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)
     return Finding(WRONG, wrong_words(worst, len(trace.requests[index].prompt)), index, worst, seen)
+
+
+def judged(model: Model, format_name: str, trace: Trace, pairs: Sequence[Pair], known: Known | None) -> list[Position]:
+    """Positions of the answers that can't be told right by a few emulated engines, under all of them.
+
+    A scale from FEW engines is at most about twice that from all (the spread is over all tokens of a position), so what
+    is below LIMIT / SURE of it is below LIMIT of the other; all but a few traces of a right engine end there.
+    """
+    known = Known() if known is None else known
+    quick = Known(truths=known.truths, place=known.place)
+    unsure = {
+        id(one.ask)
+        for one in (of_sampled(trace, each) for each in judge(model, format_name, pairs, known=quick, draws=FEW))
+        if max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)) > LIMIT / SURE
+    }
+    left = [pair for pair in pairs if id(pair[0]) in unsure]
+    return [of_sampled(trace, one) for one in judge(model, format_name, left, known=known)] if left else []
 
 
 def of_sampled(trace: Trace, position: Position) -> Position:

@@ -16,7 +16,7 @@ from lfm2np.fuzz.observe import Watcher, counted
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.http_client import HttpClient, HttpError, TimedOut
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect, Wants
+from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect, Said
 from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
 from lfm2np.oracle.targets.http_target import HttpTarget, judged, num_tokens
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -191,13 +191,13 @@ class Run:
             return {}
         if not (self._trace.is_streamed(index) and self._target.streams):
             reply = client.post(dialect.path, fields)
-            return {"answers": self._read(dialect, wants, reply, ask, sent), "cached": cached_of(reply)}
+            return {"answers": self._read(dialect, reply, ask, sent, False), "cached": cached_of(reply)}
         events = client.post_and_leave(
             dialect.path, fields | {"stream": True}, lambda some: self._enough(index, dialect, some, sent)
         )
         left = sent.abort_after is not None and num_tokens(dialect, events) >= sent.abort_after
         reply = whole_reply(dialect, events)
-        answers = self._read(dialect, wants, reply, ask, sent, not left)
+        answers = self._read(dialect, reply, ask, sent, True, not left)
         return {"answers": answers, "cached": cached_of(reply), "left": left}
 
     def _enough(self, index: int, dialect: Dialect, events: list[dict[str, Any]], sent: Sent) -> bool:
@@ -212,12 +212,15 @@ class Run:
         return sent.abort_after is not None and came >= sent.abort_after
 
     def _read(
-        self, dialect: Dialect, wants: Wants, reply: Mapping[str, Any], ask: Ask, sent: Sent, is_whole: bool = True
+        self, dialect: Dialect, reply: Mapping[str, Any], ask: Ask, sent: Sent, is_streamed: bool, is_whole: bool = True
     ) -> tuple[Answer, ...]:
         apart = choices_apart(reply)
         if len(apart) != sent.samples:
             raise RequestError(f"choices: {len(apart)}, expected {sent.samples}")
-        return tuple(judged(ask, dialect.read(one, ask), self._vocab_size, is_whole) for one in apart)
+        said = [dialect.read(one, ask) for one in apart]
+        if is_streamed and dialect.name == LLAMA.name and any(has_gaps(one) for one in said):
+            return ()
+        return tuple(judged(ask, one, self._vocab_size, is_whole) for one in said)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -243,6 +246,11 @@ def limits_of(client: HttpClient) -> tuple[int | None, int | None]:
 
 def is_count(value: Any) -> bool:
     return type(value) is int and value > 0
+
+
+def has_gaps(said: Said) -> bool:
+    """llama.cpp streams no token that ends within a character, or that may belong to a stop text, but counts it."""
+    return bool(said.new_tokens != len(said.fields.get("token_ids") or ()))
 
 
 def kind_of(status: int | None) -> str:

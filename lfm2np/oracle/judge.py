@@ -45,13 +45,14 @@ def judge(
     pairs: Sequence[Pair],
     progress: Progress | None = None,
     known: Known | None = None,
+    draws: int = DRAWS,
 ) -> list[Position]:
-    """All positions that the answers allow to judge, in the order of the asks."""
+    """All positions that the answers allow to judge, in the order of the asks; by so many engines that could be."""
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known, progress)
     new = [one for one in dict.fromkeys(truths.values()) if (format_name, one.token_ids) not in known.noises]
-    noises = noise_of(model, new, format_name, DRAWS, place=known.place, progress=progress)
+    noises = noise_of(model, new, format_name, draws, place=known.place, progress=progress)
     for truth, own in zip(new, noises, strict=True):
         known.noises[format_name, truth.token_ids] = own
     bits = format_named(format_name).bits
