@@ -44,6 +44,7 @@ EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat
   lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
 BLOCK, CHUNK, SLOTS = 16, 512, 8
 EXAMPLES = 200
+QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +208,7 @@ def found(
             around_of(arguments, model, takes),
             place,
             None if started is None else started.start,
+            started is not None and started.took < QUICK,
             arguments.shrink_minutes * 60,
             tell,
         )
@@ -251,6 +253,7 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
         longest=longest,
         alphabet=alphabet,
         first=() if tokenizer is None or tokenizer.bos_token_id is None else (tokenizer.bos_token_id,),
+        needs_first=not takes.abilities.takes_token_ids,
         stops=() if tokenizer is None or not takes.stops else (" ", "e", tokenizer.decode(alphabet[:1])),
         samples=takes.samples,
         sampling=takes.sampling,

@@ -1,7 +1,8 @@
 """Draws traces, plays and judges them, and makes what fails small: one run against one engine.
 
 A live engine remembers what was cached and what was freed. So each replay of a trace is of other tokens in the same
-places (`relabelled`), and a trace that fails only after others is played behind them. Whether a trace fails is a rate:
+places (`relabelled`), on a server that was just started where that is quickly done, and a trace that fails only after
+others is played behind them. Whether a trace fails is a rate:
 it is measured first, says how many replays a smaller one gets, and is measured again at the end.
 """
 
@@ -58,6 +59,7 @@ class Failure:
     drawn     the trace as it was drawn
     traces    how many had been played until then, this one included
     seconds   until it was found; `shrinking` seconds more until it was small
+    is_fresh  each replay was on a server that had just been started
     """
 
     trace: Trace
@@ -68,6 +70,7 @@ class Failure:
     traces: int
     seconds: float
     shrinking: float
+    is_fresh: bool = False
 
 
 class Enough(BaseException):
@@ -76,7 +79,11 @@ class Enough(BaseException):
 
 @dataclass
 class Campaign:
-    """One engine under test. `restart` starts a server that is gone, or is None."""
+    """One engine under test.
+
+    restart     starts the server, anew if it is there; None: it can't be
+    is_quick    it is there so soon that each replay may have a fresh one
+    """
 
     model: Model
     player: Player
@@ -84,6 +91,7 @@ class Campaign:
     around: Around
     place: Place = field(default_factory=Place)
     restart: Callable[[], None] | None = None
+    is_quick: bool = False
     shrink_seconds: float = 300.0
     tell: Callable[[Counts], None] = lambda counts: None
     counts: Counts = field(default_factory=Counts)
@@ -91,6 +99,7 @@ class Campaign:
     history: list[Trace] = field(default_factory=list)
     best: Failure = field(init=False)  # of the finding that is being shrunk
     is_interrupted: bool = False
+    is_fresh: bool = False  # replays are on a server that was just started
 
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
@@ -153,12 +162,13 @@ class Campaign:
         self.tell(self.counts)
         if finding is not None and finding.kind in UNREPEATABLE and self.restart is not None:
             self.restart()
-            self.player.again()
         return played, finding
 
     def replay(self, trace: Trace, kind: str) -> Found | None:
         """With other tokens; None if it does not fail in this way."""
         self.counts.replays += 1
+        if self.is_fresh and self.restart is not None:
+            self.restart()
         fresh = relabelled(trace, self.around.alphabet, next(self.label))
         played, finding = self.play(fresh)
         return (fresh, played, finding) if finding is not None and finding.kind == kind else None
@@ -186,19 +196,22 @@ class Campaign:
             pass
         except KeyboardInterrupt:
             self.is_interrupted = True
-        return replace(self.best, shrinking=time.monotonic() - began)
+        finally:
+            self.best = replace(self.best, is_fresh=self.is_fresh, shrinking=time.monotonic() - began)
+            self.is_fresh = False
+        return self.best
 
     def repeated(self, kind: str) -> float:
-        """The share of replays in which it fails, or in which it fails behind those that were played before it."""
+        """The share of replays in which it fails, alone or behind those that were played before it; on a fresh server
+        if it fails there."""
         trace = self.best.trace
-        for count in (0, *HISTORIES):
-            if count > len(self.history):
-                break
-            before = self.history[len(self.history) - count :]
-            times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
-            if last is not None:
-                self.keep(last)
-                return times / FIRST_REPLAYS
+        for self.is_fresh in (True, False) if self.is_quick else (False,):
+            for count in (0, *(one for one in HISTORIES if one <= len(self.history))):
+                before = self.history[len(self.history) - count :]
+                times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
+                if last is not None:
+                    self.keep(last)
+                    return times / FIRST_REPLAYS
         return 0.0
 
     def keep(self, found: Found | None) -> None:

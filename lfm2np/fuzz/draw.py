@@ -31,7 +31,8 @@ class Around:
     slots     requests that run at once
     longest   most tokens of prompt and answer
     alphabet  token ids of prompts
-    first     what each prompt begins with: the BOS, or nothing
+    first     what a prompt begins with: the BOS, or nothing
+    needs_first  whether each does: a server that takes texts puts it there by itself
     stops     texts of `stop`; empty: none is drawn
     """
 
@@ -41,6 +42,7 @@ class Around:
     longest: int
     alphabet: tuple[int, ...]
     first: Ids = ()
+    needs_first: bool = False
     stops: tuple[str, ...] = ()
     samples: bool = False
     sampling: bool = False
@@ -73,7 +75,8 @@ def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
             return old
         return (*old, *tail) if kind == "longer" else (*old[:-1], *content(around, draw(st.integers(0, 9)), 1))
     seed = draw(st.integers(0, STEMS - 1)) if kind == "stem" else draw(st.integers(100, 10_000))
-    return (*around.first, *content(around, seed, draw(lengths(around))), *(tail if kind == "stem" else ()))
+    first = around.first if around.needs_first or seed % 2 else ()
+    return (*first, *content(around, seed, draw(lengths(around))), *(tail if kind == "stem" else ()))
 
 
 @st.composite

@@ -183,7 +183,8 @@ def facts(failure: Failure, context: Context) -> list[str]:
     return [
         f"engine: {context.engine}",
         f"checkpoint: {context.checkpoint}; declared format: {context.format_name}",
-        f"fails in {failed} of {replays} replays, each with other tokens in the same places",
+        f"fails in {failed} of {replays} replays, each with other tokens in the same places"
+        + (", on a server that was just started" if failure.is_fresh else ""),
         f"found after {failure.traces} traces and {failure.seconds:.0f} s; drawn with {drawn}; shrunk to {small} in "
         f"{failure.shrinking:.0f} s",
     ]

@@ -54,9 +54,6 @@ class StepsPlayer:
         metrics = {name: float(value) for name, value in run.metrics().items()}
         return Played(replies, leak_of(engine), metrics)
 
-    def again(self) -> None:
-        self._engine = None
-
     def close(self) -> None:
         self._engine = None
 
@@ -218,9 +215,6 @@ class RoundsPlayer:
                 told = (answer,) if answer.error is None and answer.token_ids else ()
                 replies[index] = Reply(told, trouble, sent=float(number), ended=float(number + 1), left=was_left)
         return Played(tuple(replies[index] for index in range(len(trace.requests))))
-
-    def again(self) -> None:
-        """Targets start anew by themselves."""
 
     def close(self) -> None:
         self._target.close()

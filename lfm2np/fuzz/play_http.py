@@ -30,8 +30,8 @@ class HttpPlayer:
     """One server. `timeout` is seconds for one answer: a server that takes longer hangs."""
 
     def __init__(self, url: str, tokenizer: Tokenizer | None, name: str | None, timeout: float) -> None:
-        self._url, self._tokenizer, self._name, self._timeout = url, tokenizer, name, timeout
-        self._target = self._new_target()
+        self._tokenizer, self._timeout = tokenizer, timeout
+        self._target = HttpTarget(url, tokenizer, name, timeout=timeout, retries=0)
         self._watcher: Watcher | None = None
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
 
@@ -67,17 +67,8 @@ class HttpPlayer:
         ]
         return dialect.name, dialect.path, self._timeout, bodies
 
-    def again(self) -> None:
-        """A server was started anew at this place."""
-        self._target.close()
-        self._target = self._new_target()
-        self.probe()
-
     def close(self) -> None:
         self._target.close()
-
-    def _new_target(self) -> HttpTarget:
-        return HttpTarget(self._url, self._tokenizer, self._name, timeout=self._timeout, retries=0)
 
     def _probe_prompt(self) -> tuple[int, ...]:
         return (1, 2) if self._tokenizer is None else tuple(self._tokenizer.encode("The"))

@@ -65,8 +65,5 @@ class Player(Protocol):
     def play(self, trace: Trace) -> Played:
         """Never raises for what the engine does. TargetError if it is gone for good."""
 
-    def again(self) -> None:
-        """The engine was started anew, or is to be."""
-
     def close(self) -> None:
         """Ends what the player began. Any number of times."""

@@ -32,6 +32,7 @@ class StartedServer:
             raise RequestError("--start: expected a command")
         self._is_up, self._seconds = is_up, seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self.took = 0.0  # seconds, the last time
 
     def start(self) -> None:
         """Ends it if it runs, starts it, and waits until it answers. TargetError if it does not."""
@@ -46,7 +47,8 @@ class StartedServer:
             )
         except OSError as problem:
             raise TargetError(f"--start {self._words[0]}: {problem.strerror or problem}") from None
-        until = time.monotonic() + self._seconds
+        began = time.monotonic()
+        until = began + self._seconds
         while not self._is_up():
             if self._process.poll() is not None:
                 raise TargetError(
@@ -56,6 +58,7 @@ class StartedServer:
                 self.close()
                 raise TargetError(f"--start {self._words[0]}: no answer within {self._seconds:g} s")
             time.sleep(LOOK)
+        self.took = time.monotonic() - began
 
     def close(self) -> None:
         """By SIGTERM, then by force. Any number of times."""
