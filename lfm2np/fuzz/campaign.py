@@ -205,7 +205,8 @@ class Campaign:
         """The share of replays in which it fails, alone or behind those that were played before it; on a fresh server
         if it fails there."""
         trace = self.best.trace
-        for self.is_fresh in (True, False) if self.is_quick else (False,):
+        for is_fresh in (True, False) if self.is_quick else (False,):
+            self.is_fresh = is_fresh
             for count in (0, *(one for one in HISTORIES if one <= len(self.history))):
                 before = self.history[len(self.history) - count :]
                 times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
