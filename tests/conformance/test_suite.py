@@ -179,7 +179,7 @@ def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Pat
     assert third.returncode == 0
 
 
-CONSOLE = {"lfm2np": "from lfm2np.cli import main", "pytest": "from pytest import console_main as main"}
+CONSOLE = {"lfm2np": "from lfm2np.cli import main", "pytest": "from pytest import main"}
 SUITE = ["-p", "no:cacheprovider", "--pyargs", "lfm2np.conformance", "-k", "seed-of", "--engine"]
 ASKED = {
     "check": ("lfm2np", ["check", "engine_here:factory", "--cases", "short-prompts"], "verdict    EXACT"),
