@@ -1,4 +1,4 @@
-"""The JSON Schemas of the trace, of results and of a check's transcript, against files as they are really written."""
+"""The JSON Schemas of the trace, of results, of a check's transcript and of vector sets, against files as written."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.cli import main
 from lfm2np.numerics import NAMES
+from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, packaged_set
+from lfm2np.oracle.vectors.form import VectorsError, require_form
 from scheduler import POLICIES, FinishReason
 from scheduler.plan import MoveKind
 from scheduler.trace import VERSION
@@ -32,6 +34,7 @@ def read_schema(path: str) -> dict[str, Any]:
 TRACE = read_schema("schemas/trace.schema.json")
 RESULTS = read_schema("schemas/results.schema.json")
 TRANSCRIPT = read_schema("oracle/schemas/transcript.schema.json")
+VECTORS = read_schema("oracle/schemas/vectors.schema.json")
 
 
 def lines_of(path: Path) -> list[Any]:
@@ -97,6 +100,22 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [*lines_of(path), *TRANSCRIPT["examples"]]
 
 
+def committed_vectors() -> Any:
+    return json.loads((packaged_set() / DOCUMENT).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def vectors() -> list[Any]:
+    """The committed set with one vector and one position at a time: one for each hint and result."""
+    document, found = committed_vectors(), {}
+    for vector in document["vectors"]:
+        for position, token in zip(vector["positions"], vector["token_ids"], strict=True):
+            for hint in vector["schedule"]:
+                one = {**vector, "schedule": [hint], "positions": [position], "token_ids": [token]}
+                found[hint["kind"], position["result"]] = {**document, "vectors": [one]}
+    return list(found.values())
+
+
 FILES = [("trace", TRACE), ("results", RESULTS), ("transcript", TRANSCRIPT)]
 
 
@@ -124,9 +143,14 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
                 target |= {key: {"not": ["a", "value"]} for key in replacement}
                 yield (*at, name), made
             yield from changed(line, (*at, name))
-    elif isinstance(here, list):
-        for index in range(min(1, len(here))):
-            yield from changed(line, (*at, index))
+    elif isinstance(here, list) and here:
+        made = copy.deepcopy(line)
+        target = made
+        for step in at:
+            target = target[step]
+        target[0] = {"not": ["a", "value"]}
+        yield (*at, 0), made
+        yield from changed(line, (*at, 0))
 
 
 # What may be missing, or be anything: names of objects that are maps, what old transcripts and other writers lack.
@@ -154,6 +178,44 @@ def test_what_is_not_of_the_form_is_refused(name: str, schema: dict[str, Any], r
                 assert not validator.is_valid(wrong), (kind, at)
                 tried += 1
     assert tried >= 8
+
+
+def test_the_committed_vectors_are_of_the_schema() -> None:
+    assert complaints(VECTORS, [committed_vectors()]) == []
+
+
+OPEN = {"formats", "weights", "notes", "noise"}  # maps of a vector set: any name may be in them, or not
+
+
+def test_nothing_of_a_vector_set_may_be_missing_or_of_another_kind(vectors: list[Any]) -> None:
+    """The schema says so by itself, and the reader, which has a small checker of its own, with it."""
+    validator = Draft202012Validator(VECTORS)
+    for document in vectors:
+        tried = 0
+        for at, wrong in changed(document):
+            holder = wrong
+            for step in at[:-1]:
+                holder = holder[step]
+            if len(at) > 1 and at[-2] in OPEN and at[-1] not in holder:
+                continue
+            assert not validator.is_valid(wrong), at
+            with pytest.raises(VectorsError):
+                require_form(wrong, DOCUMENT)
+            tried += 1
+        assert tried > 100
+        assert not validator.is_valid({**document, "more": 1})
+
+
+def test_every_object_of_a_vector_set_names_all_that_it_has_and_no_more(vectors: list[Any]) -> None:
+    for name, rule in {"": VECTORS, **VECTORS["$defs"]}.items():
+        if "properties" in rule:
+            assert rule["additionalProperties"] is False, name
+            assert set(rule["required"]) == set(rule["properties"]), name
+    shown = {reference["$ref"].rpartition("/")[2] for reference in VECTORS["$defs"]["hint"]["oneOf"]}
+    assert {document["vectors"][0]["schedule"][0]["kind"] for document in vectors} == shown
+    results = VECTORS["$defs"]["position"]["properties"]["result"]["enum"]
+    assert {document["vectors"][0]["positions"][0]["result"] for document in vectors} == set(results)
+    assert VECTORS["$defs"]["tensorsFile"]["properties"]["file"] == {"const": TENSORS}
 
 
 def test_every_kind_of_line_and_of_move_was_seen(trace: list[Any]) -> None:

@@ -242,7 +242,7 @@ def formats() -> str:
         "What the commands read and write, each with a JSON Schema (draft 2020-12) that lies in the package; the tests "
         "hold real files against it. A format that changes its meaning changes its version.",
     ]
-    for path in sorted(CHECKOUT.glob("*/**/*.schema.json")):
+    for path in schemas.files(CHECKOUT):
         schema = json.loads(path.read_text(encoding="utf-8"))
         name = path.name.removesuffix(".schema.json")
         parts += [heading(schema["title"], "-", f"format {name}"), f":repo:`{path.relative_to(CHECKOUT)}`"]

@@ -40,7 +40,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 DOCS = CHECKOUT / "docs"
 SHOWN = {"text", "json", "yaml", "toml", "ini", "diff", "html", "rust", "c", "cpp", "math"}
-PROGRAMS = {"lfm2np": "-P -m lfm2np", "python": "", "python3": "", "pytest": "-P -m pytest"}  # -P: as their scripts do
+SCRIPTS = {"lfm2np": "lfm2np.cli import main", "pytest": "pytest import main"}  # as pip makes them
 FENCE = re.compile(r"^( *)(`{3,}|~{3,})(.*)$")
 VARYING = re.compile(r"(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+| {2,})")
 COMMENT = re.compile(r"^ *<!-- (not run|run): (.+?) -->$")
@@ -144,9 +144,12 @@ class Shell:
     """Commands of one page: the folder they run in, and what they left running."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
-        for name, arguments in PROGRAMS.items():
-            script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments} "$@"\n'
-            (programs / name).write_text(script)
+        python = shlex.quote(sys.executable)
+        started = {name: f"{python} {programs}/run_{name}.py" for name in SCRIPTS}
+        for name, what in SCRIPTS.items():
+            (programs / f"run_{name}.py").write_text(f"from {what}\n\nraise SystemExit(main())\n")
+        for name, command in {**started, "python": python, "python3": python}.items():
+            (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (programs / name).chmod(0o755)
         self.folder, self.left = folder, list[int]()
         self.environment = os.environ | {

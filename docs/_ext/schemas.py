@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from rooms import PACKAGES
+
 Row = tuple[str, str, str]  # name, value, meaning
+
+
+def files(checkout: Path) -> list[Path]:
+    """Those of our packages: a .venv in the checkout may hold copies."""
+    return sorted(path for package in PACKAGES for path in (checkout / package).rglob("*.schema.json"))
 
 
 def objects(schema: dict[str, Any]) -> Iterator[tuple[str, str, list[Row]]]:

@@ -24,9 +24,12 @@ A request that can't be met must raise RequestError or ValueError when it is add
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
@@ -120,10 +123,11 @@ def lacking(engine: Any) -> frozenset[str]:
 
 
 def load_factory(name: str) -> Factory:
-    """The factory "package.module:name". RequestError if there is none."""
+    """The factory "package.module:name"; the current folder is searched too. RequestError if there is none."""
     module, _, path = name.partition(":")
     if not module or not path:
         raise RequestError(f"engine {name!r}: expected package.module:factory")
+    search_current_folder()
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
@@ -134,6 +138,17 @@ def load_factory(name: str) -> Factory:
         raise RequestError(f"engine {name!r}: {type(found).__name__}, expected a factory")
     factory: Factory = found
     return factory
+
+
+def search_current_folder() -> None:
+    """First, as `python -m` does: a console command would find what is installed only, wherever it is called.
+
+    It stays on the path, as an engine may import its neighbours late. Not where Python itself must not (-P).
+    """
+    with contextlib.suppress(FileNotFoundError):  # the folder has been removed
+        here = str(Path.cwd())
+        if not sys.flags.safe_path and not {"", here} & set(sys.path):
+            sys.path.insert(0, here)
 
 
 def sizes_of(wishes: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,8 +59,8 @@ def about(run: Run, source: str, command: str) -> Markup:
         [
             element(
                 "p",
-                "Every number here comes from a run. Views 1 to 4 and the worksheet show a model that fits on paper; "
-                f"views 5 and 7 to 10 show {visible(source)}: {len(run.requests)} sequences in {len(run.steps)} steps, "
+                "Every number here comes from a run. Views 1 to 4 and the worksheet show a model that fits on paper, "
+                f"views 5 and 7 to 10 {visible(source)} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
                 f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
                 f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
             ),

@@ -187,7 +187,7 @@ def difference_at(
     """Logits first, bit for bit; then the token."""
     if row.tobytes() != truth.tobytes():
         place = int(np.argmax(row != truth)) if (row != truth).any() else 0
-        detail = f"logit of token {place} is {row[place]!r}, alone it is {truth[place]!r}"
+        detail = f"logit of token {place} is {row[place]!s}, alone it is {truth[place]!s}"
         return Difference(position, "logits", detail)
     if token != expected:
         return Difference(position, "token", f"{token}, alone it is {expected}")

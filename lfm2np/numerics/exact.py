@@ -1,7 +1,7 @@
 """The default arithmetic: every sum is exact, so its order cannot matter and the bits are the same everywhere.
 
 Operands are rounded to a grid, the multiples of one power of two. A product of two grid values is an integer multiple
-of the product of their grids; if the absolute products of a sum stay below 2**53 of those units, then every partial
+of the product of their grids; if the absolute products of a sum are at most 2**53 of those units, then every partial
 sum, in whatever order, blocking, thread or fused multiply-add, is a float64, and nothing is ever rounded. That is the
 whole proof; each function says which grid keeps it true. Scaling by a power of two does not round: float32 operands lie
 between 2**-149 and 2**128, so products and grids stay far inside float64 (only weights of attention may become

@@ -11,7 +11,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, root_mean_square
+from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words, root_mean_square
 from lfm2np.progress import Progress
 
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
@@ -89,7 +89,9 @@ def decided(
         if drifts:
             reasons.append(f"{len(drifts)} log-probabilities are further off than {format_name} explains")
         if chance < FLIPS_LIMIT:
-            reasons.append(f"so many flips have a probability of {chance:.1e} together, though each may be a tie")
+            reasons.append(
+                f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
+            )
         return Verdict.BUG, [*reasons, *factors.findings(positions)]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer told the ids of its tokens: nothing could be judged"]

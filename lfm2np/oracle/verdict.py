@@ -76,12 +76,18 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     new = [one for one in positions if one.is_new]
     flips = sum(one.is_flip for one in new)
     chances = [0.5 * math.erfc(one.margin_ratio / (SPREAD * math.sqrt(2.0))) for one in new]
-    below = [1.0] + [0.0] * flips  # below[k]: exactly k flips so far, k < flips; the last collects nothing
-    for chance in chances:
+    below = [1.0] + [0.0] * flips  # below[k]: exactly k flips so far, k < flips; the last: so many or more
+    for chance in chances if flips else ():
+        below[flips] += below[flips - 1] * chance  # never 1 minus the others, which can't tell 0 from 1e-17
         for k in range(flips - 1, 0, -1):
             below[k] = below[k] * (1.0 - chance) + below[k - 1] * chance
         below[0] *= 1.0 - chance
-    return flips, max(0.0, 1.0 - math.fsum(below[:flips])) if flips else 1.0
+    return flips, min(1.0, below[flips])
+
+
+def probability_words(chance: float) -> str:
+    """Two digits; below what float64 can tell from 0, that bound."""
+    return f"{chance:.2g}" if chance >= 1e-300 else "less than 1e-300"
 
 
 def root_mean_square(ratios: Sequence[float]) -> float:

@@ -1,6 +1,7 @@
 """The suite on our own engine, on a broken one, and as a plugin of pytest."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,43 @@ def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Pat
     assert "issue 17" in second.stdout
     third = run_pytest(tmp_path, "-k", "noise-differs", "--xfails", str(xfails))
     assert third.returncode == 0
+
+
+CONSOLE = {"lfm2np": "from lfm2np.cli import main", "pytest": "from pytest import main"}
+SUITE = ["-p", "no:cacheprovider", "--pyargs", "lfm2np.conformance", "-k", "seed-of", "--engine"]
+ASKED = {
+    "check": ("lfm2np", ["check", "engine_here:factory", "--cases", "short-prompts"], "verdict    EXACT"),
+    "suite": ("pytest", [*SUITE, "engine_here:factory"], "1 passed"),
+}
+
+
+def console(folder: Path, name: str, *arguments: str, options: str = "") -> subprocess.CompletedProcess[str]:
+    """As pip installs it: a script elsewhere, whose own folder Python searches in the place of the current one."""
+    script = folder / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"{CONSOLE[name]}\nraise SystemExit(main())\n")
+    command = [sys.executable, *options.split(), str(script), *arguments]
+    checkout = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, cwd=folder, env=os.environ | checkout, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_console_command_finds_an_engine_in_the_current_folder(tmp_path: Path, asked: str):
+    script, arguments, told = ASKED[asked]
+    (tmp_path / "neighbour.py").write_text("from lfm2np.conformance.adapters import own\n")
+    (tmp_path / "engine_here.py").write_text(
+        "def factory(model, sizes):\n    import neighbour\n\n    return neighbour.own(model, sizes)\n"
+    )
+    done = console(tmp_path, script, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told in done.stdout
+
+
+def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path):
+    (tmp_path / "engine_here.py").write_text("from lfm2np.conformance.adapters import own as factory\n")
+    done = console(tmp_path, "lfm2np", *ASKED["check"][1], options="-P")
+    assert done.returncode == 3
+    assert "engine 'engine_here:factory': can't be imported: No module named 'engine_here'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import html_pages
 import pytest
 import rooms
+import schemas
 from conftest import sphinx
 from run_pages import CHECKOUT
 
@@ -38,9 +39,17 @@ def test_every_command_and_every_schema_has_its_place(built: Path) -> None:
     commands = html_pages.Page(generated / "command-line.html").ids
     assert {f"command-lfm2np-{name}" for name in ("generate", "check", "vectors-make", "conformance")} <= commands
     formats = html_pages.Page(generated / "formats.html").ids
-    schemas = [path.name.removesuffix(".schema.json") for path in CHECKOUT.glob("*/**/*.schema.json")]
-    assert {f"format-{name}" for name in schemas} <= formats
-    assert {"exec-protocol", "trace", "transcript", "results"} <= set(schemas)
+    names = [path.name.removesuffix(".schema.json") for path in schemas.files(CHECKOUT)]
+    assert {f"format-{name}" for name in names} <= formats
+    assert {"exec-protocol", "trace", "transcript", "results"} <= set(names)
+
+
+def test_copies_in_a_virtual_environment_are_no_schemas(tmp_path: Path) -> None:
+    own, copy = (tmp_path / top / "one.schema.json" for top in ("lfm2np/schemas", ".venv/lib/lfm2np/schemas"))
+    for path in (own, copy):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert schemas.files(tmp_path) == [own]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import total
-from lfm2np.oracle.verdict import LIMIT, SPREAD, Position, Verdict, flip_probability, position_verdict
+from lfm2np.oracle.verdict import (
+    LIMIT,
+    SPREAD,
+    Position,
+    Verdict,
+    flip_probability,
+    position_verdict,
+    probability_words,
+)
 from lfm2np.oracle.workloads import CASES, Writer, rounds
 
 pytestmark = pytest.mark.rounding
@@ -207,12 +215,21 @@ def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins:
         if sum(pattern) >= flips
     )
     assert flips == sum(flip for _, flip in coins)
-    assert chance == pytest.approx(expected, abs=1e-12)
+    assert chance == pytest.approx(expected, rel=1e-9)
 
 
 def test_many_unlikely_flips_are_impossible_together() -> None:
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 60)[1] < 1e-9
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 3)[1] > 1e-3
+
+
+def test_a_chance_is_told_however_small() -> None:
+    one = 0.5 * math.erfc(8.0 / (SPREAD * math.sqrt(2)))
+    assert flip_probability([position(8.0, True)] * 20)[1] == pytest.approx(one**20, rel=1e-9)
+    assert probability_words(one**20) == "1e-90"
+    assert probability_words(0.0) == "less than 1e-300"
+    assert flip_probability([position(1e6, True)])[1] == 0.0
+    assert flip_probability([position(1e6, False)])[1] == 1.0
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple), min_size=1, max_size=8))

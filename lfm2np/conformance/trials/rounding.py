@@ -21,7 +21,7 @@ from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.judge import Known, judge
 from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability
+from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
 
 UNJUDGED = frozenset({"sampling", "samples", "processors"})  # features that no noise model speaks of
 SMALL_RANGE = ("float16", "int8", "int4")  # formats that can't hold the weights of models that overflow
@@ -83,9 +83,8 @@ def require_explained(
             raise Violation(f"{described(one, number_format)} {how}".rstrip())
     flips, chance = flip_probability(positions)
     if chance < FLIPS_LIMIT:
-        raise Violation(
-            f"{flips} tokens are not the reference's: together {chance:.1e} likely in {number_format} {how}"
-        )
+        likely = f"probability {probability_words(chance)} together in {number_format}"
+        raise Violation(f"{flips} tokens are not the reference's: {likely} {how}")
 
 
 def require_scores(number_format: str, model: TinyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:

@@ -27,7 +27,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     wrong_of,
 )
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
 
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters
@@ -225,9 +225,10 @@ def flips(checked: Checked) -> str:
         ]
         for one in found[:MOST_ROWS]
     ]
+    likely = probability_words(checked.total.flip_chance)
     return (
         f"<p>{checked.total.flips} new tokens are not the oracle's. A right engine of this format has so many or more "
-        f"with probability {checked.total.flip_chance:.2g}. Margin: how far the oracle is from a tie there.</p>\n"
+        f"with probability {likely}. Margin: how far the oracle is from a tie there.</p>\n"
         + table("Flips, the furthest behind first", header, {"": rows}, (0, 8))
         + more(found)
     )

@@ -30,7 +30,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     visible,
 )
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
 
 MOST_LINES = 10  # of flips and of messages
 COMMAND = 4000  # characters
@@ -62,7 +62,8 @@ def head_lines(checked: Checked) -> list[str]:
     total = checked.total
     told = sum(one.error_ratio is not None for one in checked.positions)
     errors = f"RMS {number(total.rms)}, worst {number(total.worst)}" if told else "none told"
-    chance = "" if not total.flips else f"; a right engine has so many or more with probability {total.flip_chance:.2g}"
+    likely = probability_words(total.flip_chance)
+    chance = f"; a right engine has so many or more with probability {likely}" if total.flips else ""
     return [
         f"verdict    {total.verdict}",
         *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(total.reasons)),

@@ -364,7 +364,7 @@ def differing_tensor(vector: str, name: str, found: Array, expected: Array | Non
     if len(wrong):
         row, column = (int(one) for one in wrong[0])
         what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
-        values = tuple(f"{one!r} ({float(one).hex()})" for one in (found[row, column], expected[row, column]))
+        values = tuple(f"{one!s} ({float(one).hex()})" for one in (found[row, column], expected[row, column]))
         yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
 
 

@@ -167,6 +167,7 @@ def test_one_bit_of_a_row_of_logits_names_vector_position_and_token(folder: Path
     )
     assert (found.vector, found.position) == ("prefix-cold", 3)
     assert found.what == "logit of token 5, first of 1"
+    assert re.fullmatch(r"-?[\d.]+ \(-?0x[\d.a-fp+-]+\)", found.found), found.found
 
 
 def test_a_nan_in_the_tensors_is_a_difference(folder: Path) -> None:
