@@ -29,8 +29,8 @@ from lfm2np.work.place import Place
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
-HISTORIES = (1, 3, 7, 15)  # traces that are played before one that does not fail by itself
-MISSED = 0.05  # probability of taking a trace that fails for one that does not
+HISTORIES = (1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
+MISSED = 0.1  # probability of taking a trace that fails for one that does not
 UNREPEATABLE = (DEAD, HANG)  # the server must be started anew
 Found = tuple[Trace, Played, Finding]
 
@@ -207,7 +207,7 @@ class Campaign:
         trace = self.best.trace
         for is_fresh in (True, False) if self.is_quick else (False,):
             self.is_fresh = is_fresh
-            for count in (0, *(one for one in HISTORIES if one <= len(self.history))):
+            for count in (0, *(one for one in HISTORIES if one < len(self.history)), len(self.history)):
                 before = self.history[len(self.history) - count :]
                 times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
                 if last is not None:

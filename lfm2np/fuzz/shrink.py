@@ -49,11 +49,15 @@ def halves(count: int) -> Iterator[int]:
 
 
 def fewer_requests(trace: Trace) -> Iterator[Edit]:
-    """From the end: those that fail are often the last."""
+    """By halves, quarters and so on, from the first: those that fail are often the last."""
     count = len(trace.requests)
-    yield from (partial(without, start=0, size=start) for start in range(count - 1, 0, -1))
     for size in halves(count):
-        yield from (partial(without, start=start, size=size) for start in range(count - size, -1, -size))
+        yield from (partial(without_up_to, left=left, size=size) for left in range(count, size - 1, -size))
+
+
+def without_up_to(trace: Trace, left: int, size: int) -> Trace | None:
+    """Without `size` requests that have `left - size` behind them: counted from the end, which edits before leave."""
+    return without(trace, len(trace.requests) - left, size) if left <= len(trace.requests) else None
 
 
 def without(trace: Trace, start: int, size: int) -> Trace | None:

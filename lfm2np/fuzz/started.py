@@ -13,7 +13,7 @@ from collections.abc import Callable
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.target import TargetError
 
-GRACE, LOOK = 10.0, 0.2  # seconds
+GRACE, LOOK = 10.0, 0.02  # seconds
 
 
 class StartedServer:
