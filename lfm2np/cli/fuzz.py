@@ -209,6 +209,7 @@ def found(
             place,
             None if started is None else started.start,
             started is not None and started.took < QUICK,
+            arguments.target.startswith(("http:", "https:")),
             arguments.shrink_minutes * 60,
             tell,
         )

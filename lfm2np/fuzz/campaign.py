@@ -29,7 +29,7 @@ from lfm2np.work.place import Place
 
 BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
-HISTORIES = (1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
+HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
 MISSED = 0.1  # probability of taking a trace that fails for one that does not
 UNREPEATABLE = (DEAD, HANG)  # the server must be started anew
 Found = tuple[Trace, Played, Finding]
@@ -83,6 +83,7 @@ class Campaign:
 
     restart     starts the server, anew if it is there; None: it can't be
     is_quick    it is there so soon that each replay may have a fresh one
+    is_live     answers come when they come: the same trace may fail now and not then
     """
 
     model: Model
@@ -92,6 +93,7 @@ class Campaign:
     place: Place = field(default_factory=Place)
     restart: Callable[[], None] | None = None
     is_quick: bool = False
+    is_live: bool = True
     shrink_seconds: float = 300.0
     tell: Callable[[Counts], None] = lambda counts: None
     counts: Counts = field(default_factory=Counts)
@@ -207,7 +209,7 @@ class Campaign:
         trace = self.best.trace
         for is_fresh in (True, False) if self.is_quick else (False,):
             self.is_fresh = is_fresh
-            for count in (0, *(one for one in HISTORIES if one < len(self.history)), len(self.history)):
+            for count in (*(one for one in HISTORIES if one < len(self.history)), len(self.history)):
                 before = self.history[len(self.history) - count :]
                 times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
                 if last is not None:
@@ -221,12 +223,18 @@ class Campaign:
             self.best = replace(self.best, trace=trace, played=played, finding=finding)
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
+        needed = 2 if self.is_live else 1  # one failure may be luck, and luck after luck ends in what hardly ever fails
+
         def still_fails(trace: Trace) -> bool:
-            for _ in range(replays):
+            failures = 0
+            for tried in range(1, needed * replays + 1):
                 found = self.replay(trace, kind)
-                if found is not None:
+                failures += found is not None
+                if failures == needed:
                     self.keep(found)
                     return True
+                if tried >= replays and not failures:
+                    return False
             return False
 
         shrunk(self.best.trace, still_fails, lambda: time.monotonic() - began < self.shrink_seconds)
