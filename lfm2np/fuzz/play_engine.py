@@ -204,10 +204,7 @@ class RoundsPlayer:
     def play(self, trace: Trace) -> Played:
         replies: dict[int, Reply] = {}
         for number, indices in enumerate(rounds_of(trace)):
-            asks = [
-                Ask(str(index), "fuzz", trace.requests[index].prompt, trace.requests[index].max_tokens)
-                for index in indices
-            ]
+            asks = [ask_of(index, trace.requests[index]) for index in indices]
             left = [str(index) for index in indices if trace.requests[index].abort_after is not None]
             for index, answer in zip(indices, self._target.answer(asks, left), strict=True):
                 was_left = str(index) in left
@@ -218,6 +215,10 @@ class RoundsPlayer:
 
     def close(self) -> None:
         self._target.close()
+
+
+def ask_of(index: int, one: Sent) -> Ask:
+    return Ask(str(index), "fuzz", one.prompt, one.max_tokens, factors={"cold": one.cold})
 
 
 def kind_of_error(answer: Answer) -> str:
