@@ -296,9 +296,7 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
             f"  {one['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py",
         ]
         if one["kind"] == "wrong" and one["requests"] == 1:
-            lines.append(
-                "  one request alone is wrong: `lfm2np check` tells another format from a bug, and its pattern"
-            )
+            lines.append("  one request alone is wrong: `lfm2np check` tells another format from a bug")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from lfm2np.fuzz.draw import Around, traces
 from lfm2np.fuzz.found import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
-from lfm2np.fuzz.trace import Trace, joined, relabelled
+from lfm2np.fuzz.trace import Trace, calm, joined, relabelled
 from lfm2np.loading import Model
 from lfm2np.oracle.judge import Known
 from lfm2np.oracle.targets.target import TargetError
@@ -204,17 +204,18 @@ class Campaign:
         return self.best
 
     def repeated(self, kind: str) -> float:
-        """The share of replays in which it fails, alone or behind those that were played before it; on a fresh server
-        if it fails there."""
+        """The share of replays in which it fails, alone or behind those that were played before it; one request after
+        another, if it fails so; on a fresh server, if it fails there."""
         trace = self.best.trace
         for is_fresh in (True, False) if self.is_quick else (False,):
             self.is_fresh = is_fresh
             for count in (*(one for one in HISTORIES if one < len(self.history)), len(self.history)):
-                before = self.history[len(self.history) - count :]
-                times, last = self.fails(joined([*before, trace]), kind, FIRST_REPLAYS)
-                if last is not None:
-                    self.keep(last)
-                    return times / FIRST_REPLAYS
+                whole = joined([*self.history[len(self.history) - count :], trace])
+                for variant in (calm(whole), whole):
+                    times, last = self.fails(variant, kind, FIRST_REPLAYS)
+                    if last is not None:
+                        self.keep(last)
+                        return times / FIRST_REPLAYS
         return 0.0
 
     def keep(self, found: Found | None) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from lfm2np.errors import RequestError
-from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.fuzz.trace import MOMENT, Sent, Trace
 
 Edit = Callable[[Trace], Trace | None]  # None: it can't be done to this one
 Fails = Callable[[Trace], bool]
@@ -148,10 +148,10 @@ def less_overlap(trace: Trace) -> Iterator[Edit]:
     """One after another; where that does not fail, those that wait for tokens go out at once."""
     for index, one in enumerate(trace.requests):
         if index and (one.after is None or one.after_tokens is not None):
-            yield partial(with_moment, index=index, after=index - 1)
+            yield partial(with_moment, index=index, after=index - 1, pause=MOMENT)
         if one.after_tokens is not None:
-            yield partial(with_moment, index=index, after=None)
+            yield partial(with_moment, index=index, after=None, pause=0)
 
 
-def with_moment(trace: Trace, index: int, after: int | None) -> Trace | None:
-    return changed_one(trace, index, replace(trace.requests[index], after=after, after_tokens=None))
+def with_moment(trace: Trace, index: int, after: int | None, pause: int) -> Trace | None:
+    return changed_one(trace, index, replace(trace.requests[index], after=after, after_tokens=None, pause=pause))

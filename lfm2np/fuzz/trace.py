@@ -18,6 +18,7 @@ from lfm2np.errors import RequestError
 
 Ids = tuple[int, ...]
 MOST_REQUESTS, MOST_PAUSE = 1000, 60_000
+MOMENT = 10  # milliseconds
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,11 @@ def joined(traces: Sequence[Trace]) -> Trace:
     return Trace(tuple(sent))
 
 
-def overlap(trace: Trace) -> int:
-    """How many requests do not wait for another's end."""
-    return sum(one.after is None or one.after_tokens is not None for one in trace.requests) - 1
+def calm(trace: Trace) -> Trace:
+    """One request after another, each a moment after the end of the one before: a server has then put it away."""
+    return Trace(
+        tuple(
+            replace(one, after=index - 1, after_tokens=None, pause=MOMENT) if index else one
+            for index, one in enumerate(trace.requests)
+        )
+    )
