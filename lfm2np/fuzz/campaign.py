@@ -111,6 +111,9 @@ class Campaign:
             before = self.counts.traces
             if left <= 0 or time.monotonic() >= until:
                 return
+            if self.is_quick and self.restart is not None:  # what a batch fails by is then in its history, all of it
+                self.restart()
+                self.history = []
             found = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
             if found is not None:
@@ -147,7 +150,7 @@ class Campaign:
             if finding is not None:
                 failed.append((fresh, played, finding))
                 raise Enough
-            self.history = [*self.history, fresh][-max(HISTORIES) :]
+            self.history = [*self.history, fresh][-BATCH:]
             for name, value in played.counted.items():
                 target(float(value), label=name)
 
