@@ -8,7 +8,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.fuzz.trace import Sent
 from lfm2np.loading import Model
 from lfm2np.oracle.emulate import format_named
-from lfm2np.oracle.judge import Known, judge, resolution, truths_of
+from lfm2np.oracle.judge import Known, judge, most_shift, resolution, truths_of
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.verdict import LIMIT
 from lfm2np.sampling.params import SamplingParams
@@ -40,7 +40,8 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     found = []
     for one in positions:
         column = truth.at(one.row, one.token_id)
-        bound = resolution(float(truth.largest[one.row]), bits) + LIMIT * noise.scale(truth, one.row, column)
+        unit = resolution(float(truth.largest[one.row]), bits)
+        bound = unit + LIMIT * noise.scale(truth, one.row, column) + most_shift(truth.vocab_size)
         decided = not sent.temperature and one.margin_ratio > LIMIT
         found.append(Right(one.token_id, float(truth.logprobs[one.row, column]), bound, decided))
     return found

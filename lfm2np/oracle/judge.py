@@ -175,13 +175,18 @@ def without_normaliser(
     """
     if not errors:
         return errors
-    most = math.ldexp(vocab_size, -25)
+    most = most_shift(vocab_size)
 
     def left(shift: float) -> float:
         return max(abs(beyond(one - shift, unit)) / scale for one, scale in zip(errors, scales, strict=True))
 
     shift = min((0.0, *(min(most, max(-most, one)) for one in errors)), key=left)
     return [one - shift for one in errors]
+
+
+def most_shift(vocab_size: int) -> float:
+    """Nats: see without_normaliser."""
+    return math.ldexp(vocab_size, -25)
 
 
 def beyond(error: float, unit: float) -> float:
