@@ -94,7 +94,8 @@ class StepsRun:
         most = STEPS_PER_TOKEN * (sum(len(one.prompt) + one.max_tokens * one.samples for one in self._sent) + 20)
         while not self._trouble:
             self._send_those_due()
-            self._leave_those_due()
+            if self._leave_those_due():
+                continue  # some may have waited for their end
             if not any(state == "running" for state in self._state):
                 break
             self._steps += 1
@@ -133,7 +134,9 @@ class StepsRun:
             return True
         return one.after_tokens is not None and self._came[one.after] >= one.after_tokens
 
-    def _leave_those_due(self) -> None:
+    def _leave_those_due(self) -> bool:
+        """Whether there were any."""
+        before = self._state.count("left")
         for index, one in enumerate(self._sent):
             running = self._state[index] == "running" and one.abort_after is not None
             if running and self._came[index] >= (one.abort_after or 0):
@@ -144,6 +147,7 @@ class StepsRun:
                     self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
                 self._state[index] = "left"
                 self._times[index]["ended"] = float(self._steps)
+        return self._state.count("left") > before
 
     def _step(self) -> None:
         try:
