@@ -17,7 +17,7 @@ from lfm2np.fuzz.observe import Watcher, counted
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.checked import shortened
-from lfm2np.oracle.targets.http_client import HttpClient, HttpError, TimedOut
+from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect, Said
 from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
 from lfm2np.oracle.targets.http_target import HttpTarget, judged, num_tokens
@@ -152,7 +152,8 @@ class Run:
         except TimedOut as problem:
             self._note(index, trouble=Trouble(HANG, str(problem)))
         except HttpError as problem:
-            self._note(index, trouble=Trouble(kind_of(problem.status), str(problem)))
+            is_form = isinstance(problem, BadReply) and problem.status is None
+            self._note(index, trouble=Trouble(IMPOSSIBLE if is_form else kind_of(problem.status), str(problem)))
         except RequestError as problem:
             self._note(index, trouble=Trouble(IMPOSSIBLE, str(problem)))
         except BaseException as problem:
