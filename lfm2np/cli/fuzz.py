@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
-from lfm2np.conformance.protocol import load_factory, missing
+from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.emulate import FORMATS
@@ -43,7 +43,8 @@ EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --chunk 64
   lfm2np fuzz http://127.0.0.1:8000 --model DIR --replay lfm2np-findings/wrong-1/trace.json"""
 BLOCK, CHUNK, SLOTS = 16, 512, 8
-EXAMPLES = 200
+EXAMPLES, REPLAYS, EARLIER_REPLAYS = 200, 10, 3
+LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
 QUICK = 10.0  # seconds in which a server is started anew for each replay
 
 
@@ -64,7 +65,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
     add("--findings", metavar="N", type=int, default=1, help="end after so many (1)")
     add("--out", metavar="DIR", default="lfm2np-findings", help="where findings are put (lfm2np-findings)")
-    add("--replay", metavar="FILE", action="append", help="play this trace.json, ten times, and draw nothing")
+    add(
+        "--replay",
+        metavar="FILE",
+        action="append",
+        help=f"play this trace.json, up to {REPLAYS} times until it fails, and draw nothing",
+    )
     add("--shrink-minutes", metavar="N", type=float, default=5.0, help="for making one finding small (5)")
     add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens of the engine's cache blocks ({BLOCK})")
     add("--chunk", metavar="N", type=int, default=CHUNK, help=f"most tokens of its steps ({CHUNK})")
@@ -86,8 +92,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Prints what was found. ProofError (1) for a finding, InconclusiveError (2), TargetError (3)."""
     require_hypothesis()
+    from lfm2np.fuzz.hand_over import require_place
+
     try:
         require_numbers(arguments)
+        require_place(Path(arguments.out))
         with progress_bar("loading") as show:
             model = load(arguments.model, "exact", show)
         with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
@@ -117,8 +126,10 @@ def require_numbers(arguments: argparse.Namespace) -> None:
     for name, number in more.items():
         if number is not None and not 0 < number < 1e7:
             raise RequestError(f"{name} {number}: expected more than 0")
-    if arguments.max_model_len is not None and arguments.max_model_len < 2:
-        raise RequestError(f"--max-model-len {arguments.max_model_len}: expected at least 2")
+    if arguments.max_model_len is not None and arguments.max_model_len < LEAST_CONTEXT:
+        raise RequestError(f"--max-model-len {arguments.max_model_len}: expected at least {LEAST_CONTEXT}")
+    if not 0 <= arguments.shrink_minutes < 1e7:
+        raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
     if arguments.seed < 0:
         raise RequestError(f"--seed {arguments.seed}: expected at least 0")
 
@@ -159,11 +170,9 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
         sizes = {"block_size": arguments.block_size, "max_num_batched_tokens": arguments.chunk}
         sizes |= {"max_num_seqs": arguments.max_num_seqs or SLOTS}
 
-        def make() -> Any:
-            return factory(str(model.path), dict(sizes))
-
-        if missing(make(), ["steps"]) is None:
-            return StepsPlayer(arguments.target, model.path, make)
+        player = StepsPlayer(arguments.target, model.path, lambda: factory(str(model.path), dict(sizes)))
+        if player.steps():
+            return player
     return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model))
 
 
@@ -201,14 +210,15 @@ def found(
             told = f"{counts.requests} requests, {counts.tokens} tokens, {counts.findings} findings"
             bar.set_postfix_str(f"{told}, {counts.replays} replays", refresh=False)
 
+        restart, took = renewal(player, started)
         campaign = Campaign(
             model,
             player,
             arguments.format,
             around_of(arguments, model, takes),
             place,
-            None if started is None else started.start,
-            started is not None and started.took < QUICK,
+            restart,
+            restart is not None and took < QUICK,
             arguments.target.startswith(("http:", "https:")),
             arguments.shrink_minutes * 60,
             tell,
@@ -222,18 +232,37 @@ def found(
     return findings, {"engine": takes.abilities.engine, **told, "seconds": round(counts.seconds, 1)}
 
 
+def renewal(player: Player, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
+    """How a new engine is had, if it can be, and how many seconds that takes."""
+    from lfm2np.fuzz.play_engine import StepsPlayer
+
+    if started is not None:
+        return started.start, started.took
+    return (player.close, player.took) if isinstance(player, StepsPlayer) else (None, 0.0)
+
+
 def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Failure]:
     """Of the traces that are replayed; else of those that earlier runs left in --out, and then of new ones."""
     from lfm2np.fuzz.campaign import known_traces
     from lfm2np.fuzz.hand_over import TRACE, read_trace
 
     if arguments.replay:
-        yield from known_traces([read_trace(Path(name)) for name in arguments.replay], campaign)
+        traces = {name: read_trace(Path(name)) for name in arguments.replay}
+        for name, trace in traces.items():
+            if why := campaign.unfit(trace):
+                raise RequestError(f"{name}: {why}")
+        yield from known_traces(list(traces.values()), campaign, REPLAYS)
         return
-    earlier = sorted(Path(arguments.out).glob(f"*/{TRACE}"))
-    for failure in known_traces([read_trace(path) for path in earlier], campaign):
+    earlier = []
+    for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
+        earlier.append(read_trace(path))
+        if why := campaign.unfit(earlier[-1]):
+            tqdm.write(f"lfm2np: {path}: left out: {why}", file=sys.stderr)
+            earlier.pop()
+    for failure in known_traces(earlier, campaign, EARLIER_REPLAYS):
         yield failure
-        if campaign.counts.findings >= arguments.findings:
+        campaign.go_on()
+        if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
             return
     examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples
     seconds = None if arguments.minutes is None else arguments.minutes * 60
@@ -246,7 +275,11 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
 
     tokenizer = model.tokenizer if model.has_tokenizer else None
     alphabet = alphabet_of(tokenizer, model.config.vocab_size)
-    longest = arguments.max_model_len or min(model.config.max_position_embeddings, takes.longest or sys.maxsize)
+    most = model.config.max_position_embeddings
+    if arguments.max_model_len is not None and arguments.max_model_len > most:
+        told = f"--max-model-len {arguments.max_model_len}: expected at most {most}"
+        raise RequestError(f"{told}: max_position_embeddings (config.json)")
+    longest = max(LEAST_CONTEXT, arguments.max_model_len or min(most, takes.longest or most))
     return Around(
         block=arguments.block_size,
         chunk=arguments.chunk,
@@ -289,8 +322,7 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         lines += [
             "",
             f"{one['kind']}: {one['what']}",
-            f"  after {one['traces']} traces and {one['seconds']:.0f} s; fails in {one['failed']} of {one['replays']} "
-            "replays",
+            f"  after {one['traces']} traces and {one['seconds']:.0f} s; {rate_of(one)}",
             f"  shrunk from {one['drawn_requests']} requests ({one['drawn_tokens']} tokens) to {one['requests']} "
             f"({one['tokens']}) in {one['shrinking_seconds']:.0f} s",
             f"  {one['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py",
@@ -298,6 +330,12 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         if one["kind"] == "wrong" and one["requests"] == 1:
             lines.append("  one request alone is wrong: `lfm2np check` tells another format from a bug")
     return "\n".join(lines)
+
+
+def rate_of(one: dict[str, Any]) -> str:
+    if not one["replays"]:
+        return "not played again: the server is gone, and there is no --start"
+    return f"fails in {one['failed']} of {one['replays']} replays"
 
 
 def add_fuzz(command: AddCommand) -> None:

@@ -30,7 +30,7 @@ def alphabet_of(tokenizer: Tokenizer | None, vocab_size: int, seed: int = 0) -> 
 def rows_with(chosen: list[int], token: int) -> list[list[int]]:
     """Rows in which the token meets itself and each of those chosen, on both sides."""
     around = [one for other in chosen for one in (other, token)]
-    return [[token], [token, token], [*around, *chosen]]
+    return [[token], [token, token], [token, *around, *chosen]]
 
 
 def is_plain(tokenizer: Tokenizer, token: int) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.draw import Around, traces
+from lfm2np.fuzz.draw import Around, traces, unfit
 from lfm2np.fuzz.found import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
@@ -55,7 +55,7 @@ class Counts:
 class Failure:
     """What is handed over: a trace that failed, with the tokens with which it did last, and what was seen then.
 
-    rate      replays that failed, of those at the end: (9, 10)
+    rate      replays that failed, of those at the end: (9, 10); (0, 0) where nothing can be replayed
     drawn     the trace as it was drawn
     traces    how many had been played until then, this one included
     seconds   until it was found; `shrinking` seconds more until it was small
@@ -101,7 +101,8 @@ class Campaign:
     history: list[Trace] = field(default_factory=list)
     best: Failure = field(init=False)  # of the finding that is being shrunk
     is_interrupted: bool = False
-    is_fresh: bool = False  # replays are on a server that was just started
+    is_fresh: bool = False  # what is played is on a server that was just started
+    is_down: bool = False  # it is started anew before the next trace
 
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
@@ -111,17 +112,25 @@ class Campaign:
             before = self.counts.traces
             if left <= 0 or time.monotonic() >= until:
                 return
-            if self.is_quick and self.restart is not None:  # what a batch fails by is then in its history, all of it
-                self.restart()
-                self.history = []
+            self.is_down |= self.is_quick  # a fresh server: what a batch fails by is then in its history, all of it
             found = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
             if found is not None:
                 yield self.small(*found)
                 self.go_on()
-                is_gone = found[2].kind in UNREPEATABLE and self.restart is None
-                if self.counts.findings >= most or is_gone:
+                if self.counts.findings >= most or self.is_lost(found[2]):
                     return
+
+    def is_lost(self, finding: Finding) -> bool:
+        """Whether there is no engine any more to be asked."""
+        return finding.kind in UNREPEATABLE and self.restart is None
+
+    def unfit(self, trace: Trace) -> str | None:
+        """Why this engine can't be asked a trace; None for each that is drawn."""
+        return unfit(self.around, self.model.config.vocab_size, trace)
+
+    def relabelled(self, trace: Trace) -> Trace:
+        return relabelled(trace, self.around.alphabet, next(self.label))
 
     def go_on(self) -> None:
         """What was found is handed over; now an interrupt takes effect."""
@@ -144,7 +153,9 @@ class Campaign:
         def one(trace: Trace) -> None:
             if time.monotonic() > until:
                 raise Enough
-            fresh = relabelled(trace, self.around.alphabet, next(self.label))
+            fresh = self.relabelled(trace)
+            if self.is_down:
+                self.history = []
             played, finding = self.play(fresh)
             self.counts.traces += 1
             if finding is not None:
@@ -152,29 +163,30 @@ class Campaign:
                 raise Enough
             self.history = [*self.history, fresh][-BATCH:]
             for name, value in played.counted.items():
-                target(float(value), label=name)
+                if math.isfinite(value):
+                    target(float(value), label=name)
 
         with contextlib.suppress(Enough):
             one()
         return failed[0] if failed else None
 
     def play(self, trace: Trace) -> tuple[Played, Finding | None]:
-        """One trace, judged; a server that is gone is started anew where that can be done."""
+        """One trace, judged; on a new server if it is to be fresh, or the old is gone. TargetError if none starts."""
+        if self.restart is not None and (self.is_fresh or self.is_down):
+            self.restart()
+            self.is_down = False
         played = self.player.play(trace)
         finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place))
         self.counts.requests += len(trace.requests)
         self.counts.tokens += sum(len(one.token_ids or ()) for reply in played.replies for one in reply.answers)
         self.tell(self.counts)
-        if finding is not None and finding.kind in UNREPEATABLE and self.restart is not None:
-            self.restart()
+        self.is_down = finding is not None and finding.kind in UNREPEATABLE
         return played, finding
 
     def replay(self, trace: Trace, kind: str) -> Found | None:
         """With other tokens; None if it does not fail in this way."""
         self.counts.replays += 1
-        if self.is_fresh and self.restart is not None:
-            self.restart()
-        fresh = relabelled(trace, self.around.alphabet, next(self.label))
+        fresh = self.relabelled(trace)
         played, finding = self.play(fresh)
         return (fresh, played, finding) if finding is not None and finding.kind == kind else None
 
@@ -184,12 +196,18 @@ class Campaign:
         return len(found), found[-1] if found else None
 
     def small(self, trace: Trace, played: Played, finding: Finding) -> Failure:
-        """Shrinks it, if it fails again at all. An interrupt, or a server that is gone, leaves what is small so far."""
+        """Shrinks it, if it fails again at all. An interrupt, or a server that is gone, leaves what is small so far.
+
+        Without a server every trace fails, whatever it holds: then nothing is replayed.
+        """
         self.counts.findings += 1
         began = time.monotonic()
         self.best = Failure(
             trace, played, finding, (0, FIRST_REPLAYS), trace, self.counts.traces, self.counts.seconds, 0.0
         )
+        if self.is_lost(finding):
+            self.best = replace(self.best, rate=(0, 0))
+            return self.best
         try:
             rate = self.repeated(finding.kind)
             if rate:
@@ -230,6 +248,8 @@ class Campaign:
         needed = 2 if self.is_live else 1  # one failure may be luck, and luck after luck ends in what hardly ever fails
 
         def still_fails(trace: Trace) -> bool:
+            if self.unfit(trace):
+                return False
             failures = 0
             for tried in range(1, needed * replays + 1):
                 found = self.replay(trace, kind)
@@ -249,12 +269,19 @@ def replays_for(rate: float) -> int:
     return 1 if rate >= 1.0 else min(MOST_REPLAYS, math.ceil(math.log(MISSED) / math.log(1.0 - rate)))
 
 
-def known_traces(again: Sequence[Trace], campaign: Campaign) -> Iterator[Failure]:
-    """Failures of earlier runs, asked again before anything new is drawn."""
+def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iterator[Failure]:
+    """Failures of earlier runs, each played up to so many times: as it is, and then with other tokens."""
     for trace in again:
-        fresh = relabelled(trace, campaign.around.alphabet, next(campaign.label))
-        played, finding = campaign.play(fresh)
-        campaign.counts.traces += 1
-        if finding is not None:
+        for number in range(times):
+            campaign.is_fresh = campaign.is_quick
+            fresh = campaign.relabelled(trace) if number else trace
+            played, finding = campaign.play(fresh)
+            campaign.is_fresh = False
+            campaign.counts.traces += 1
+            if finding is None:
+                continue
             yield campaign.small(fresh, played, finding)
             campaign.go_on()
+            if campaign.is_lost(finding):
+                return
+            break

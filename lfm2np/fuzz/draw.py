@@ -99,9 +99,7 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
     new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
     max_tokens = max(1, min(new, room, 64))
     fields: dict[str, Any] = draw(moments(sent))
-    special = draw(
-        st.sampled_from(["", "", "", "", "", "left", "left", "cold", "sampled", "several", "stop", "streamed"])
-    )
+    special = draw(st.sampled_from(SPECIAL))
     if special == "left":
         fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
     elif special in ("sampled", "several") and around.sampling:
@@ -126,3 +124,23 @@ def traces(draw: st.DrawFn, around: Around) -> Trace:
             break
         sent.append(one)
     return Trace(tuple(sent))
+
+
+def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:
+    """Why such a trace would not be drawn here, as a right engine may refuse it or answer something else; or None."""
+    for index, one in enumerate(trace.requests):
+        where, first = f"requests[{index}]", around.first
+        tokens = len(one.prompt) + one.max_tokens
+        if tokens > around.longest:
+            return f"{where}: {tokens} tokens of prompt and answer, expected at most {around.longest}"
+        if max(one.prompt) >= vocab_size:
+            return f"{where}.prompt: token {max(one.prompt)}, expected ids below vocab_size={vocab_size}"
+        if around.needs_first and (one.prompt[: len(first)] != first or len(one.prompt) == len(first)):
+            return f"{where}.prompt: expected {first} and more, as the server puts that before each text"
+        if one.stop is not None and not around.stops:
+            return f"{where}.stop {one.stop!r}: this engine takes none"
+        if one.temperature and not around.sampling:
+            return f"{where}.temperature {one.temperature:g}: this engine is asked greedily only"
+        if one.samples > 1 and not around.samples:
+            return f"{where}.samples {one.samples}: this engine gives one"
+    return None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,36 +44,49 @@ class Context:
 
 
 def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: Context) -> Path:
-    """Writes the folder and returns it: the first free number behind the kind of finding."""
-    folder = free_folder(out, failure.finding.kind)
+    """Writes the folder, as a whole or not at all, and returns it."""
     right = {
         index: right_answer(model, context.format_name, sent, seen_of(failure, index))
         for index, sent in enumerate(failure.trace.requests)
         if sent.abort_after is None
     }
-    script = isinstance(player, HttpPlayer)
-    write_whole(folder / TRACE, json.dumps(as_record(failure, context), indent=1) + "\n")
+    texts = {TRACE: json.dumps(as_record(failure, context), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
         dialect, path, timeout, bodies = player.sent_bodies(failure.trace)
-        rows = [row_of(failure.trace, index, body, right.get(index)) for index, body in enumerate(bodies)]
-        write_whole(folder / SCRIPT, reproducer(title_of(failure, context), dialect, path, timeout, rows))
-    write_whole(folder / REPORT, as_html(failure, context, right))
-    write_whole(folder / ISSUE, as_issue(failure, context, right, script))
+        ends = model.config.eos_token_ids
+        rows = [row_of(failure.trace, index, body, right.get(index), ends) for index, body in enumerate(bodies)]
+        texts[SCRIPT] = reproducer(title_of(failure, context), dialect, path, timeout, rows)
+    texts[REPORT] = as_html(failure, context, right)
+    texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
+    return written(out, failure.finding.kind, texts)
+
+
+def written(out: Path, kind: str, texts: Mapping[str, str]) -> Path:
+    """All files in the folder with the first free number behind the kind of finding. RequestError if it can't be."""
+    beside = out / f".{secrets.token_hex(8)}.part"
+    try:
+        beside.mkdir(parents=True)
+        for name, text in texts.items():
+            write_whole(beside / name, text)
+        for number in itertools.count(1):
+            folder = out / f"{kind}-{number}"
+            if not folder.exists():
+                beside.rename(folder)
+                break
+    except OSError as problem:
+        raise RequestError(f"{out}: can't be written: {problem.strerror or problem}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
-def free_folder(out: Path, kind: str) -> Path:
-    number = 1
-    while True:
-        folder = out / f"{kind}-{number}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as problem:
-            raise RequestError(f"{folder}: can't be made: {problem.strerror or problem}") from None
-        return folder
+def require_place(out: Path) -> None:
+    """RequestError for a folder that can't be made, before hours are spent on what belongs there."""
+    there = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise RequestError(f"--out {out}: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RequestError(f"--out {out}: {there} can't be written to")
 
 
 def seen_of(failure: Failure, index: int) -> Any:
@@ -100,8 +117,11 @@ def read_trace(path: Path) -> Trace:
         raise RequestError(f"{path}: {problem}") from None
 
 
-def row_of(trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None) -> dict[str, Any]:
-    """Of one request what the script needs. It does not judge answers that end at a text, or several to one prompt."""
+def row_of(
+    trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None, ends: Collection[int]
+) -> dict[str, Any]:
+    """Of one request what the script needs. It does not judge several answers to one prompt, nor drawn ones that end at
+    a text. `ends`: tokens behind which a server stops that is not told to go on."""
     one = trace.requests[index]
     row: dict[str, Any] = {"body": body}
     row |= {
@@ -109,9 +129,21 @@ def row_of(trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Ri
     }
     row |= {"pause": one.pause} if one.pause else {}
     row |= {"streamed": True} if trace.is_streamed(index) else {}
-    if right and one.stop is None and one.samples == 1:
-        row["right"] = [[each.token_id, each.logprob, each.bound, each.decided] for each in right]
+    if right and one.samples == 1 and (one.stop is None or not one.temperature):
+        told = [[each.token_id, each.logprob, each.bound, each.decided] for each in right]
+        row["right"] = told if goes_on(body) else up_to(told, ends)
+        row |= {"may_go_on": True} if len(row["right"]) < len(told) else {}
     return row
+
+
+def goes_on(body: Mapping[str, Any]) -> bool:
+    """Whether the request asks to go on behind an end-of-sequence token, as each dialect has it."""
+    return bool(body.get("ignore_eos") or body.get("sampling_params", {}).get("ignore_eos"))
+
+
+def up_to(told: list[list[Any]], ends: Collection[int]) -> list[list[Any]]:
+    last = next((index for index, one in enumerate(told) if one[0] in ends), len(told))
+    return told[: last + 1]
 
 
 def title_of(failure: Failure, context: Context) -> str:
@@ -132,7 +164,7 @@ def special(one: Sent) -> str:
         words.append(f"left after {one.abort_after} tokens")
     if one.temperature:
         words.append(f"temperature {one.temperature:g}, seed {one.seed}, {one.samples} samples")
-    words += [f"stop {one.stop!r}"] if one.stop is not None else []
+    words += ["stop " + repr(one.stop).replace("|", "\\x7c")] if one.stop is not None else []
     words += ["cold"] if one.cold else []
     words += ["streamed"] if one.streamed else []
     return "; ".join(words)
@@ -183,8 +215,12 @@ def facts(failure: Failure, context: Context) -> list[str]:
     return [
         f"engine: {context.engine}",
         f"checkpoint: {context.checkpoint}; declared format: {context.format_name}",
-        f"fails in {failed} of {replays} replays, each with other tokens in the same places"
-        + (", on a server that was just started" if failure.is_fresh else ""),
+        (
+            f"fails in {failed} of {replays} replays, each with other tokens in the same places"
+            + (", on a server that was just started" if failure.is_fresh else "")
+        )
+        if replays
+        else "not played again: the server is gone, and nothing was given that starts it",
         f"found after {failure.traces} traces and {failure.seconds:.0f} s; drawn with {drawn}; shrunk to {small} in "
         f"{failure.shrinking:.0f} s",
     ]

@@ -24,6 +24,7 @@ COUNTERS = (
     *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "sglang:num_retracted_reqs"),
     *("sglang:cache_hit_rate", "llamacpp:n_busy_slots_per_decode"),
 )
+SLOTS = "busy slots"
 PAUSE = 0.05  # seconds between two looks
 
 
@@ -34,11 +35,9 @@ def metrics_of(text: str) -> dict[str, float]:
         name = line.split("{")[0].split(" ")[0]
         if not name or line.startswith("#"):
             continue
-        with contextlib.suppress(ValueError):
-            value = float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
-            if math.isfinite(value):
-                found[name] = found.get(name, 0.0) + value
-    return found
+        with contextlib.suppress(ValueError, IndexError):
+            found[name] = found.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 class Watcher:
@@ -50,7 +49,6 @@ class Watcher:
         first = self.metrics()
         self._tells_metrics = bool(first)
         self._tells_slots = self.busy_slots() is not None
-        self._always_in_use = any(first.get(name) for name in IN_USE)
 
     def metrics(self) -> dict[str, float]:
         """Empty if there are none."""
@@ -68,24 +66,30 @@ class Watcher:
                     return sum(bool(one.get("is_processing")) for one in slots)
         return None
 
-    def not_idle(self) -> str | None:
-        """What is still under way or in use though nothing was asked, or None; also if the server does not tell."""
+    def held(self) -> dict[str, float]:
+        """What is under way or in use, as far as the server tells."""
         metrics = self.metrics()
-        for name in UNDER_WAY:
-            if metrics.get(name):
-                return f"{name} {metrics[name]:g}, expected 0"
-        for name in IN_USE:
-            if metrics.get(name) and not self._always_in_use:
-                return f"{name} {metrics[name]:g}, expected 0"
+        found = {name: metrics[name] for name in (*UNDER_WAY, *IN_USE) if name in metrics}
         busy = self.busy_slots()
-        return f"/slots: {busy} busy, expected 0" if busy else None
+        return found if busy is None else {**found, SLOTS: float(busy)}
 
-    def leak(self, patience: float) -> str | None:
-        """What does not come free within so many seconds."""
+    def leak(self, before: Mapping[str, float], patience: float) -> str | None:
+        """What does not come free within so many seconds, beyond what was held before.
+
+        So what an earlier trace left behind is not laid at the door of each that follows, and a server that counts
+        cached memory as used is not said to leak it.
+        """
         until = time.monotonic() + patience
-        while (held := self.not_idle()) is not None and time.monotonic() < until:
+        while (more := more_than(before, self.held())) is not None and time.monotonic() < until:
             time.sleep(PAUSE)
-        return held
+        return more
+
+
+def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | None:
+    for name, value in now.items():
+        if value > before.get(name, 0.0):
+            return f"{name} {value:g}, expected {before.get(name, 0.0):g} as before"
+    return None
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,8 @@ follows them. A pause means nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the use
 class StepsPlayer:
     """The engine of package.module:factory, which has add(), step(), abort() and has_unfinished.
 
-    It lives on from trace to trace, as a server does, until a fault may have spoilt it.
+    It lives on from trace to trace, as a server does, until a fault may have spoilt it. `took`: seconds to make it.
     """
 
     def __init__(self, name: str, model: Path, make: Callable[[], Any] | None = None) -> None:
@@ -33,6 +34,11 @@ class StepsPlayer:
         self._make = make or (lambda: load_factory(name)(str(model), {}))
         self._engine: Any = None
         self._count = 0
+        self.took = 0.0
+
+    def steps(self) -> bool:
+        """Whether it offers what is needed. TargetError if it can't be made."""
+        return missing(self._made(), ["steps"]) is None
 
     def probe(self) -> Takes:
         engine = self._made()
@@ -51,20 +57,22 @@ class StepsPlayer:
         if any(one.trouble for one in replies):
             self._engine = None
             return Played(replies)
-        metrics = {name: float(value) for name, value in run.metrics().items()}
-        return Played(replies, leak_of(engine), metrics)
+        return Played(replies, leak_of(engine), run.metrics())
 
     def close(self) -> None:
+        """The next trace has a new engine."""
         self._engine = None
 
     def _made(self) -> Any:
         if self._engine is None:
+            began = time.monotonic()
             try:
                 self._engine = self._make()
             except Lfm2npError as problem:
                 raise TargetError(str(problem)) from None
             except FAULTS as problem:
                 raise TargetError(f"{self._name}: {fault(problem)}") from problem
+            self.took = time.monotonic() - began
         return self._engine
 
 
@@ -75,6 +83,7 @@ class StepsRun:
         self._engine, self._sent = engine, trace.requests
         self._names = [f"fuzz-{first_id + index}" for index in range(len(self._sent))]
         self._found: dict[str, list[Any]] = {}
+        self._came = [0] * len(self._sent)  # tokens of each, of its longest sample
         self._state: list[str] = ["waiting"] * len(self._sent)  # then running, ended, left
         self._trouble: dict[int, Trouble] = {}
         self._steps = 0
@@ -85,7 +94,8 @@ class StepsRun:
         most = STEPS_PER_TOKEN * (sum(len(one.prompt) + one.max_tokens * one.samples for one in self._sent) + 20)
         while not self._trouble:
             self._send_those_due()
-            self._leave_those_due()
+            if self._leave_those_due():
+                continue  # some may have waited for their end
             if not any(state == "running" for state in self._state):
                 break
             self._steps += 1
@@ -101,8 +111,11 @@ class StepsRun:
     def counters(self) -> dict[str, float]:
         if missing(self._engine, ["metrics"]):
             return {}
-        found = self._engine.metrics()
-        return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        try:
+            found = self._engine.metrics()
+            return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        except FAULTS:
+            return {}  # they only steer
 
     def _send_those_due(self) -> None:
         for index, one in enumerate(self._sent):
@@ -110,7 +123,8 @@ class StepsRun:
                 self._state[index] = "running"
                 self._times[index]["sent"] = float(self._steps)
                 try:
-                    self._engine.add(Request(self._names[index], one.prompt, params_of(one)))
+                    salt = self._names[index] if one.cold else ""
+                    self._engine.add(Request(self._names[index], one.prompt, params_of(one), cache_salt=salt))
                 except FAULTS as problem:
                     self._trouble[index] = Trouble(FAILED, fault(problem))
                     self._state[index] = "ended"
@@ -118,15 +132,14 @@ class StepsRun:
     def _is_due(self, one: Sent) -> bool:
         if one.after is None or self._state[one.after] in ("ended", "left"):
             return True
-        return one.after_tokens is not None and self._came(one.after) >= one.after_tokens
+        return one.after_tokens is not None and self._came[one.after] >= one.after_tokens
 
-    def _came(self, index: int) -> int:
-        return max((len(one.token_ids) for one in self._found.get(self._names[index], ())), default=0)
-
-    def _leave_those_due(self) -> None:
+    def _leave_those_due(self) -> bool:
+        """Whether there were any."""
+        before = self._state.count("left")
         for index, one in enumerate(self._sent):
             running = self._state[index] == "running" and one.abort_after is not None
-            if running and self._came(index) >= (one.abort_after or 0):
+            if running and self._came[index] >= (one.abort_after or 0):
                 try:
                     left = list(self._engine.abort(self._names[index]) or ())
                     self._found[self._names[index]] = left or self._found.get(self._names[index], [])
@@ -134,20 +147,25 @@ class StepsRun:
                     self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
                 self._state[index] = "left"
                 self._times[index]["ended"] = float(self._steps)
+        return self._state.count("left") > before
 
     def _step(self) -> None:
         try:
             if not self._engine.has_unfinished:
                 self._all_fail(IMPOSSIBLE, "the engine says that it is done, but this was never answered")
                 return
-            self._found.update(self._engine.step())
+            self._take({name: list(found) for name, found in self._engine.step().items()})
         except FAULTS as problem:
             self._all_fail(FAILED, f"step(): {fault(problem)}")
-            return
+
+    def _take(self, told: Mapping[str, list[Any]]) -> None:
+        """What a step told of those that run; of those that were left or have ended it may tell what it likes."""
         for index, name in enumerate(self._names):
-            if self._state[index] == "running" and name in self._found:
+            if self._state[index] == "running" and told.get(name):
+                self._found[name] = told[name]
+                self._came[index] = max(len(one.token_ids) for one in told[name])
                 self._times[index].setdefault("first", float(self._steps))
-                if is_finished(self._found[name]):
+                if is_finished(told[name]):
                     self._state[index] = "ended"
                     self._times[index]["ended"] = float(self._steps)
 
@@ -185,10 +203,13 @@ def leak_of(engine: Any) -> Trouble | None:
     """Slots that are not free though nothing runs, if the engine tells."""
     if missing(engine, ["state"]):
         return None
-    state = engine.state()
-    free, there = state.get("free_slots"), state.get("num_slots")
-    if free is not None and there is not None and free != there:
-        return Trouble(LEAK, f"all requests have ended, but {there - free} of {there} slots are not free")
+    try:
+        state = engine.state()
+        free, there = state.get("free_slots"), state.get("num_slots")
+        if free is not None and there is not None and free != there:
+            return Trouble(LEAK, f"all requests have ended, but {there - free} of {there} slots are not free")
+    except FAULTS as problem:
+        return Trouble(FAILED, f"state(): {fault(problem)}")
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from lfm2np.fuzz.alphabet import text_of
 from lfm2np.fuzz.observe import Watcher, counted
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
-from lfm2np.oracle.targets.http_client import HttpClient, HttpError, TimedOut
+from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect, Said
 from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
 from lfm2np.oracle.targets.http_target import HttpTarget, judged, num_tokens
@@ -52,8 +54,9 @@ class HttpPlayer:
 
     def play(self, trace: Trace) -> Played:
         before = self._watcher.metrics() if self._watcher else {}
+        held = self._watcher.held() if self._watcher else {}
         replies = Run(self._target, trace, self._ask, self._vocab_size).replies()
-        trouble = self._server_trouble(replies)
+        replies, trouble = self._server_trouble(replies, held)
         after = self._watcher.metrics() if self._watcher and trouble is None else {}
         cached = [float(one.cached) for one in replies if one.cached]
         return Played(replies, trouble, {**counted(before, after), "cached prompt tokens": sum(cached)})
@@ -86,15 +89,18 @@ class HttpPlayer:
             text = text_of(self._tokenizer, list(behind))
         return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, text, factors={"cold": sent.cold})
 
-    def _server_trouble(self, replies: Sequence[Reply]) -> Trouble | None:
-        """Whether the server is gone, or keeps something though all requests have ended."""
+    def _server_trouble(
+        self, replies: tuple[Reply, ...], held: Mapping[str, float]
+    ) -> tuple[tuple[Reply, ...], Trouble | None]:
+        """Whether the server is gone, or keeps something though all requests have ended. One that is still there only
+        refused a connection."""
         bad = [one.trouble for one in replies if one.trouble is not None]
-        if any(one.kind == DEAD for one in bad) or (bad and not self._is_there()):
-            return Trouble(DEAD, f"{self._target.client.place}: no connection any more: {bad[0].what}")
+        if bad and not self._is_there():
+            return replies, Trouble(DEAD, f"{self._target.client.place}: no connection any more: {bad[0].what}")
         if bad or self._watcher is None:
-            return None
-        held = self._watcher.leak(min(PATIENCE, self._timeout))
-        return None if held is None else Trouble(LEAK, f"all requests have ended, but {held}")
+            return tuple(still_there(one) for one in replies), None
+        more = self._watcher.leak(held, min(PATIENCE, self._timeout))
+        return replies, None if more is None else Trouble(LEAK, f"all requests have ended, but {more}")
 
     def _is_there(self) -> bool:
         try:
@@ -146,7 +152,8 @@ class Run:
         except TimedOut as problem:
             self._note(index, trouble=Trouble(HANG, str(problem)))
         except HttpError as problem:
-            self._note(index, trouble=Trouble(kind_of(problem.status), str(problem)))
+            is_form = isinstance(problem, BadReply) and problem.status is None
+            self._note(index, trouble=Trouble(IMPOSSIBLE if is_form else kind_of(problem.status), str(problem)))
         except RequestError as problem:
             self._note(index, trouble=Trouble(IMPOSSIBLE, str(problem)))
         except BaseException as problem:
@@ -182,17 +189,21 @@ class Run:
             return {}
         if not (self._trace.is_streamed(index) and self._target.streams):
             reply = client.post(dialect.path, fields)
-            return {"answers": self._read(dialect, reply, ask, sent, False), "cached": cached_of(reply)}
+            return {"answers": self._read(dialect, reply, ask, sent, False), "cached": cached_of(reply, ask)}
         events = client.post_and_leave(
             dialect.path, fields | {"stream": True}, lambda some: self._enough(index, dialect, some, sent)
         )
+        if (why := stream_error(events)) is not None:
+            raise HttpError(f"the stream ended in an error: {why}", status=500)
         left = sent.abort_after is not None and num_tokens(dialect, events) >= sent.abort_after
         reply = whole_reply(dialect, events)
         answers = self._read(dialect, reply, ask, sent, True, not left)
-        return {"answers": answers, "cached": cached_of(reply), "left": left}
+        return {"answers": answers, "cached": cached_of(reply, ask), "left": left}
 
     def _enough(self, index: int, dialect: Dialect, events: list[dict[str, Any]], sent: Sent) -> bool:
-        """Counts the tokens for those that wait for them; whether the trace leaves here."""
+        """Counts the tokens for those that wait for them; whether the trace leaves here, or nothing more can come."""
+        if stream_error(events) is not None:
+            return True
         came = num_tokens(dialect, events)
         with self._changed:
             if came != self._came[index]:
@@ -206,7 +217,8 @@ class Run:
         self, dialect: Dialect, reply: Mapping[str, Any], ask: Ask, sent: Sent, is_streamed: bool, is_whole: bool = True
     ) -> tuple[Answer, ...]:
         apart = choices_apart(reply)
-        if len(apart) != sent.samples:
+        is_begun = not is_whole and len(apart) < sent.samples  # left before each sample had a token
+        if len(apart) != sent.samples and not is_begun:
             raise RequestError(f"choices: {len(apart)}, expected {sent.samples}")
         said = [dialect.read(one, ask) for one in apart]
         if is_streamed and dialect.name == LLAMA.name and any(has_gaps(one) for one in said):
@@ -221,13 +233,21 @@ class Run:
             self._replies[index] = replace(self._replies[index], **fields)
 
 
+def still_there(reply: Reply) -> Reply:
+    """A server that answers is not dead."""
+    if reply.trouble is None or reply.trouble.kind != DEAD:
+        return reply
+    return replace(reply, trouble=replace(reply.trouble, kind=BROKEN))
+
+
 def limits_of(client: HttpClient) -> tuple[int | None, int | None]:
     """Tokens of a request and requests at once, as vLLM's list of models or llama.cpp's /props tell them."""
     longest: Any = None
     slots: Any = None
     with contextlib.suppress(HttpError):
         listed = client.get("/v1/models").get("data")
-        longest = listed[0].get("max_model_len") if isinstance(listed, list) and isinstance(listed[0], dict) else None
+        first = listed[0] if isinstance(listed, list) and listed else None
+        longest = first.get("max_model_len") if isinstance(first, dict) else None
     with contextlib.suppress(HttpError):
         told = client.get("/props")
         slots, defaults = told.get("total_slots"), told.get("default_generation_settings")
@@ -242,6 +262,12 @@ def is_count(value: Any) -> bool:
 def has_gaps(said: Said) -> bool:
     """llama.cpp streams no token that ends within a character, or that may belong to a stop text, but counts it."""
     return bool(said.new_tokens != len(said.fields.get("token_ids") or ()))
+
+
+def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the last event says instead of tokens: vLLM's and llama.cpp's of a request that failed midway."""
+    error = events[-1].get("error") if events else None
+    return None if not error else shortened(error if isinstance(error, str) else json.dumps(error), 300)
 
 
 def kind_of(status: int | None) -> str:
@@ -264,11 +290,14 @@ def wished(dialect: Dialect, fields: dict[str, Any], sent: Sent) -> dict[str, An
     return {**fields, **more}
 
 
-def cached_of(reply: Mapping[str, Any]) -> int | None:
-    """Prompt tokens that were not computed again: as OpenAI's usage, SGLang's meta_info or llama.cpp's timings say."""
+def cached_of(reply: Mapping[str, Any], ask: Ask) -> int | None:
+    """Prompt tokens that were not computed again: as OpenAI's usage, SGLang's meta_info or llama.cpp's timings say.
+
+    None for a number that can't be one.
+    """
     usage, meta, timings = (reply.get(name) for name in ("usage", "meta_info", "timings"))
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     for place, name in ((details, "cached_tokens"), (meta, "cached_tokens"), (timings, "cache_n")):
         if isinstance(place, dict) and type(place.get(name)) is int:
-            return int(place[name])
+            return int(place[name]) if 0 <= place[name] <= len(ask.prompt_token_ids) else None
     return None

@@ -7,6 +7,7 @@ trace and the oracle's own command.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,16 +17,18 @@ REPRODUCER = '''"""@@TITLE@@
 
 Sends a trace of requests to the server, and holds the answers against what exact arithmetic says. The standard library
 is enough. Exit code 1: wrong again, 0: all right, 2: the server could not be asked. A server that was asked before may
-have the prompts cached: start it anew for the first of TIMES (1) to be as it was.
+have the prompts cached: start it anew for the first of TIMES (1) to be as it was. A key is read from LFM2NP_API_KEY.
 """
 
 import json
+import os
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 
-TIMEOUT = @@TIMEOUT@@
+TIMEOUT = @@TIMEOUT@@  # seconds for one answer, or it hangs
 # Each request: where it goes and what is sent, when (`after` another has ended, or `after_tokens` of it have come), and
 # when it is left. "right" is what exact arithmetic says: tokens, their log-probabilities, how far off each may be, and
 # whether another token there would be wrong or only as good.
@@ -35,6 +38,7 @@ REQUESTS = json.loads(r"""
 """)
 
 changed = threading.Condition()
+opened = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the server itself, not a proxy
 
 
 def run(url):
@@ -48,10 +52,7 @@ def run(url):
             while after is not None and not ended[after] and came[after] < wanted.get("after_tokens", float("inf")):
                 changed.wait(1.0)
         time.sleep(wanted.get("pause", 0) / 1000)
-        try:
-            seen[index] = asked(url, wanted, lambda: count(index))
-        except Exception as problem:
-            seen[index] = f"{type(problem).__name__}: {problem}"
+        seen[index] = in_time(lambda: asked(url, wanted, lambda: count(index)))
         with changed:
             ended[index] = True
             changed.notify_all()
@@ -62,12 +63,38 @@ def run(url):
             changed.notify_all()
             return came[index]
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(REQUESTS))]
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(len(REQUESTS))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return seen
+
+
+def in_time(ask):
+    """What it returns, or why not. The timeout of a connection is for each piece: a server may drip for ever."""
+    found = [f"no answer within {TIMEOUT:g} s"]
+
+    def run():
+        try:
+            found[0] = ask()
+        except Exception as problem:
+            found[0] = f"{type(problem).__name__}: {problem}"
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    return found[0]
+
+
+def is_there(url):
+    try:
+        opened(url.rstrip("/") + "/health", timeout=TIMEOUT).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError as problem:
+        return isinstance(problem, TimeoutError)
+    return True
 
 
 def asked(url, wanted, count):
@@ -78,8 +105,10 @@ def asked(url, wanted, count):
         body["stream"] = True
     request = urllib.request.Request(url.rstrip("/") + PATH, json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
+    if os.environ.get("LFM2NP_API_KEY"):
+        request.add_header("Authorization", "Bearer " + os.environ["LFM2NP_API_KEY"])
     try:
-        with urllib.request.urlopen(request, timeout=0.02 if left == 0 else TIMEOUT) as reply:
+        with opened(request, timeout=0.02 if left == 0 else TIMEOUT) as reply:
             if not wanted.get("streamed"):
                 return answer([json.load(reply)])
             events = []
@@ -118,22 +147,27 @@ def judge(index, wanted, seen):
         if logprobs is not None and abs(logprobs[at] - logprob) > bound:
             what = f"expected {logprob:.6f} within {bound:.2g}, seen {logprobs[at]:.6f}"
             return f"request {index}, output token {at} ({token}): log-probability {what}"
+    if len(tokens) > len(right) and not wanted.get("may_go_on"):
+        return f"request {index}: {len(tokens)} tokens, expected {len(right)}"
     return None
 
 
 def main():
     if len(sys.argv) not in (2, 3):
-        sys.exit("python reproduce.py http://HOST:PORT [TIMES]")
-    times = int(sys.argv[2]) if len(sys.argv) == 3 else 1
-    wrong = 0
-    for _ in range(times):
-        faults = [judge(index, *pair) for index, pair in enumerate(zip(REQUESTS, run(sys.argv[1])))]
+        sys.stderr.write("python reproduce.py http://HOST:PORT [TIMES]\\n")
+        return 2
+    url, times = sys.argv[1].rstrip("/").removesuffix("/v1"), int(sys.argv[2]) if len(sys.argv) == 3 else 1
+    wrong = done = 0
+    while done < times and is_there(url):
+        faults = [judge(index, *pair) for index, pair in enumerate(zip(REQUESTS, run(url)))]
         told = [fault for fault in faults if fault]
         print("\\n".join(told) or "all as it should be")
         wrong += bool(told)
-        if told and all("URLError" in fault for fault in told):
-            return 2
-    print(f"wrong in {wrong} of {times}")
+        done += 1
+    if not done:
+        sys.stderr.write(f"{url}: no server\\n")
+        return 2
+    print(f"wrong in {wrong} of {done}")
     return 1 if wrong else 0
 
 
@@ -178,7 +212,4 @@ def reproducer(title: str, dialect: str, path: str, timeout: float, requests: Se
         "REQUESTS": f"[{rows}]",
         "ANSWER": ANSWERS[dialect],
     }
-    text = REPRODUCER
-    for name, value in filled.items():
-        text = text.replace(f"@@{name}@@", value)
-    return text
+    return re.sub("@@([A-Z]+)@@", lambda found: filled[found[1]], REPRODUCER)  # at once: a title may hold such a mark

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lfm2np.engine.engine import Engine
 from lfm2np.fuzz.trace import Sent
 from lfm2np.loading import Model
+from lfm2np.oracle.check import fitting
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.judge import Known, judge, most_shift, resolution, truths_of
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -26,10 +27,7 @@ class Right:
 
 def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None) -> list[Right]:
     """Of a greedy request the oracle's own tokens; of one that samples those that were seen."""
-    if sent.temperature:
-        tokens = () if seen is None or seen.token_ids is None else seen.token_ids
-    else:
-        tokens = greedy(model, sent)
+    tokens = fitted_tokens(model, sent, seen) if sent.temperature else greedy(model, sent)
     if not tokens:
         return []
     ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
@@ -47,9 +45,18 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     return found
 
 
+def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, ...]:
+    """None of an answer that can't be scored."""
+    if seen is None:
+        return ()
+    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config.vocab_size).token_ids or ()
+
+
 def greedy(model: Model, sent: Sent) -> tuple[int, ...]:
+    """Up to the token that completes the stop text; not ended by an end-of-sequence token."""
     engine = Engine(model)
-    params = SamplingParams(temperature=0.0, max_tokens=sent.max_tokens, ignore_eos=True)
+    stop = (sent.stop,) if sent.stop is not None and model.has_tokenizer else ()
+    params = SamplingParams(temperature=0.0, max_tokens=sent.max_tokens, ignore_eos=True, stop=stop)
     engine.add_request("right", sent.prompt, params)
     tokens: tuple[int, ...] = ()
     while engine.has_unfinished:

@@ -35,8 +35,14 @@ class StartedServer:
         self.took = 0.0  # seconds, the last time
 
     def start(self) -> None:
-        """Ends it if it runs, starts it, and waits until it answers. TargetError if it does not."""
+        """Ends it if it runs, starts it, and waits until it answers. TargetError if it does not, or somebody else is
+        there, who would be tested in its place."""
         self.close()
+        until = time.monotonic() + GRACE
+        while self._is_up():
+            if time.monotonic() > until:
+                raise TargetError(f"--start {self._words[0]}: another server answers there already, expected none")
+            time.sleep(LOOK)
         try:
             self._process = subprocess.Popen(
                 self._words,

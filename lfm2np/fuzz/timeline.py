@@ -6,8 +6,10 @@ import html
 
 from lfm2np.fuzz.campaign import Failure
 from lfm2np.oracle.reports.figure import label
+from lfm2np.oracle.reports.parts import visible
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 26.0
+MOST_WORDS = 100_000
 SHORTEST = 3.0  # units of the drawing: a request that took next to no time is still seen
 
 
@@ -36,10 +38,10 @@ def timeline(failure: Failure) -> str:
         if failure.finding.request == index:
             parts.append(cross(wrong_at(failure, index, x(first), x(reply.ended)), y + 11))
     parts.append(label(RIGHT, height - 8, f"{last:.3g}", "end") + label(LEFT, height - 8, "0", "start"))
-    title = "Timeline of the trace"
+    title, told = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="time-title time-text">\n'
-        f'<title id="time-title">{title}</title>\n<desc id="time-text">{html.escape(in_words(failure))}</desc>\n'
+        f'<title id="time-title">{title}</title>\n<desc id="time-text">{told}</desc>\n'
         f"{''.join(parts)}</svg>\n"
     )
 

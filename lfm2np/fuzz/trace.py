@@ -91,7 +91,9 @@ def require_sent(one: Sent, index: int) -> None:
     for name, value, least, most in checks:
         is_whole = type(value) is int and value >= least and (most is None or value <= most)
         if not is_whole and (value is not None or name in ("max_tokens", "pause", "samples", "seed")):
-            limit = f"at least {least}" if most is None else f"{least} to {most}" if most >= least else "none"
+            if most is not None and most < least:
+                raise RequestError(f"{where}.{name} {value!r}: expected none, as no request is before it")
+            limit = f"at least {least}" if most is None else f"{least} to {most}"
             raise RequestError(f"{where}.{name} {value!r}: expected a whole number, {limit}")
     if one.after is None and one.after_tokens is not None:
         raise RequestError(f"{where}.after_tokens {one.after_tokens}: expected `after`, whose tokens they are")
@@ -147,7 +149,7 @@ def relabelled(trace: Trace, alphabet: Sequence[int], seed: int) -> Trace:
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """One after another: each begins when all of the one before has ended."""
+    """One after another: each begins when the last request of the one before has ended (others of it may still run)."""
     sent: list[Sent] = []
     for trace in traces:
         start = len(sent)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.checked import shortened
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, Dialect, needed
 
 GROWS = ("content", "tokens", "completion_probabilities")  # of llama.cpp's events
@@ -19,8 +20,6 @@ def whole_reply(dialect: Dialect, events: Sequence[Mapping[str, Any]]) -> dict[s
     """RequestError for no events, or such as can't be put together."""
     if not events:
         raise RequestError("a stream without an event")
-    if "error" in events[-1] and len(events[-1]) == 1:
-        raise RequestError(f"the stream ended in an error: {events[-1]['error']}")
     if dialect.name == SGLANG.name:
         return dict(events[-1])
     if dialect.name == LLAMA.name:
@@ -39,15 +38,18 @@ def whole_llama(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def whole_choices(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All choices, by their index; counts from the event that has them."""
-    choices: dict[Any, dict[str, Any]] = {}
+    choices: dict[int, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for event in events:
         whole |= {name: value for name, value in event.items() if value is not None and name != "choices"}
         for choice in needed(event, "choices", list):
             if not isinstance(choice, dict):
                 raise RequestError("choices: expected objects")
-            grow(choices.setdefault(choice.get("index", 0), {}), choice)
-    return whole | {"choices": [choices[index] for index in sorted(choices, key=str)]}
+            index = choice.get("index", 0)
+            if type(index) is not int:
+                raise RequestError(f"choices: index {shortened(repr(index), 40)}, expected a whole number")
+            grow(choices.setdefault(index, {}), choice)
+    return whole | {"choices": [choices[index] for index in sorted(choices)]}
 
 
 def grow(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:

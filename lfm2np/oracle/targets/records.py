@@ -127,9 +127,13 @@ def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise RequestError(f"{name} {value!r}: expected a finite number")
-    return float(value)
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:  # a whole number beyond float64
+        number = math.nan
+    if not math.isfinite(number):
+        raise RequestError(f"{name} {repr(value)[:40]}: expected a finite number")
+    return number
 
 
 def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:

@@ -1,0 +1,141 @@
+"""What is drawn: valid, within its limits, and of every kind that breaks engines."""
+
+from collections import Counter
+
+import pytest
+from any_traces import any_traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lfm2np.fuzz.draw import MOST_TOKENS_OF_A_TRACE, SPECIAL, Around, content, lengths, traces, unfit
+from lfm2np.fuzz.trace import Trace, from_json
+from lfm2np.fuzz.trace import as_json as plain
+
+ALPHABET = tuple(range(20, 60))
+VOCABULARY = 64
+SMALL = Around(16, 40, 4, 400, ALPHABET, (1,), False, (" ", "e"), True, True)
+ROUND = settings(max_examples=40)
+
+
+@st.composite
+def arounds(draw: st.DrawFn) -> Around:
+    return Around(
+        block=draw(st.sampled_from([1, 4, 16, 256])),
+        chunk=draw(st.sampled_from([1, 24, 512, 8192])),
+        slots=draw(st.sampled_from([1, 4, 300])),
+        longest=draw(st.sampled_from([4, 5, 64, 1000, 128_000])),
+        alphabet=draw(st.sampled_from([ALPHABET, ALPHABET[:2]])),
+        first=draw(st.sampled_from([(), (1,)])),
+        needs_first=draw(st.booleans()),
+        stops=draw(st.sampled_from([(), (" ",)])),
+        samples=draw(st.booleans()),
+        sampling=draw(st.booleans()),
+    )
+
+
+@given(st.data(), arounds())
+def test_each_trace_is_valid_and_within_what_may_be_asked(data: st.DataObject, around: Around) -> None:
+    trace = data.draw(traces(around))
+    assert unfit(around, VOCABULARY, trace) is None
+    assert trace.num_tokens <= MOST_TOKENS_OF_A_TRACE
+    assert len(trace.requests) <= min(12, around.slots + 3)
+    assert (
+        from_json({"requests": [{**one, "prompt": list(one["prompt"])} for one in plain(trace)["requests"]]}) == trace
+    )
+    for one in trace.requests:
+        begins = one.prompt[: len(around.first)] == around.first
+        own = one.prompt[len(around.first) :] if begins else one.prompt
+        assert set(own) <= set(around.alphabet)
+        assert begins or not around.needs_first
+
+
+def kinds(trace: Trace, around: Around) -> set[str]:
+    """What is special about a trace, by names."""
+    found = set()
+    prompts = [one.prompt for one in trace.requests]
+    for index, one in enumerate(trace.requests):
+        found |= {"left before the first token"} if one.abort_after == 0 else set()
+        found |= {"left midway"} if one.abort_after else set()
+        found |= {name for name in ("cold", "streamed", "stop", "pause") if getattr(one, name)}
+        found |= {"several"} if one.samples > 1 else {"sampled"} if one.temperature else set()
+        found |= {"again"} if one.prompt in prompts[:index] else set()
+        found |= {"longer"} if any(one.prompt[:-1] and one.prompt[:-1] == other for other in prompts[:index]) else set()
+        same = [other for other in prompts[:index] if len(other) > 1 and other[:-1] == one.prompt[:-1]]
+        found |= {"another last token"} if any(other != one.prompt for other in same) else set()
+        found |= {"waits for tokens"} if one.after_tokens else {"waits for an end"} if one.after is not None else set()
+        found |= (
+            {"long after short"} if one.after is not None and len(one.prompt) > 3 * len(prompts[one.after]) else set()
+        )
+        off = len(one.prompt) % around.block
+        found |= {{0: "at a border", 1: "behind a border", around.block - 1: "before a border"}.get(off, "between")}
+        found |= {"over a chunk"} if len(one.prompt) > around.chunk else set()
+        found |= {"tiny"} if len(one.prompt) <= 3 else set()
+        found |= {"with BOS"} if one.prompt[:1] == around.first else {"without BOS"}
+    at_once = sum(one.after is None for one in trace.requests)
+    return found | ({"more than slots"} if at_once > around.slots else set())
+
+
+def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=250, derandomize=True, database=None)
+    @given(traces(SMALL))
+    def one(trace: Trace) -> None:
+        seen.update(kinds(trace, SMALL))
+
+    one()
+    wanted = """left before the first token;left midway;cold;streamed;stop;pause;several;sampled;again;longer;
+        another last token;waits for tokens;waits for an end;long after short;at a border;behind a border;
+        before a border;between;over a chunk;tiny;with BOS;without BOS;more than slots"""
+    assert {name.strip() for name in wanted.split(";")} - {name for name, count in seen.items() if count >= 3} == set()
+
+
+@ROUND
+@given(traces(Around(4, 24, 4, 90, ALPHABET)))
+def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
+    assert all(one.stop is None and one.temperature == 0 and one.samples == 1 for one in trace.requests)
+
+
+@ROUND
+@given(lengths(SMALL))
+def test_lengths_stay_within_a_quarter_of_the_context(length: int) -> None:
+    assert 1 <= length <= 100
+
+
+@given(st.integers(0, 99), st.integers(0, 40), st.integers(0, 40))
+def test_a_longer_content_begins_with_a_shorter_of_its_seed(seed: int, short: int, more: int) -> None:
+    assert content(SMALL, seed, short + more)[:short] == content(SMALL, seed, short)
+
+
+def test_every_special_word_does_something() -> None:
+    assert set(SPECIAL) == {"", "left", "cold", "sampled", "several", "stop", "streamed"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": 399}, "requests[0]: 401 tokens of prompt and answer, expected at most 400"),
+        ({"prompt": [1, 64]}, "requests[0].prompt: token 64, expected ids below vocab_size=64"),
+        ({"prompt": [20, 21]}, "requests[0].prompt: expected (1,) and more"),
+        ({"prompt": [1]}, "requests[0].prompt: expected (1,) and more"),
+        ({"stop": "x"}, "requests[0].stop 'x': this engine takes none"),
+        ({"temperature": 1.0}, "requests[0].temperature 1: this engine is asked greedily only"),
+    ],
+)
+def test_what_a_right_engine_may_refuse_is_unfit(fields: dict[str, object], told: str) -> None:
+    around = Around(16, 40, 4, 400, ALPHABET, (1,), True)
+    good = {"prompt": [1, 20], "max_tokens": 398}
+    assert unfit(around, VOCABULARY, from_json({"requests": [good]})) is None
+    why = unfit(around, VOCABULARY, from_json({"requests": [{**good, **fields}]}))
+    assert why is not None and why.startswith(told)
+
+
+def test_several_samples_are_unfit_where_one_is_given() -> None:
+    around = Around(16, 40, 4, 400, ALPHABET, sampling=True)
+    trace = from_json({"requests": [{"prompt": [20], "temperature": 1.0, "samples": 2}]})
+    assert unfit(around, VOCABULARY, trace) == "requests[0].samples 2: this engine gives one"
+
+
+@given(any_traces())
+def test_unfit_raises_for_no_trace(trace: Trace) -> None:
+    assert unfit(Around(4, 4, 4, 9, ALPHABET, (1,), True), VOCABULARY, trace) != ""

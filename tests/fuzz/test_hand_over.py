@@ -1,0 +1,275 @@
+"""What an author gets: a folder that is whole, a page that asks for nothing, a script that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_here import Here, model, player_of, serving
+
+from lfm2np.errors import RequestError
+from lfm2np.fuzz import hand_over as handing
+from lfm2np.fuzz.alphabet import alphabet_of
+from lfm2np.fuzz.campaign import Failure
+from lfm2np.fuzz.found import Finding, finding_of
+from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
+from lfm2np.fuzz.played import Played, Reply, Trouble
+from lfm2np.fuzz.reproducer import ANSWERS, reproducer
+from lfm2np.fuzz.right import Right
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.oracle.targets.records import Answer
+
+pytestmark = pytest.mark.rounding
+A = alphabet_of(model().tokenizer, 300)
+TRACE = Trace(
+    (
+        Sent(A[:9], 6),
+        Sent(A[:12], 4, after=0, after_tokens=2, abort_after=1, pause=5),
+        Sent(A[:9], 4, after=0, temperature=1.0, seed=2, samples=2, cold=True),
+        Sent(A[:3], 6, stop="a|b"),
+    )
+)
+HOSTILE = '<script src="http://evil/x.js">&"""\'@@ANSWER@@ @@REQUESTS@@ \u202e\\'
+CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "model", "lfm2np fuzz '<b>'")
+
+
+def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:
+    replies = tuple(
+        Reply(
+            (Answer(str(index), (A[0],), (-1.5,), text=HOSTILE),),
+            None,
+            float(index),
+            index + 0.5,
+            index + 1.0,
+            cached=3,
+        )
+        for index in range(len(trace.requests))
+    )
+    finding = Finding("wrong", f"request 0, output token 0: {HOSTILE}", 0)
+    return Failure(trace, Played(replies), finding, (9, 10), trace, 7, 1.0, 2.0, **fields)
+
+
+class NoServer:
+    """A player of an engine in Python: it has no script."""
+
+
+def handed(out: Path, failure: Failure | None = None) -> Path:
+    return hand_over(out, failure or failure_of(), model(), NoServer(), CONTEXT)
+
+
+def test_the_folder_has_the_first_free_number_behind_its_kind(tmp_path: Path) -> None:
+    assert [handed(tmp_path / "a" / "b").name for _ in range(3)] == ["wrong-1", "wrong-2", "wrong-3"]
+    assert sorted(one.name for one in (tmp_path / "a" / "b").iterdir()) == ["wrong-1", "wrong-2", "wrong-3"]
+    names = sorted(one.name for one in (tmp_path / "a" / "b" / "wrong-2").iterdir())
+    assert names == ["issue.md", "report.html", "trace.json"]
+
+
+def test_the_trace_is_read_again_as_it_was(tmp_path: Path) -> None:
+    folder = handed(tmp_path)
+    assert read_trace(folder / "trace.json") == TRACE
+    told = json.loads((folder / "trace.json").read_text())
+    assert told["rate"] == [9, 10] and told["finding"]["kind"] == "wrong" and told["engine"] == HOSTILE
+    assert told["seen"][0][0]["token_ids"] == [A[0]]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"requests": 1}', '{"requests": [{"prompt": []}]}', "{", "\x00\xff"])
+def test_what_is_no_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t.json").write_text(content, encoding="latin-1")
+    with pytest.raises(RequestError, match=r"t\.json: "):
+        read_trace(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    write = handing.write_whole
+
+    def full(path: Path, text: str) -> None:
+        if path.name == "issue.md":
+            raise error
+        write(path, text)
+
+    monkeypatch.setattr(handing, "write_whole", full)
+    with pytest.raises(RequestError if isinstance(error, OSError) else KeyboardInterrupt):
+        handed(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_can_not_be_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    require_place(tmp_path / "new" / "deep")
+    require_place(Path("lfm2np-findings"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RequestError, match="file is no folder"):
+            require_place(out)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file"]
+
+
+def test_the_page_asks_for_nothing_and_shows_hostile_names_as_text(tmp_path: Path) -> None:
+    page = (handed(tmp_path) / "report.html").read_text()
+    assert "default-src 'none'" in page
+    assert "<script" not in page and "<b>" not in page and "\u202e" not in page
+    assert "&lt;script src=" in page
+    assert not re.findall(r"""(?:src|href|action)\s*=\s*["']?(?!#)[^"'\s>]""", re.sub("&lt;.*?&gt;", "", page))
+    assert not re.findall(r"@import|url\(|<(?:img|link|iframe|object|embed|base|form)\b", page)
+    assert page.count("<svg") == 1 and page.count('<rect class="decode"') == 4 and 'class="mark bug"' in page
+    assert "6 requests" not in page and "Request 1: 12 + 4, 3 cached" in page
+
+
+def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
+    lines = (handed(tmp_path) / "issue.md").read_text().splitlines()
+    start = lines.index("| request | prompt tokens | new tokens | sent | shares a beginning of | special |")
+    rows = lines[start + 2 : start + 6]
+    assert rows == [
+        "| 0 | 9 | 6 | at once | none |  |",
+        "| 1 | 12 | 4 | after 2 tokens of request 0, then 5 ms | 9 with request 0 | left after 1 tokens |",
+        "| 2 | 9 | 4 | when request 0 has ended | 9 with request 0 | temperature 1, seed 2, 2 samples; cold |",
+        r"| 3 | 3 | 6 | at once | 3 with request 0 | stop 'a\x7cb' |",
+    ]
+    assert any(line.startswith("- fails in 9 of 10 replays") for line in lines)
+    assert any(line.startswith("- expected tokens: ") for line in lines) and f"- seen tokens: {A[0]}" in lines
+
+
+def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
+    lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
+    assert "- not played again: the server is gone, and nothing was given that starts it" in lines
+
+
+def test_an_answer_whose_tokens_are_none_can_be_handed_over(tmp_path: Path) -> None:
+    failure = failure_of(Trace((Sent(A[:3], 2, temperature=1.0),)))
+    seen = Reply((Answer("0", (999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
+    assert handed(tmp_path, replace(failure, played=Played((seen,)))).exists()
+
+
+# The script
+
+
+def scripted(path: Path, *arguments: str) -> tuple[int, str, str]:
+    """By the plain interpreter, in an empty folder, without anything but the standard library."""
+    empty = path.parent / "empty"
+    empty.mkdir(exist_ok=True)
+    command = [sys.executable, "-I", str(path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=empty, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONTEXT) -> Path:
+    with player_of(here) as player:
+        player.probe()
+        played = player.play(trace)
+        found = finding_of(model(), "float32", trace, played) or Finding("wrong", "none", 0)
+        failure = Failure(trace, played, found, (1, 1), trace, 1, 0.0, 0.0)
+        return hand_over(tmp_path, failure, model(), player, context) / "reproduce.py"
+
+
+ALL = Trace(
+    (
+        Sent(A[:9], 6),
+        Sent(A[:12], 4, after=0, after_tokens=2),
+        Sent(A[:12], 4, abort_after=1, pause=5),
+        Sent(A[:12], 4, abort_after=0),
+        Sent(A[:9], 4, after=1, temperature=1.0, seed=2, samples=2, cold=True),
+        Sent(A[:4], 3, temperature=1.0, seed=2),
+        Sent(A[:3], 6, stop=model().tokenizer.decode(A[:1]), streamed=True),
+    )
+)
+
+
+def test_the_script_says_0_for_a_right_server_1_for_a_wrong_one_and_2_without(tmp_path: Path) -> None:
+    with serving() as here:
+        path = script_for(tmp_path, here, ALL)
+        assert scripted(path, here.url + "/v1/", "2") == (0, "all as it should be\n" * 2 + "wrong in 0 of 2\n", "")
+        here.spoil = spoil
+        code, told, _ = scripted(path, here.url)
+        assert code == 1 and told.startswith("request 1" if "request 1" in told else "request 5")
+        assert "wrong in 1 of 1" in told and "log-probability expected" in told
+        here.spoil = None
+    assert scripted(path, here.url) == (2, "", f"{here.url}: no server\n")
+    assert scripted(path)[0] == 2
+
+
+def spoil(fields: dict[str, Any]) -> None:
+    logprobs = fields["choices"][0]["logprobs"]["token_logprobs"]
+    logprobs[:] = [one - 0.5 for one in logprobs]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda choice: choice["token_ids"].__setitem__(1, A[40]), "output token 1: expected "),
+        (lambda choice: choice.update(token_ids=choice["token_ids"][:3]), "3 tokens, expected 6"),
+        (lambda choice: choice.update(token_ids=choice["token_ids"] * 2), "12 tokens, expected 6"),
+        (lambda choice: choice.update(token_ids=5), "expected an answer, seen: TypeError"),
+    ],
+)
+def test_the_script_tells_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
+    with serving() as here:
+        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
+        here.spoil = lambda fields: change(fields["choices"][0])
+        code, said, _ = scripted(path, here.url)
+    assert (code, told in said) == (1, True), said
+
+
+@pytest.mark.parametrize("way", ["hang", "drip", "die", "500"])
+def test_the_script_ends_whatever_the_server_does(tmp_path: Path, way: str) -> None:
+    def trouble(handler: Any, _: Any) -> bool:
+        if handler.command != "POST":
+            return False
+        if way == "500":
+            handler.send(500, b"{}", "application/json")
+        elif way == "die":
+            here.shutdown()
+            here.server_close()
+            handler.connection.close()
+        elif way == "drip":
+            handler.send(200, b"", "application/json")
+        if way == "drip":
+            while not here.freed.wait(0.05):
+                handler.wfile.write(b" ")
+        if way == "hang":
+            here.freed.wait()
+        return True
+
+    with serving() as here:
+        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
+        path.write_text(re.sub(r"^TIMEOUT = .*?  #", "TIMEOUT = 0.4  #", path.read_text(), flags=re.M))
+        here.trouble = trouble
+        code, said, error = scripted(path, here.url, "2")
+    assert (code, error) == (1, "") and "expected an answer, seen: " in said, said
+    assert "wrong in 1 of 1" in said if way == "die" else "wrong in 2 of 2" in said
+
+
+@pytest.mark.parametrize("dialect", sorted(ANSWERS))
+def test_a_title_can_not_change_the_script(dialect: str) -> None:
+    text = reproducer(HOSTILE, dialect, "/x", 60.0, [{"body": {"prompt": '"""\\'}}])
+    code = compile(text, "reproduce.py", "exec")
+    assert code is not None and text.count("def answer(replies):") == 1
+    assert text.splitlines()[0].startswith('"""<script') and "@@ANSWER@@" in text.splitlines()[0]
+
+
+def right(*tokens: int) -> list[Right]:
+    return [Right(token, -1.0, 0.1, True) for token in tokens]
+
+
+def test_what_follows_an_end_is_expected_only_of_who_can_be_told_to_go_on() -> None:
+    trace, ends = Trace((Sent((5,), 4),)), (4,)
+
+    def tokens(body: dict[str, Any]) -> tuple[list[int], bool]:
+        row = row_of(trace, 0, body, right(9, 4, 8), ends)
+        return [one[0] for one in row["right"]], row.get("may_go_on", False)
+
+    assert tokens({"ignore_eos": True}) == ([9, 4, 8], False)
+    assert tokens({"sampling_params": {"ignore_eos": True}}) == ([9, 4, 8], False)
+    assert tokens({"ignore_eos": False}) == ([9, 4], True)
+    assert tokens({}) == ([9, 4], True)
+
+
+def test_the_script_does_not_judge_what_it_can_not() -> None:
+    several = Trace((Sent((5,), 4, temperature=1.0, samples=2), Sent((5,), 4, temperature=1.0, stop="a")))
+    assert all("right" not in row_of(several, index, {}, right(9), ()) for index in (0, 1))
+    assert "right" not in row_of(several, 0, {}, None, ())
