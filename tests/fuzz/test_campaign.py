@@ -12,7 +12,7 @@ from served_here import folder, model
 from lfm2np.conformance.adapters import Own
 from lfm2np.faults import inject
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.campaign import FIRST_REPLAYS, LAST_REPLAYS, Campaign, Failure, known_traces, replays_for
+from lfm2np.fuzz.campaign import BATCH, FIRST_REPLAYS, LAST_REPLAYS, Campaign, Failure, known_traces, replays_for
 from lfm2np.fuzz.draw import Around
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
@@ -183,19 +183,23 @@ def test_where_a_start_is_quick_each_replay_has_a_new_server() -> None:
 
     campaign, _ = campaign_on(says, restart=lambda: log.append("start"), is_quick=True)
     (failure,) = campaign.run(0, 1000, None)
-    drawn = campaign.counts.traces
-    assert failure.is_fresh and log[:drawn] == ["trace"] * drawn
-    assert log[drawn:] == ["start", "trace"] * campaign.counts.replays
+    replays = campaign.counts.replays
+    assert failure.is_fresh and log[-2 * replays :] == ["start", "trace"] * replays
+    drawn = log[: -2 * replays]
+    assert drawn[0] == "start" and drawn.count("trace") == campaign.counts.traces
+    assert drawn.count("start") == -(-campaign.counts.traces // BATCH)  # one a batch
     assert not campaign.is_fresh
 
 
 def test_what_fails_on_no_fresh_server_is_replayed_on_the_old_one() -> None:
-    started = [False]
+    started = [0]
 
     def restart() -> None:
-        started[0] = True
+        started[0] += 1
 
-    campaign, _ = campaign_on(lambda trace: None if started[0] else long_prompt(trace), restart=restart, is_quick=True)
+    campaign, _ = campaign_on(
+        lambda trace: None if started[0] > 1 else long_prompt(trace), restart=restart, is_quick=True
+    )
     failure = next(campaign.run(0, 1000, None))
     assert failure.rate == (0, FIRST_REPLAYS) and not failure.is_fresh
 
@@ -243,7 +247,7 @@ def test_numbers_that_are_none_do_not_steer(value: float) -> None:
     assert list(campaign.run(0, 20, None)) == [] and campaign.counts.traces == 20
 
 
-@pytest.mark.parametrize(("rate", "replays"), [(1.0, 1), (2 / 3, 3), (1 / 3, 6), (0.5, 5), (0.01, 6)])
+@pytest.mark.parametrize(("rate", "replays"), [(1.0, 1), (2 / 3, 3), (1 / 3, 6), (0.5, 4), (0.01, 6)])
 def test_the_rarer_it_fails_the_more_replays_a_smaller_trace_gets(rate: float, replays: int) -> None:
     assert replays_for(rate) == replays
 

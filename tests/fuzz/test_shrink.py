@@ -98,7 +98,7 @@ def test_requests_go_first_then_tokens_then_what_is_special_then_overlap() -> No
 
     order = list(dict.fromkeys(map(changed, tried)))
     assert order == ["requests", "prompts", "special", "overlap"]
-    assert [len(trace.requests) for trace in tried[:4]] == [1, 2, 3, 4]
+    assert [len(trace.requests) for trace in tried[:4]] == [3, 3, 4, 4]
 
 
 def test_it_stops_when_there_is_no_time_left() -> None:
