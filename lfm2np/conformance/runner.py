@@ -87,8 +87,11 @@ def run_property(
             break
         found |= words
         notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | found)
+        if found.intersection(prop.needs):
+            run = Run(run.examples)
+            notes += "Without that nothing of this property is left."
+            break
         run = trial.run(lacks | terms.lacks | found)
-    if notes:
         notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
     return Result(
         id=prop.id,
@@ -189,7 +192,7 @@ class Trial:
             return frozenset()
         if not isinstance(self.prop, Machine):
             check = self.prop.check
-            return sparing_words(run.smallest, lacks, lambda example: check(self.factory, example))
+            return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
         few = replace(self, chosen=profile("quick", shrink=False))
         for word in WORDS:
             error = None if word in lacks else few.run(lacks | {word}).error

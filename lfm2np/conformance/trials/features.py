@@ -126,17 +126,20 @@ def placed_token(token: int, vocab_size: int) -> int:
 # --- what an engine raises and has not declared
 
 
-def sparing_words(example: Any, lacks: frozenset[str], attempt: Callable[[Any], object]) -> frozenset[str]:
+def sparing_words(
+    example: Any, lacks: frozenset[str], needs: tuple[str, ...], attempt: Callable[[Any], object]
+) -> frozenset[str]:
     """The words of `lacks` without whose features the example raises nothing but a Violation; empty if none do.
 
-    The first single word, else the fewest that are left when all are taken and those that change nothing put back.
+    The first single word, what the property is about before the others; else the fewest that are left when all are
+    taken, and then one after the other given back if it is not needed.
     """
 
     def spares(words: frozenset[str]) -> bool:
         fitted = fit(example, lacks | words)
         return fitted != fit(example, lacks) and not raises(lambda: attempt(fitted))
 
-    open_words = [word for word in WORDS if word not in lacks]
+    open_words = [word for word in dict.fromkeys((*needs, *WORDS)) if word in WORDS and word not in lacks]
     for word in open_words:
         if spares(frozenset({word})):
             return frozenset({word})

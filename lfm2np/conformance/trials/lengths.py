@@ -19,9 +19,9 @@ class Lengths:
     """An engine's sizes, in tokens and requests. `longest` is that of a prompt with its output."""
 
     block_size: int = 16
-    chunk: int = 64
+    chunk: int = 48
     max_num_seqs: int = 8
-    longest: int = 320
+    longest: int = 240
 
 
 def lengths_of(sizes: Mapping[str, int], where: str) -> Lengths:
