@@ -25,7 +25,8 @@ from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
-SHARE_AT_LENGTH, LEAST_AT_LENGTH = 0.15, 3  # of examples at the engine's own lengths; the first is always the smallest
+SHARE_AT_LENGTH = 0.1  # of examples: at the engine's own lengths
+MANY = 40  # examples, of which that share is taken; of fewer none, and two or three are added
 
 
 @dataclass(frozen=True)
@@ -169,13 +170,19 @@ class Trial:
         prop = self.prop
         if isinstance(prop, Machine):
             return _run_machine(prop, self.factory, self.chosen, lambda one: place(fit(one, lacks), self.model))
-        small = _run_examples(self.placed(prop, prop.strategy), self.factory, self.chosen, lacks)
-        if small.error is not None or not prop.at_length or "long-contexts" in lacks:
-            return small
-        few = max(LEAST_AT_LENGTH, int(self.chosen.max_examples * SHARE_AT_LENGTH))
-        long = self.placed(prop, lambda: prop.strategy(self.lengths))
-        run = _run_examples(long, self.factory, settings(self.chosen, max_examples=few), lacks)
-        return replace(run, examples=small.examples + run.examples)
+        most, few = self.chosen.max_examples, 0
+        if prop.at_length and "long-contexts" not in lacks:
+            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is always the smallest
+        run = self.examples(prop.strategy, most - few if most >= MANY else most, lacks)
+        if few and run.error is None:
+            long = self.examples(lambda: prop.strategy(self.lengths), few, lacks)
+            return replace(long, examples=run.examples + long.examples)
+        return run
+
+    def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
+        assert isinstance(self.prop, Property)
+        prop = self.placed(self.prop, strategy)
+        return _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
 
     def placed(self, prop: Property, strategy: Callable[[], SearchStrategy[Any]]) -> Property:
         """The property with these examples, on the given model if there is one."""
