@@ -24,7 +24,10 @@ def test_property(property_: Property | Machine, request: pytest.FixtureRequest)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
     terms = terms_of(request.config)
-    result = run_property(property_, factory, chosen_profile(request.config), terms=terms)
+    try:
+        result = run_property(property_, factory, chosen_profile(request.config), terms=terms)
+    except RequestError as error:
+        pytest.fail(str(error), pytrace=False)
     if result.undeclared:
         request.config.stash[TERMS] = replace(terms, lacks=terms.lacks | result.undeclared)
         request.config.stash[ADVICE] = result.advice

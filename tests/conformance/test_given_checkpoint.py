@@ -109,6 +109,22 @@ def test_what_is_found_undeclared_is_told_once_and_not_tried_again(tmp_path: Pat
     assert 'its class may say:\nlacks = {"biases"}\n' in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        ("lacks = {'bias'}", "lacks 'bias': expected names of FEATURES or SIZES"),
+        ("sizes = {'block_size': 0}", "sizes of the engine: block_size 0: expected a whole number of at least 1"),
+    ],
+)
+def test_what_an_engine_says_wrongly_of_itself_is_one_line(tmp_path: Path, attribute: str, said: str):
+    (tmp_path / "wrong.py").write_text(
+        f"class Engine:\n    {attribute}\n    def __init__(self, model, sizes): pass\n    def generate(self): pass\n"
+    )
+    ended = run_pytest(tmp_path, *SUITE, "--engine", "wrong:Engine", "-k", "equals-reference")
+    assert f"\n{said}\n" in ended.stdout
+    assert "Traceback" not in ended.stdout
+
+
 def test_nobody_elses_options_are_touched(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"

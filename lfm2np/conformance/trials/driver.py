@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.trials.draining import Violation as Violation
 from lfm2np.conformance.trials.draining import drain as drain
-from lfm2np.conformance.trials.models import AnyModel, checkpoint, loaded
+from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.trials.rounding import format_of, require_explained
 from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
@@ -136,12 +136,19 @@ def count(outcome: Outcome) -> None:
 # --- the truth
 
 
-@lru_cache(maxsize=20_000)
 def reference_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
     """reference.py over a whole sequence: row t is the same whatever follows, so one pass judges every token."""
+    return of_drawn(model, token_ids) if isinstance(model, TinyModel) else of_given(model, token_ids)
+
+
+def computed_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
     logits = loaded(model).logits(token_ids)
     logits.flags.writeable = False
     return logits
+
+
+of_drawn = lru_cache(maxsize=20_000)(computed_logits)  # kilobytes each
+of_given = lru_cache(maxsize=16)(computed_logits)  # up to 20 MB for 100 tokens of a vocabulary of 65,536
 
 
 @dataclass(frozen=True)
