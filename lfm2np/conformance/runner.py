@@ -25,8 +25,7 @@ from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
-SHARE_AT_LENGTH = 0.1  # of examples: at the engine's own lengths
-MANY = 40  # examples, of which that share is taken; of fewer none, and two or three are added
+SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,7 @@ class Trial:
         most, few = self.chosen.max_examples, 0
         if prop.at_length and "long-contexts" not in lacks:
             few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is always the smallest
-        run = self.examples(prop.strategy, most - few if most >= MANY else most, lacks)
+        run = self.examples(prop.strategy, most, lacks)
         if few and run.error is None:
             long = self.examples(lambda: prop.strategy(self.lengths), few, lacks)
             return replace(long, examples=run.examples + long.examples)

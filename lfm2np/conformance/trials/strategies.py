@@ -159,14 +159,14 @@ def request(draw: st.DrawFn, name: str, params: st.SearchStrategy[SamplingParams
 
 
 @st.composite
-def sizes(draw: st.DrawFn, lengths: Lengths | None = None) -> dict[str, Any]:
+def sizes(draw: st.DrawFn, lengths: Lengths | None = None, longest: int | None = None) -> dict[str, Any]:
     """Memory from "just fits the longest request" up; steps from one token up; every policy."""
     if lengths is None:
         block_size = draw(st.sampled_from([2, 1, 3, 5, 16]))
         least = -(-(LONGEST_PROMPT + 2 + MOST_TOKENS) // block_size)
         most_seqs, steps = 6, [64, 1, 2, 3, 5, 9]
     else:
-        block_size, least = lengths.block_size, -(-lengths.longest // lengths.block_size)
+        block_size, least = lengths.block_size, -(-(longest or lengths.longest) // lengths.block_size)
         most_seqs, steps = lengths.max_num_seqs, [lengths.chunk, lengths.chunk, max(1, lengths.chunk // 2 + 1)]
     return {
         "block_size": block_size,
@@ -175,7 +175,7 @@ def sizes(draw: st.DrawFn, lengths: Lengths | None = None) -> dict[str, Any]:
         "max_num_batched_tokens": draw(st.sampled_from(steps)),
         "policy": draw(st.sampled_from(["fcfs", "priority", "prefill-first", "waiting-served", "static"])),
         "prefix_caching": draw(st.booleans()),
-        "num_host_blocks": draw(st.sampled_from([0, 0, 6])),
+        "num_host_blocks": draw(st.sampled_from([0, 0, 6] if lengths is None else [0, 2 * least])),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
     }
 
@@ -207,7 +207,13 @@ def scenarios(
     """A whole run; `kinds` are the disturbances that it may contain."""
     chosen = draw(requests(params, most, lengths))
     steps = 3 if lengths is None else 3 + 2 * lengths.longest // lengths.chunk
-    return Scenario(draw(models_at(lengths)), chosen, draw(sizes(lengths)), draw(schedules(len(chosen), kinds, steps)))
+    longest = max(LONGEST_PROMPT + 2 + MOST_TOKENS, *map(positions_of, chosen))
+    memory = sizes(lengths, longest)
+    return Scenario(draw(models_at(lengths)), chosen, draw(memory), draw(schedules(len(chosen), kinds, steps)))
+
+
+def positions_of(one: Request) -> int:
+    return len(one.prompt_token_ids) + (one.params.max_tokens or 0)
 
 
 def scenarios_that_overflow() -> st.SearchStrategy[Scenario]:
