@@ -7,13 +7,13 @@ from typing import Any
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.demands.demands import Machine
 from lfm2np.conformance.protocol import Request, load_factory
-from lfm2np.conformance.trials.models import TinyModel
+from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding
 from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams
 
-__all__ = ["Request", "SamplingParams", "Scenario", "TinyModel", "check"]
+__all__ = ["Checkpoint", "Request", "SamplingParams", "Scenario", "TinyModel", "check"]
 
 
 def check(property_id: str, engine: str, example: Any, number_format: str | None = None) -> None:

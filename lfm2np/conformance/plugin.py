@@ -18,7 +18,22 @@ PROFILES = ("quick", "ci", "deep")
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")  # emulate.FORMATS, which would load NumPy here
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+SIZES = {  # option -> its name in protocol.TOLD, and what it is
+    "--block-size": ("block_size", "tokens of one of the engine's blocks"),
+    "--chunk": ("max_num_batched_tokens", "most tokens of a step of the engine"),
+    "--max-num-seqs": ("max_num_seqs", "requests that the engine runs at once"),
+    "--max-model-len": ("max_model_len", "most tokens of a request"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Options only where the suite is asked for: anyone else's --model or --profile are his own."""
+    if any("lfm2np.conformance" in arg or "lfm2np/conformance" in arg for arg in args):
+        add_options(parser)
+
+
+def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("lfm2np.conformance")
     options: dict[str, dict[str, Any]] = {
         "--engine": {"metavar": "MODULE:FACTORY", "help": "the engine to test (default: lfm2np's own)"},
@@ -28,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             "choices": NUMBER_FORMATS,
             "help": "how the engine computes: what that explains is no failure (default: it is exact)",
         },
+        "--model": {"metavar": "DIR", "help": "a checkpoint of your own, in the place of drawn ones"},
     }
+    for name, (_, meaning) in SIZES.items():
+        options[name] = {"metavar": "N", "help": f"{meaning}: lengths are drawn around its multiples"}
     for name, settings in options.items():
         with contextlib.suppress(ValueError):  # another plugin has an option of that name: see `option`
             group.addoption(name, **settings)
@@ -36,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def option(config: pytest.Config, name: str) -> str | None:
     """--engine, --xfails and so on; where another plugin owns that name, LFM2NP_ENGINE, LFM2NP_XFAILS."""
-    value = config.getoption(f"--{name}", None)
+    value = getattr(config.option, name.replace("-", "_"), None)
     value = value if isinstance(value, str) else None
     return value or os.environ.get(f"LFM2NP_{name.upper().replace('-', '_')}")
 
@@ -46,6 +64,39 @@ def chosen_profile(config: pytest.Config) -> str:
     if name not in PROFILES:
         raise pytest.UsageError(f"profile {name!r}: expected one of {', '.join(PROFILES)}")
     return name
+
+
+TERMS, ADVICE = pytest.StashKey[Any](), pytest.StashKey[str]()
+
+
+def terms_of(config: pytest.Config) -> Any:
+    """runner.Terms: the given checkpoint and sizes, and what the engine was found to lack so far."""
+    if TERMS not in config.stash:
+        config.stash[TERMS] = given_terms(config)
+    return config.stash[TERMS]
+
+
+def given_terms(config: pytest.Config) -> Any:
+    """UsageError for a size or a checkpoint that is none."""
+    from lfm2np.conformance.runner import Terms
+    from lfm2np.conformance.trials.lengths import lengths_of
+    from lfm2np.conformance.trials.models import Checkpoint, loaded
+    from lfm2np.errors import Lfm2npError
+
+    sizes: dict[str, Any] = {}
+    path = option(config, "model")
+    try:
+        for name, (size, _) in SIZES.items():
+            value = option(config, name.removeprefix("--"))
+            if value is not None:
+                sizes[size] = int(value) if value.isdecimal() else value
+                lengths_of({size: sizes[size]}, name)
+        model = None if path is None else Checkpoint(str(Path(path).resolve()))
+        if model is not None:
+            loaded(model)
+    except Lfm2npError as error:
+        raise pytest.UsageError(str(error)) from None
+    return Terms(model, sizes)
 
 
 def known_failures(path: str | None) -> dict[str, str]:
@@ -87,3 +138,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if "lfm2np.conformance.runner" in sys.modules:
         terminalreporter.write_line(sys.modules["lfm2np.conformance.runner"].totals())
+    if ADVICE in terminalreporter.config.stash:
+        terminalreporter.write_line("what the engine raised on, and does not declare; its class may say:")
+        terminalreporter.write_line(terminalreporter.config.stash[ADVICE])

@@ -17,7 +17,13 @@ level d   each of these by itself:
           trace() -> the lines of the run so far, for scheduler.replay
           verify(): raises if memory holds anything but what the requests demand
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
-drawn without it, and properties about nothing else are skipped.
+drawn without it, and properties about nothing else are skipped. One for published checkpoints only says
+`lacks = PUBLISHED_ONLY | {...}`. What it raises for an example that it has not declared is a failure which names the
+word that would have spared it.
+
+Lengths of prompts and outputs are drawn small, and around multiples of the engine's own blocks and chunks. One whose
+sizes are not those that are wished says them in `sizes`, a mapping by names of TOLD: the last is the most tokens of a
+request.
 
 A request that can't be met must raise RequestError or ValueError when it is added, and harm no other.
 """
@@ -49,14 +55,33 @@ SIZES = (
     "drafter",  # None, "ngram", or {request id: output to propose}
     "num_speculative_tokens",
 )
-FEATURES = (
-    "sampling",  # temperatures other than 0
-    "samples",  # n > 1
-    "processors",  # penalties, biases, masks, filters, min_tokens
-    "stops",  # stop_token_ids, and ending at EOS
-    "convolution-only",  # models without attention
-    "overflow",  # a request whose numbers overflow ends with finish_reason "error"
+FEATURES = {  # what an engine may lack; a word that takes more away stands behind those that take less
+    # of a request
+    "samples": "n > 1",
+    "processors": "penalties, biases, masks, filters, min_tokens",
+    "stops": "stop_token_ids, and ending at EOS",
+    "logprobs": "log-probabilities of a request's own tokens or of its prompt",
+    "priorities": "priorities other than 0",
+    "salts": "cache_salt",
+    "sampling": "temperatures other than 0",
+    # of a model
+    "convolution-only": "models without attention",
+    "attention-only": "models without convolution",
+    "biases": "conv_bias: biases of the convolution and of its projections",
+    "taps": "conv_L_cache other than 3",
+    "untied": "a head that is not the embedding",
+    "odd-heads": "an odd number of query or of key/value heads, or as many of the one as of the other",
+    "head-dims": "head_dim other than 64",
+    "widths": "hidden sizes other than heads * head_dim; feed-forwards and vocabularies that are no multiple of 64",
+    "constants": "norm_eps other than 1e-5, rope_theta other than 1e6",
+    "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
+    "overflow": 'a request whose numbers overflow ends with finish_reason "error"',
+}
+PUBLISHED_ONLY = frozenset(  # what no published checkpoint asks of an engine
+    {"convolution-only", "attention-only", "biases", "taps", "untied", "odd-heads", "head-dims", "widths", "constants"}
+    | {"overflow"}
 )
+TOLD = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")  # what an engine's `sizes` may say
 METRICS = (
     "scheduled_tokens",
     "sampled_tokens",
@@ -76,6 +101,7 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "trace": ("trace",),
     "verify": ("verify",),
     "own": ("is_lfm2np",),  # demands on this package's own parts
+    "drawn": (),  # models of the suite's own making: not with --model
 }
 Factory = Callable[[str, dict[str, Any]], Any]
 
@@ -120,6 +146,15 @@ def lacking(engine: Any) -> frozenset[str]:
     for name in lacks - {*FEATURES, *SIZES}:
         raise RequestError(f"lacks {name!r}: expected names of FEATURES or SIZES")
     return lacks
+
+
+def told(engine: Any) -> dict[str, int]:
+    """The sizes that it says are its own. RequestError for a name that is not of TOLD."""
+    sizes = dict(getattr(engine, "sizes", {}))
+    for name in sizes:
+        if name not in TOLD:
+            raise RequestError(f"sizes {name!r}: expected names among {', '.join(TOLD)}")
+    return sizes
 
 
 def load_factory(name: str) -> Factory:

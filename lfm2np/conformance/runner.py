@@ -5,21 +5,27 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from hypothesis.errors import UnsatisfiedAssumption
+from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.strategies import SearchStrategy
 
 from lfm2np.conformance.demands.demands import Machine, Property
-from lfm2np.conformance.protocol import Factory, lacking, missing
-from lfm2np.conformance.trials.models import TinyModel, checkpoint
+from lfm2np.conformance.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
+from lfm2np.conformance.trials.driver import Violation, make
+from lfm2np.conformance.trials.features import WORDS, advice, fit, place, sparing_words
+from lfm2np.conformance.trials.lengths import Lengths, lengths_of
+from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
-from lfm2np.conformance.trials.strategies import fit, size_of
+from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
+SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,17 @@ class Result:
     seconds: float = 0.0
     message: str = ""  # why it was skipped, or the first difference and a script that shows it
     size: int | None = None  # of the smallest example that fails
+    undeclared: frozenset[str] = frozenset()  # words of `lacks` that would have spared the engine what it raised
+    advice: str = ""  # the line that declares them
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run is made on, beside the engine."""
+
+    model: Checkpoint | None = None  # in the place of drawn models
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of protocol.TOLD; they go before what the engine tells
+    lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
 
 
 def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
@@ -49,29 +66,149 @@ def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
     )
 
 
-def run_property(prop: Property | Machine, factory: Factory, name: str, shrink: bool = True) -> Result:
+def run_property(
+    prop: Property | Machine, factory: Factory, name: str, shrink: bool = True, terms: Terms | None = None
+) -> Result:
     """One property under a profile; never raises for what the engine does."""
-    began = time.perf_counter()
-    engine = factory(str(checkpoint(TinyModel())), {})
-    reason, lacks = missing(engine, prop.needs), lacking(engine) | unjudged(factory)
-    for need in prop.needs:
-        if need in unjudged(factory):
-            reason = reason or f"{need}: not judged where an engine computes in {format_of(factory)}"
+    began, terms = time.perf_counter(), terms or Terms()
+    try:
+        engine = first_engine(factory, terms)
+    except Exception as error:
+        return Result(prop.id, "failed", message=f"the factory makes no engine: {described(error)}")
+    lacks = lacking(engine) | unjudged(factory)
+    reason = missing(engine, prop.needs) or withheld(prop, factory, terms)
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
-    chosen = profile(name, prop.weight, shrink)
-    if isinstance(prop, Machine):
-        count, failure, size = _run_machine(prop, factory, chosen)
-    else:
-        count, failure, size = _run_examples(prop, factory, chosen, lacks)
-    seconds = time.perf_counter() - began
-    return Result(prop.id, "failed" if failure else "passed", count, seconds, failure or "", size)
+    trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
+    run, found, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
+    while run.error is not None and not hasattr(engine, "is_lfm2np"):
+        words = trial.sparing(run, lacks | terms.lacks | found)
+        if not words:
+            break
+        found |= words
+        notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | found)
+        if found.intersection(prop.needs):
+            run = Run(run.examples)
+            notes += "Without that nothing of this property is left."
+            break
+        run = trial.run(lacks | terms.lacks | found)
+        notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
+    return Result(
+        id=prop.id,
+        status="failed" if run.error or notes else "passed",
+        examples=run.examples,
+        seconds=time.perf_counter() - began,
+        message=notes + run.message,
+        size=run.size,
+        undeclared=found,
+        advice=advice(terms.lacks | found, lacking(engine)) if found else "",
+    )
 
 
-def _run_examples(
-    prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]
-) -> tuple[int, str | None, int | None]:
-    """Examples until the first failure, the message and the size of the smallest."""
+def first_engine(factory: Factory, terms: Terms) -> Any:
+    """One on a plain drawn model; where that can't be run, on one with the shapes of published checkpoints."""
+    if terms.model is not None:
+        return make(factory, terms.model, {})
+    try:
+        return make(factory, fit(TinyModel(), terms.lacks), {})
+    except Exception:
+        return make(factory, fit(TinyModel(), PUBLISHED_ONLY), {})
+
+
+def withheld(prop: Property | Machine, factory: Factory, terms: Terms) -> str | None:
+    """Why these terms allow no verdict, or None."""
+    for need in prop.needs:
+        if need in unjudged(factory):
+            return f"{need}: not judged where an engine computes in {format_of(factory)}"
+        if need in terms.lacks:
+            return f"the engine lacks {need}, and does not declare it"
+        if need == "drawn" and terms.model is not None:
+            return "it draws models of its own: not with --model"
+    return None
+
+
+def lengths_at(engine: Any, terms: Terms) -> Lengths:
+    sizes = {**told(engine), **terms.sizes}
+    lengths = lengths_of(sizes, "sizes of the engine")
+    if terms.model is None:
+        return lengths
+    return replace(lengths, longest=min(lengths.longest, terms.model.positions))
+
+
+def asked_to_declare(run: Run, words: frozenset[str], lacks: frozenset[str]) -> str:
+    named = " and ".join(word for word in WORDS if word in words)
+    return (
+        f"{run.message}\nWithout {named} the engine does not raise this. If that is more than it can do, let its class "
+        f"say so; if not, this is a bug.\n{advice(words, lacks)}\n"
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Examples until the first failure; the smallest that fails, and how much there is to read in it."""
+
+    examples: int
+    error: Exception | None = None
+    smallest: Any = None
+    size: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One property on one engine."""
+
+    prop: Property | Machine
+    factory: Factory
+    chosen: settings
+    lengths: Lengths
+    model: Checkpoint | None
+
+    def run(self, lacks: frozenset[str]) -> Run:
+        """Small examples, then such as reach over blocks and chunks of the engine's own size."""
+        prop = self.prop
+        if isinstance(prop, Machine):
+            return _run_machine(prop, self.factory, self.chosen, lambda one: place(fit(one, lacks), self.model))
+        most, few = self.chosen.max_examples, 0
+        if prop.at_length and "long-contexts" not in lacks:
+            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is always the smallest
+        run = self.examples(prop.strategy, most, lacks)
+        if few and run.error is None:
+            long = self.examples(lambda: prop.strategy(self.lengths), few, lacks)
+            return replace(long, examples=run.examples + long.examples)
+        return run
+
+    def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
+        assert isinstance(self.prop, Property)
+        prop = self.placed(self.prop, strategy)
+        return _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
+
+    def placed(self, prop: Property, strategy: Callable[[], SearchStrategy[Any]]) -> Property:
+        """The property with these examples, on the given model if there is one."""
+        if self.model is None:
+            return replace(prop, strategy=strategy)
+        return replace(prop, strategy=lambda: strategy().map(lambda example: place(example, self.model)))
+
+    def sparing(self, run: Run, lacks: frozenset[str]) -> frozenset[str]:
+        """The words that would have spared the engine what it raised; none for a Violation, or if nothing helps.
+
+        A machine's program can't be tried again without a feature: all programs are, few of them.
+        """
+        if isinstance(run.error, Violation | HypothesisException):
+            return frozenset()
+        if not isinstance(self.prop, Machine):
+            check = self.prop.check
+            return sparing_words(run.smallest, lacks, self.prop.needs, lambda example: check(self.factory, example))
+        few = replace(self, chosen=profile("quick", shrink=False))
+        for word in WORDS:
+            error = None if word in lacks else few.run(lacks | {word}).error
+            if word not in lacks and (error is None or isinstance(error, Violation)):
+                return frozenset({word})
+        return frozenset()
+
+
+def _run_examples(prop: Property, factory: Factory, chosen: settings, lacks: frozenset[str]) -> Run:
+    """Examples until the first failure. Hypothesis draws by the text of `test`: what it draws changes with that."""
     tried, first_failure, smallest = 0, None, None
 
     @chosen
@@ -90,14 +227,14 @@ def _run_examples(
     try:
         test()
     except Exception as error:
-        script = script_of(prop.id, factory, smallest)
-        return first_failure or tried, f"{described(error)}\n{script}", size_of(smallest)
-    return tried, None, None
+        message = f"{described(error)}\n{script_of(prop.id, factory, smallest)}"
+        return Run(first_failure or tried, error, smallest, size_of(smallest), message)
+    return Run(tried)
 
 
-def _run_machine(machine: Machine, factory: Factory, chosen: settings) -> tuple[int, str | None, int | None]:
+def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Callable[[Any], Any]) -> Run:
     """The same with a state machine; its size is the number of calls of the shortest failing program."""
-    kind = machine.make(factory)
+    kind = machine.make(factory, adapt)
     tried, first_failure = 0, None
 
     class Counted(kind):  # type: ignore[misc, valid-type]
@@ -123,8 +260,8 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings) -> tuple[
     except Exception as error:
         program = "\n".join(getattr(error, "__notes__", ()))
         calls = sum(line.startswith("state.") for line in program.splitlines())
-        return first_failure or tried, f"{described(error)}\n{program}", calls or None
-    return tried, None, None
+        return Run(first_failure or tried, error, None, calls or None, f"{described(error)}\n{program}")
+    return Run(tried)
 
 
 def totals() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lfm2np.conformance.demands.demands import Machine, Property
-from lfm2np.conformance.plugin import chosen_profile, option
+from lfm2np.conformance.plugin import ADVICE, TERMS, chosen_profile, option, terms_of
 from lfm2np.conformance.protocol import load_factory
 from lfm2np.conformance.runner import run_property
 from lfm2np.conformance.trials.rounding import Rounding
@@ -21,7 +23,14 @@ def test_property(property_: Property | Machine, request: pytest.FixtureRequest)
             factory = Rounding(factory, number_format)
     except RequestError as error:
         raise pytest.UsageError(str(error)) from None
-    result = run_property(property_, factory, chosen_profile(request.config))
+    terms = terms_of(request.config)
+    try:
+        result = run_property(property_, factory, chosen_profile(request.config), terms=terms)
+    except RequestError as error:
+        pytest.fail(str(error), pytrace=False)
+    if result.undeclared:
+        request.config.stash[TERMS] = replace(terms, lacks=terms.lacks | result.undeclared)
+        request.config.stash[ADVICE] = result.advice
     if result.status == "skipped":
         pytest.skip(result.message)
     if result.status == "failed":

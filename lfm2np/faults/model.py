@@ -243,6 +243,50 @@ FAULTS: tuple[Fault, ...] = (
             ),
         ),
     ),
+    Fault(
+        name="positions-stop-at-40",
+        section="E",
+        sentence="Tokens from position 40 on are rotated as the one at 40: a class of tables that are too short, and "
+        "whose last row is taken for all that they lack.",
+        seen_in=(),
+        edits=(
+            Edit(
+                FORWARD,
+                "np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])",
+                "np.minimum(40, np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments]))",
+            ),
+        ),
+    ),
+    Fault(
+        name="partitions-joined-without-rescaling",
+        section="E",
+        sentence="Attention to positions from 64 on is scaled by their own largest score, that to earlier ones by "
+        "theirs: a class of split kernels whose parts are added as they are.",
+        seen_in=(),
+        edits=(
+            Edit(
+                EXACT + "attend_spans",
+                "scores -= scores.max(-1, keepdims=True)",
+                "later = scores[:, 64:].max(-1, keepdims=True, initial=-1e4)\n"
+                "    scores[:, :64] -= scores[:, :64].max(-1, keepdims=True)\n"
+                "    scores[:, 64:] -= later",
+            ),
+        ),
+    ),
+    Fault(
+        name="later-piece-of-queries-misses-its-own-position",
+        section="E",
+        sentence="Where a prompt's queries are computed in several pieces, those of all but the first see every "
+        "earlier position and not their own: a class of offsets forgotten in a second tile.",
+        seen_in=(),
+        edits=(
+            Edit(
+                "lfm2np.numerics.attention:spans",
+                "visible = context - tokens + piece.stop",
+                "visible = context - tokens + piece.stop - (piece.start > 0)",
+            ),
+        ),
+    ),
     # --- convolution and feed-forward
     Fault(
         name="convolution-gates-swapped",

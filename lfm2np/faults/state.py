@@ -233,6 +233,22 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
+        name="chunk-deep-in-a-prompt-ignores-the-past-state",
+        section="A",
+        sentence="A chunk that begins at position 48 or later, behind three blocks of 16 tokens, is convolved as if it "
+        "began the prompt: a class of states that are carried over the first border, and over no later one.",
+        seen_in=(),
+        edits=(
+            Edit(
+                CONVOLUTION,
+                READ,
+                "history = cache.states[one.entry.slot, layer]\n"
+                "        if one.entry.start >= 48 and len(one.entry.token_ids) > 1:\n"
+                "            history = np.zeros_like(history)",
+            ),
+        ),
+    ),
+    Fault(
         name="short-chunk-leaves-the-state-one-behind",
         section="A",
         sentence="After a chunk of a prompt that is shorter than L-1 tokens the state ends one token too early.",

@@ -17,7 +17,7 @@ from lfm2np.conformance.trials.driver import (
     run,
 )
 from lfm2np.conformance.trials.ledger import require_ledger
-from lfm2np.conformance.trials.models import MAX_POSITIONS, TinyModel, checkpoint
+from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint
 from lfm2np.conformance.trials.plain import log_softmax, logits, read_checkpoint
 from lfm2np.conformance.trials.rounding import format_of, require_scores
 from lfm2np.conformance.trials.strategies import Scenario
@@ -143,7 +143,7 @@ def own_seed(factory: Factory, scenario: Scenario) -> None:
     require_equal(factory, scenario, one, copies, "under another name")
 
 
-def seeds_differ(factory: Factory, model: TinyModel) -> None:
+def seeds_differ(factory: Factory, model: AnyModel) -> None:
     """The control of the property before: samples, seeds, names and positions draw noise of their own."""
     params = SamplingParams(temperature=1e6, n=2, max_tokens=12, ignore_eos=True)
     made = [
@@ -221,7 +221,7 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
         engine.add(one)
     params = SamplingParams(temperature=0.0, max_tokens=3)
     bad = [
-        Request("bad", (3,) * (MAX_POSITIONS + 1), params),
+        Request("bad", (3,) * (scenario.model.positions + 1), params),
         Request("bad", (3, scenario.model.vocab_size), params),
         Request("bad", (3, -1), params),
         Request("bad", (), params),

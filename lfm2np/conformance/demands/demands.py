@@ -20,6 +20,8 @@ class Property:
     needs  levels of the protocol
     bugs   real ones that it would have caught
     weight the number of examples, relative to the profile's
+    strategy gives examples; with `at_length` it takes Lengths, and then gives such as reach over an engine's own blocks
+           and chunks
     """
 
     id: str
@@ -27,20 +29,24 @@ class Property:
     law: int
     needs: tuple[str, ...]
     bugs: tuple[str, ...]
-    strategy: Callable[[], SearchStrategy[Any]]
+    strategy: Callable[..., SearchStrategy[Any]]
     check: Callable[[Factory, Any], None]
     weight: float = 1.0
+    at_length: bool = False
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The same, with a state machine: calls in any order. `make` gives the class for an engine."""
+    """The same, with a state machine: calls in any order.
+
+    `make` gives the class for an engine and for what turns a drawn model or request into one that it can be given.
+    """
 
     id: str
     sentence: str
     law: int
     needs: tuple[str, ...]
     bugs: tuple[str, ...]
-    make: Callable[[Factory], Any]
+    make: Callable[[Factory, Callable[[Any], Any]], Any]
     steps: int = 20  # of one run
     weight: float = 1.0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.trials.driver import Violation
+from lfm2np.conformance.trials.driver import Violation, generate, require_truth
+from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
 
 LONG = 700  # tokens
@@ -91,6 +94,14 @@ def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
         machine.trace.add(request, forks)
 
 
+def attention_in_pieces(factory: Factory, example: tuple[Scenario, int]) -> None:
+    """So few bytes of scores at once that prompts are cut, as otherwise only those of thousands of tokens are."""
+    scenario, scores = example
+    with patch("lfm2np.numerics.attention.SCORES", scores):
+        outcome = generate(factory, scenario)
+    require_truth(factory, scenario, outcome)
+
+
 LARGE: tuple[Property, ...] = (
     Property(
         "large-schedules",
@@ -118,5 +129,18 @@ LARGE: tuple[Property, ...] = (
         (),
         lambda: st.sampled_from(tuple(POLICIES)),
         long_output,
+    ),
+    Property(
+        "attention-in-pieces",
+        "However attention cuts a prompt into pieces, every token and logit is the reference's.",
+        1,
+        ("own", "generate"),
+        (),
+        lambda lengths=None: st.tuples(
+            scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
+        ),
+        attention_in_pieces,
+        0.5,
+        at_length=True,
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
-from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios
+from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios, scenarios_that_overflow
 from lfm2np.network.step import forward
 from scheduler import (
     Request,
@@ -61,7 +60,6 @@ def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> 
 def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
     """A guess that overflows where the truth does not changes nothing: it is computed again without."""
     scenario, right = example
-    scenario = replace(scenario, model=replace(scenario.model, overflows=True, tied=False))
     poison = scenario.model.vocab_size - 1
     plain = generate(factory, scenario)
     script = {
@@ -161,9 +159,9 @@ MISUSE: tuple[Property, ...] = (
         "wrong-drafts-that-overflow",
         "A guess that overflows where the truth does not changes nothing.",
         7,
-        ("generate", "drafter", "overflow"),
+        ("generate", "drafter", "overflow", "drawn"),
         ("llama.cpp 23652",),
-        lambda: st.tuples(scenarios(greedy_params(), most=3), st.integers(0, 3)),
+        lambda: st.tuples(scenarios_that_overflow(), st.integers(0, 3)),
         overflowing_drafts,
         0.3,
     ),

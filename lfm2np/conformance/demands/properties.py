@@ -9,34 +9,46 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance.demands import checks
 from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.trials.lengths import ALPHABET, Lengths
 from lfm2np.conformance.trials.strategies import (
-    ALPHABET,
     MOST_REQUESTS,
     Scenario,
     greedy_params,
+    long_prompts,
     models,
+    models_at,
     prompts,
     requests,
     sampling_params,
     scenarios,
+    scenarios_that_overflow,
     schedules,
     sizes,
 )
 
+PLAIN_LENGTH = 128  # of the second implementation, which is in plain Python
+
 
 @st.composite
-def reordered(draw: st.DrawFn) -> tuple[Scenario, list[int], tuple[Any, ...]]:
-    scenario = draw(scenarios())
+def reordered(draw: st.DrawFn, lengths: Lengths | None = None) -> tuple[Scenario, list[int], tuple[Any, ...]]:
+    scenario = draw(scenarios(lengths=lengths))
     order = draw(st.permutations(range(len(scenario.requests))))
     return scenario, list(order), draw(schedules(len(order), ()))
 
 
 @st.composite
 def overflowing(draw: st.DrawFn) -> tuple[Scenario, int, bool]:
-    model = draw(models())
-    scenario = replace(draw(scenarios(greedy_params(), most=3)), model=replace(model, overflows=True, tied=False))
+    scenario = draw(scenarios_that_overflow())
     place = draw(st.integers(0, len(scenario.requests)))
     return scenario, place, draw(st.booleans())
+
+
+def texts(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Any, ...]]:
+    """A model and tokens for it."""
+    if lengths is None:
+        return st.tuples(models(), token_ids())
+    few = replace(lengths, longest=min(lengths.longest, PLAIN_LENGTH))
+    return st.tuples(models_at(few), long_prompts(few, few.longest - 1).filter(lambda ids: len(ids) > 1))
 
 
 def token_ids() -> st.SearchStrategy[tuple[int, ...]]:
@@ -51,8 +63,9 @@ PROPERTIES: tuple[Property, ...] = (
         2,
         ("generate",),
         ("transformers 46588", "vLLM 32118", "SGLang 24717", "mlx-lm 1169"),
-        lambda: scenarios(greedy_params()),
+        lambda lengths=None: scenarios(greedy_params(), lengths=lengths),
         checks.equals_reference,
+        at_length=True,
     ),
     Property(
         "batched-is-sequential",
@@ -60,9 +73,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate",),
         ("transformers 41790", "mlx-vlm 1946", "mistral.rs 2306", "vLLM 5639"),
-        lambda: scenarios(greedy_params()),
+        lambda lengths=None: scenarios(greedy_params(), lengths=lengths),
         checks.batched_is_sequential,
         0.5,
+        at_length=True,
     ),
     Property(
         "every-schedule",
@@ -70,9 +84,10 @@ PROPERTIES: tuple[Property, ...] = (
         2,
         ("steps",),
         ("vLLM 5349", "vLLM 43090", "vLLM 56196", "SGLang 34760", "nano-vllm 217"),
-        lambda: scenarios(kinds=("abort",)),
+        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.every_schedule,
         3.0,
+        at_length=True,
     ),
     Property(
         "chunked-is-whole",
@@ -80,9 +95,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate", "max_num_batched_tokens"),
         ("transformers 45513", "transformers 46084", "vLLM 56196"),
-        scenarios,
+        lambda lengths=None: scenarios(lengths=lengths),
         checks.chunked_is_whole,
         0.5,
+        at_length=True,
     ),
     Property(
         "order-and-arrival",
@@ -93,6 +109,7 @@ PROPERTIES: tuple[Property, ...] = (
         reordered,
         checks.other_order,
         0.5,
+        at_length=True,
     ),
     Property(
         "neighbours",
@@ -100,9 +117,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate",),
         ("mlx-vlm 1946", "vLLM 51226"),
-        lambda: st.tuples(scenarios(), requests(most=3)),
+        lambda lengths=None: st.tuples(scenarios(lengths=lengths), requests(most=3)),
         checks.neighbours,
         0.5,
+        at_length=True,
     ),
     Property(
         "sizes",
@@ -110,9 +128,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate", "block_size"),
         ("vLLM 27547", "vLLM 16832", "nano-vllm 274"),
-        lambda: st.tuples(scenarios(), sizes()),
+        lambda lengths=None: st.tuples(scenarios(lengths=lengths), sizes(lengths)),
         checks.other_sizes,
         0.5,
+        at_length=True,
     ),
     Property(
         "preempted-is-undisturbed",
@@ -120,9 +139,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("steps", "preempt"),
         ("vLLM 5349", "vLLM 16832", "vllm-gaudi 524", "nano-vllm 217", "vLLM 8844"),
-        lambda: scenarios(kinds=("preempt",)),
+        lambda lengths=None: scenarios(kinds=("preempt",), lengths=lengths),
         checks.preempted,
         0.5,
+        at_length=True,
     ),
     Property(
         "cold-is-warm",
@@ -130,9 +150,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate", "prefix_caching"),
         ("vLLM 43090", "vLLM 47861", "vLLM 12621", "vLLM 44701", "vLLM 3251", "SGLang 38319"),
-        scenarios,
+        lambda lengths=None: scenarios(lengths=lengths),
         checks.cold_is_warm,
         0.5,
+        at_length=True,
     ),
     Property(
         "forks",
@@ -140,8 +161,9 @@ PROPERTIES: tuple[Property, ...] = (
         2,
         ("steps", "fork"),
         ("vLLM 417", "transformers 46117", "vLLM 8844", "xLLM 1984"),
-        lambda: scenarios(kinds=("fork",)),
+        lambda lengths=None: scenarios(kinds=("fork",), lengths=lengths),
         checks.forks,
+        at_length=True,
     ),
     Property(
         "aborts-harm-nobody",
@@ -149,9 +171,10 @@ PROPERTIES: tuple[Property, ...] = (
         7,
         ("steps",),
         ("vLLM 14326", "vLLM 45357", "SGLang 35049", "vLLM 56525"),
-        lambda: scenarios(kinds=("abort",)),
+        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.aborts,
         0.5,
+        at_length=True,
     ),
     Property(
         "speculative-is-plain",
@@ -159,8 +182,11 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate", "drafter"),
         ("vLLM 44296", "transformers 46937", "vLLM 52942", "vLLM 39273"),
-        lambda: st.tuples(scenarios(), st.lists(st.booleans(), min_size=1, max_size=4), st.integers(1, 5)),
+        lambda lengths=None: st.tuples(
+            scenarios(lengths=lengths), st.lists(st.booleans(), min_size=1, max_size=4), st.integers(1, 5)
+        ),
         checks.speculative,
+        at_length=True,
     ),
     Property(
         "seed-of-its-own",
@@ -168,9 +194,10 @@ PROPERTIES: tuple[Property, ...] = (
         1,
         ("generate", "sampling"),
         ("vLLM 51226",),
-        lambda: scenarios(sampling_params(), most=3),
+        lambda lengths=None: scenarios(sampling_params(), most=3, lengths=lengths),
         checks.own_seed,
         0.5,
+        at_length=True,
     ),
     Property(
         "noise-differs",
@@ -188,8 +215,9 @@ PROPERTIES: tuple[Property, ...] = (
         5,
         ("steps", "state"),
         ("SGLang 16067", "mistral.rs 2357", "vLLM 14326", "sglang-jax 982"),
-        lambda: scenarios(kinds=("abort",)),
+        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.conservation,
+        at_length=True,
     ),
     Property(
         "memory-is-right",
@@ -197,9 +225,10 @@ PROPERTIES: tuple[Property, ...] = (
         5,
         ("steps", "verify"),
         ("vLLM 56525", "SGLang 29973", "SGLang 38319", "vLLM 417", "mini-sglang 142"),
-        lambda: scenarios(kinds=("abort",), most=3),
+        lambda lengths=None: scenarios(kinds=("abort",), most=3, lengths=lengths),
         checks.memory_is_right,
         0.5,
+        at_length=True,
     ),
     Property(
         "progress",
@@ -207,9 +236,10 @@ PROPERTIES: tuple[Property, ...] = (
         7,
         ("steps",),
         ("vLLM 25538", "vLLM 45414", "vLLM 45388", "nano-vllm 274"),
-        lambda: scenarios(greedy_params(), most=MOST_REQUESTS),
+        lambda lengths=None: scenarios(greedy_params(), most=MOST_REQUESTS, lengths=lengths),
         checks.progress,
         0.5,
+        at_length=True,
     ),
     Property(
         "work-adds-up",
@@ -217,8 +247,9 @@ PROPERTIES: tuple[Property, ...] = (
         4,
         ("steps", "trace", "metrics"),
         ("vLLM 45238", "vLLM 17305", "transformers 45943"),
-        lambda: scenarios(kinds=("abort",)),
+        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.work_adds_up,
+        at_length=True,
     ),
     Property(
         "trace-replays",
@@ -226,9 +257,10 @@ PROPERTIES: tuple[Property, ...] = (
         4,
         ("steps", "trace"),
         ("transformers 45943",),
-        lambda: scenarios(kinds=("abort",)),
+        lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.replays,
         0.5,
+        at_length=True,
     ),
     Property(
         "refusals",
@@ -236,15 +268,16 @@ PROPERTIES: tuple[Property, ...] = (
         7,
         ("generate", "steps"),
         ("nano-vllm 274", "vLLM 3239"),
-        lambda: st.tuples(scenarios(greedy_params(), most=3), st.integers(0, 4)),
+        lambda lengths=None: st.tuples(scenarios(greedy_params(), most=3, lengths=lengths), st.integers(0, 4)),
         checks.refusals,
         0.5,
+        at_length=True,
     ),
     Property(
         "overflow-stays-home",
         "A request whose numbers overflow ends in an error, alone.",
         7,
-        ("generate", "steps", "overflow"),
+        ("generate", "steps", "overflow", "drawn"),
         ("llama.cpp 23652",),
         overflowing,
         checks.overflow_stays_home,
@@ -254,20 +287,22 @@ PROPERTIES: tuple[Property, ...] = (
         "is-lfm2",
         "Log-probabilities are those of a second, plain implementation of LFM2 in float64.",
         2,
-        ("score",),
+        ("score", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
-        lambda: st.tuples(models(), token_ids()),
+        texts,
         checks.is_lfm2,
         0.5,
+        at_length=True,
     ),
     Property(
         "generates-lfm2",
         "What is generated, and its log-probabilities, are those of that implementation, too.",
         2,
-        ("generate",),
+        ("generate", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
-        lambda: st.tuples(models(), token_ids()),
+        texts,
         checks.generates_lfm2,
         0.5,
+        at_length=True,
     ),
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
-from lfm2np.conformance.trials.models import loaded
+from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
@@ -106,6 +106,7 @@ def stop_strings(factory: Factory, example: tuple[list[str], list[str], bool, in
 def drawn_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
     """With a draft model that draws, tokens are those of one position after the other, whatever batch, memory and K."""
     scenario, most = example
+    assert isinstance(scenario.model, TinyModel)
     model = loaded(scenario.model)
     small = loaded(replace(scenario.model, layers="c", seed=7))
     drafter = ModelDrafter(small, model, "random", block_size=2, num_blocks=200)

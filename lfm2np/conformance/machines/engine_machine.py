@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from lfm2np.conformance.protocol import Factory, Request, lacking
+from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.trials.driver import (
     Outcome,
     Violation,
@@ -19,29 +20,28 @@ from lfm2np.conformance.trials.driver import (
     make,
     require_truth,
 )
-from lfm2np.conformance.trials.models import TinyModel
-from lfm2np.conformance.trials.rounding import unjudged
-from lfm2np.conformance.trials.strategies import Scenario, fit, models, prompts, sampling_params, sizes
+from lfm2np.conformance.trials.models import AnyModel, TinyModel
+from lfm2np.conformance.trials.strategies import Scenario, models, prompts, sampling_params, sizes
 from lfm2np.sampling.params import SamplingParams
 
 MOST_STEPS = 3000  # to end at most some dozen requests: a bound on livelock, not on speed
 
 
-def engine_machine(factory: Factory) -> type[RuleBasedStateMachine]:
-    """The machine's class for one engine."""
+def engine_machine(factory: Factory, adapt: Callable[[Any], Any]) -> type[RuleBasedStateMachine]:
+    """The machine's class for one engine; `adapt` leaves what it lacks out of models, sizes and requests."""
 
     class EngineMachine(RuleBasedStateMachine):
         @initialize(model=models(), sizes=sizes())
         def start(self, model: TinyModel, sizes: dict[str, Any]) -> None:
-            self.model, self.sizes = model, sizes
-            self.engine = make(factory, model, sizes)
+            self.model: AnyModel = adapt(model)
+            self.sizes: dict[str, Any] = adapt(sizes)
+            self.engine = make(factory, self.model, self.sizes)
             self.requests: list[Request] = []
             self.outcome, self.alive = Outcome(), set[str]()
 
         @rule(prompt=prompts(), params=sampling_params(), priority=st.integers(0, 2))
         def add(self, prompt: tuple[int, ...], params: SamplingParams, priority: int) -> None:
-            lacks = lacking(self.engine) | unjudged(factory)
-            request: Request = fit(Request(f"r{len(self.requests)}", prompt, params, priority), lacks)
+            request: Request = adapt(Request(f"r{len(self.requests)}", prompt, params, priority))
             self.engine.add(request)
             self.requests.append(request)
             self.alive.add(request.request_id)

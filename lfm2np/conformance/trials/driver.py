@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.trials.draining import Violation as Violation
 from lfm2np.conformance.trials.draining import drain as drain
-from lfm2np.conformance.trials.models import TinyModel, checkpoint, loaded
+from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.trials.rounding import format_of, require_explained
 from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
@@ -44,7 +44,7 @@ class Outcome:
     steps: int = 0
 
 
-def make(factory: Factory, model: TinyModel, sizes: Mapping[str, Any]) -> Any:
+def make(factory: Factory, model: AnyModel, sizes: Mapping[str, Any]) -> Any:
     return factory(str(checkpoint(model)), dict(sizes))
 
 
@@ -136,12 +136,19 @@ def count(outcome: Outcome) -> None:
 # --- the truth
 
 
-@lru_cache(maxsize=20_000)
-def reference_logits(model: TinyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+def reference_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
     """reference.py over a whole sequence: row t is the same whatever follows, so one pass judges every token."""
+    return of_drawn(model, token_ids) if isinstance(model, TinyModel) else of_given(model, token_ids)
+
+
+def computed_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
     logits = loaded(model).logits(token_ids)
     logits.flags.writeable = False
     return logits
+
+
+of_drawn = lru_cache(maxsize=20_000)(computed_logits)  # kilobytes each
+of_given = lru_cache(maxsize=16)(computed_logits)  # up to 20 MB for 100 tokens of a vocabulary of 65,536
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> Non
         require_explained(number_format, scenario.model, said)
 
 
-def require_ending(model: TinyModel, sample: Sample) -> None:
+def require_ending(model: AnyModel, sample: Sample) -> None:
     """It ends with the first token that ends it, for the reason that it says, and not in an error."""
     where, params, answer = sample.where, sample.request.params, sample.answer
     stops, ended = stop_ids(model, sample.request), None
@@ -205,13 +212,13 @@ def require_ending(model: TinyModel, sample: Sample) -> None:
         raise Violation(f"{where}: ended in an error")
 
 
-def stop_ids(model: TinyModel, request: Request) -> set[int]:
+def stop_ids(model: AnyModel, request: Request) -> set[int]:
     """The tokens that end it."""
     eos = () if request.params.ignore_eos else loaded(model).config.eos_token_ids
     return {*request.params.stop_token_ids, *eos}
 
 
-def require_sample(model: TinyModel, sample: Sample) -> None:
+def require_sample(model: AnyModel, sample: Sample) -> None:
     """One sample, to the bit."""
     where, request, answer = sample.where, sample.request, sample.answer
     config, params = loaded(model).config, request.params
@@ -231,7 +238,7 @@ def require_sample(model: TinyModel, sample: Sample) -> None:
 
 
 def require_logprobs(
-    model: TinyModel, request: Request, answer: Completion, rows: NDArray[np.float32], where: str
+    model: AnyModel, request: Request, answer: Completion, rows: NDArray[np.float32], where: str
 ) -> None:
     """Those that the engine gave: of its own tokens, and of the prompt."""
     numerics, prompt = loaded(model).numerics, request.prompt_token_ids

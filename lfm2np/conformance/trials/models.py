@@ -21,8 +21,6 @@ from lfm2np.checkpoint.config import ModelConfig, parse_config
 from lfm2np.checkpoint.tensors import expected_tensors
 from lfm2np.loading import Model, load
 
-MAX_POSITIONS = 96
-
 
 @dataclass(frozen=True)
 class TinyModel:
@@ -43,7 +41,26 @@ class TinyModel:
     multiplier: float = 1.0  # of the feed-forward's width, if auto_adjust
     vocab_size: int = 24
     overflows: bool = False
+    positions: int = 96  # the longest context
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A given directory, where otherwise models are drawn."""
+
+    path: str
+
+    @property
+    def vocab_size(self) -> int:
+        return loaded(self).config.vocab_size
+
+    @property
+    def positions(self) -> int:
+        return loaded(self).config.max_position_embeddings
+
+
+AnyModel = TinyModel | Checkpoint
 
 
 EOS_TOKEN_ID = 2
@@ -67,7 +84,7 @@ def raw_config(tiny: TinyModel) -> dict[str, object]:
         "conv_L_cache": tiny.taps,
         "conv_bias": tiny.conv_bias,
         "layer_types": ["full_attention" if letter == "A" else "conv" for letter in tiny.layers],
-        "max_position_embeddings": MAX_POSITIONS,
+        "max_position_embeddings": tiny.positions,
         "norm_eps": tiny.eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": tiny.theta},
         "tie_word_embeddings": tiny.tied,
@@ -124,8 +141,12 @@ def _workspace() -> Path:
 
 
 @lru_cache(maxsize=4096)
-def checkpoint(tiny: TinyModel) -> Path:
-    """The model's directory, written when first asked for, gone when the process ends."""
+def checkpoint(model: AnyModel) -> Path:
+    """The model's directory; a drawn one is written when first asked for, and gone when the process ends."""
+    return Path(model.path) if isinstance(model, Checkpoint) else _written(model)
+
+
+def _written(tiny: TinyModel) -> Path:
     directory = _workspace() / f"{len(list(_workspace().iterdir())):05}"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(raw_config(tiny)))
@@ -135,6 +156,6 @@ def checkpoint(tiny: TinyModel) -> Path:
 
 
 @lru_cache(maxsize=256)
-def loaded(tiny: TinyModel) -> Model:
+def loaded(model: AnyModel) -> Model:
     """The reference's own copy of it, in exact arithmetic."""
-    return load(checkpoint(tiny))
+    return load(checkpoint(model))

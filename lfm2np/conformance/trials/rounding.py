@@ -15,7 +15,7 @@ from typing import Any
 
 from lfm2np.conformance.protocol import Completion, Factory
 from lfm2np.conformance.trials.draining import Violation
-from lfm2np.conformance.trials.models import TinyModel, loaded
+from lfm2np.conformance.trials.models import AnyModel, loaded
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.judge import Known, judge
@@ -56,13 +56,13 @@ def unjudged(factory: Factory) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def known_of(model: TinyModel) -> Known:
+def known_of(model: AnyModel) -> Known:
     """What was computed for this model so far."""
     return Known()
 
 
 def require_explained(
-    number_format: str, model: TinyModel, said: Sequence[tuple[str, tuple[int, ...], Completion]], how: str = ""
+    number_format: str, model: AnyModel, said: Sequence[tuple[str, tuple[int, ...], Completion]], how: str = ""
 ) -> None:
     """Violation at the first token or log-probability that the format does not explain; `said` names each answer and
     gives its prompt."""
@@ -87,7 +87,7 @@ def require_explained(
         raise Violation(f"{flips} tokens are not the reference's: {likely} {how}")
 
 
-def require_scores(number_format: str, model: TinyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
+def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
     """Log-probabilities of all tokens but the first."""
     pair = (Ask("score", "conformance", token_ids, 1), Answer("score", (0,), prompt_logprobs=tuple(scores)))
     for one in judge(loaded(model), number_format, [pair], known=known_of(model)):

@@ -1,7 +1,8 @@
 """What is tried: models, requests, sizes of memory and steps, schedules. All of it is plain data that prints as Python.
 
 Small numbers and few distinct tokens, so that prefixes are shared by chance, borders of blocks and chunks are met
-often, and what Hypothesis shrinks to can be read.
+often, and what Hypothesis shrinks to can be read. Where a strategy takes `lengths`, it draws at an engine's own sizes:
+see lengths.py.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.conformance.protocol import Request
-from lfm2np.conformance.trials.models import TinyModel
+from lfm2np.conformance.trials.lengths import ALPHABET, Lengths, common_text
+from lfm2np.conformance.trials.models import AnyModel, Checkpoint, TinyModel
 from lfm2np.sampling.params import SamplingParams
 
-ALPHABET = (3, 4, 5)  # token ids of prompts
 LONGEST_PROMPT, MOST_TOKENS, MOST_REQUESTS, MOST_SAMPLES = 14, 6, 5, 3
-PLAIN_FIELDS = ("temperature", "n", "max_tokens", "stop_token_ids", "ignore_eos", "seed", "logprobs", "prompt_logprobs")
+MOST_LONG_REQUESTS, MOST_LONG_SAMPLES, BLOCKS_OF_OUTPUT = 3, 2, 3
 Op = tuple[Any, ...]  # ("add", i), ("step",), ("abort", i), ("preempt", i), ("fork", i, seed): i counts requests
 
 
@@ -26,7 +27,7 @@ Op = tuple[Any, ...]  # ("add", i), ("step",), ("abort", i), ("preempt", i), ("f
 class Scenario:
     """Requests for one engine. `ops` is what happens, in order; afterwards it steps until nothing is left."""
 
-    model: TinyModel
+    model: AnyModel
     requests: tuple[Request, ...]
     sizes: Mapping[str, Any] = field(default_factory=dict)
     ops: tuple[Op, ...] = ()
@@ -52,9 +53,32 @@ def models() -> st.SearchStrategy[TinyModel]:
     )
 
 
+def models_at(lengths: Lengths | None) -> st.SearchStrategy[TinyModel]:
+    """The same, with contexts of that length."""
+    if lengths is None:
+        return models()
+    return models().map(lambda model: replace(model, positions=lengths.longest))
+
+
+def counts(lengths: Lengths, most: int) -> st.SearchStrategy[int]:
+    """Numbers of tokens from 1 to `most`: a multiple of a block or a chunk, one more or one less."""
+    units = st.sampled_from([min(one, most) for one in (lengths.block_size, lengths.chunk)])
+    around = units.flatmap(lambda unit: st.integers(0, most // unit).map(lambda times: unit * times))
+    return st.tuples(around, st.sampled_from([0, 1, -1])).map(lambda pair: max(1, min(most, sum(pair))))
+
+
+@st.composite
+def long_prompts(draw: st.DrawFn, lengths: Lengths, longest: int) -> tuple[int, ...]:
+    """The beginning of one common text; in some, one token near the end of a block is another."""
+    length = draw(counts(lengths, longest))
+    ids = common_text(length)
+    place = draw(counts(lengths, longest)) - 1 if draw(st.booleans()) else length
+    return tuple(9 if index == place else token for index, token in enumerate(ids))
+
+
 def prompts(longest: int = LONGEST_PROMPT) -> st.SearchStrategy[tuple[int, ...]]:
     """A few tokens, or the beginning of a long common text, at any length: also around borders of blocks and chunks."""
-    common = (3, 4, 3, 5, 4, 3, 3, 5, 5, 4, 3, 4, 5, 3)
+    common = common_text(longest)
     free = st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=5).map(tuple)
     shared = st.tuples(st.integers(1, longest), st.lists(st.sampled_from(ALPHABET), max_size=2))
     return st.one_of(free, shared.map(lambda pair: (*common[: pair[0]], *pair[1])[:longest]))
@@ -102,46 +126,69 @@ def sampling_params(most_samples: int = MOST_SAMPLES) -> st.SearchStrategy[Sampl
 
 @st.composite
 def requests(
-    draw: st.DrawFn, params: st.SearchStrategy[SamplingParams] | None = None, most: int = MOST_REQUESTS
+    draw: st.DrawFn,
+    params: st.SearchStrategy[SamplingParams] | None = None,
+    most: int = MOST_REQUESTS,
+    lengths: Lengths | None = None,
 ) -> tuple[Request, ...]:
     """Requests named a, b, c, ..."""
     chosen = sampling_params() if params is None else params
-    return tuple(
-        Request(
-            request_id="abcdefgh"[index],
-            prompt_token_ids=draw(prompts()),
-            params=draw(chosen),
-            priority=draw(st.integers(0, 2)),
-            cache_salt=draw(st.sampled_from(["", "", "x", "y"])),
-        )
-        for index in range(draw(st.integers(1, most)))
+    count = draw(st.integers(1, most if lengths is None else min(most, MOST_LONG_REQUESTS)))
+    return tuple(draw(request("abcdefgh"[index], chosen, lengths)) for index in range(count))
+
+
+@st.composite
+def request(draw: st.DrawFn, name: str, params: st.SearchStrategy[SamplingParams], lengths: Lengths | None) -> Request:
+    """One; at length it has a long prompt and a few new tokens, or the other way round, or is small."""
+    kind = "small" if lengths is None else draw(st.sampled_from(["long prompt", "long prompt", "long output", "small"]))
+    long = None if kind != "long prompt" else lengths
+    prompt = draw(prompts() if long is None else long_prompts(long, long.longest - MOST_TOKENS))
+    chosen = draw(params)
+    if lengths is not None:
+        chosen = replace(chosen, n=min(chosen.n, MOST_LONG_SAMPLES))
+    if lengths is not None and kind == "long output":
+        most = min(BLOCKS_OF_OUTPUT * lengths.block_size + 1, lengths.longest - len(prompt))
+        chosen = replace(chosen, max_tokens=max(chosen.max_tokens or 1, draw(counts(lengths, most))))
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        params=chosen,
+        priority=draw(st.integers(0, 2)),
+        cache_salt=draw(st.sampled_from(["", "", "x", "y"])),
     )
 
 
 @st.composite
-def sizes(draw: st.DrawFn) -> dict[str, Any]:
+def sizes(draw: st.DrawFn, lengths: Lengths | None = None, longest: int | None = None) -> dict[str, Any]:
     """Memory from "just fits the longest request" up; steps from one token up; every policy."""
-    block_size = draw(st.sampled_from([2, 1, 3, 5, 16]))
-    least = -(-(LONGEST_PROMPT + 2 + MOST_TOKENS) // block_size)
+    if lengths is None:
+        block_size = draw(st.sampled_from([2, 1, 3, 5, 16]))
+        least = -(-(LONGEST_PROMPT + 2 + MOST_TOKENS) // block_size)
+        most_seqs, steps = 6, [64, 1, 2, 3, 5, 9]
+    else:
+        block_size, least = lengths.block_size, -(-(longest or lengths.longest) // lengths.block_size)
+        most_seqs, steps = lengths.max_num_seqs, [lengths.chunk, lengths.chunk, max(1, lengths.chunk // 2 + 1)]
     return {
         "block_size": block_size,
         "num_blocks": least + draw(st.integers(0, 12)),
-        "max_num_seqs": draw(st.integers(1, 6)),
-        "max_num_batched_tokens": draw(st.sampled_from([64, 1, 2, 3, 5, 9])),
+        "max_num_seqs": draw(st.integers(1, most_seqs)),
+        "max_num_batched_tokens": draw(st.sampled_from(steps)),
         "policy": draw(st.sampled_from(["fcfs", "priority", "prefill-first", "waiting-served", "static"])),
         "prefix_caching": draw(st.booleans()),
-        "num_host_blocks": draw(st.sampled_from([0, 0, 6])),
+        "num_host_blocks": draw(st.sampled_from([0, 0, 6] if lengths is None else [0, 2 * least])),
         "watermark": draw(st.sampled_from([0.0, 0.2])),
     }
 
 
 @st.composite
-def schedules(draw: st.DrawFn, count: int, kinds: tuple[str, ...] = ("abort", "preempt", "fork")) -> tuple[Op, ...]:
+def schedules(
+    draw: st.DrawFn, count: int, kinds: tuple[str, ...] = ("abort", "preempt", "fork"), steps: int = 3
+) -> tuple[Op, ...]:
     """Each request is added once, with steps in between; some are aborted, preempted or forked at any moment."""
     ops: list[Op] = []
     for index in range(count):
         ops.append(("add", index))
-        for _ in range(draw(st.integers(0, 3))):
+        for _ in range(draw(st.integers(0, steps))):
             ops.append(("step",))
             if kinds and draw(st.integers(0, 3)) == 3:
                 kind, whom = draw(st.sampled_from(kinds)), draw(st.integers(0, index))
@@ -155,34 +202,25 @@ def scenarios(
     params: st.SearchStrategy[SamplingParams] | None = None,
     kinds: tuple[str, ...] = (),
     most: int = MOST_REQUESTS,
+    lengths: Lengths | None = None,
 ) -> Scenario:
     """A whole run; `kinds` are the disturbances that it may contain."""
-    chosen = draw(requests(params, most))
-    return Scenario(draw(models()), chosen, draw(sizes()), draw(schedules(len(chosen), kinds)))
+    chosen = draw(requests(params, most, lengths))
+    steps = 3 if lengths is None else 3 + 2 * lengths.longest // lengths.chunk
+    longest = max(LONGEST_PROMPT + 2 + MOST_TOKENS, *map(positions_of, chosen))
+    memory = sizes(lengths, longest)
+    return Scenario(draw(models_at(lengths)), chosen, draw(memory), draw(schedules(len(chosen), kinds, steps)))
 
 
-def fit(example: Any, lacks: frozenset[str]) -> Any:
-    """The example without what an engine lacks."""
-    if isinstance(example, tuple):
-        return tuple(fit(one, lacks) for one in example)
-    if isinstance(example, TinyModel):
-        attends = "A" in example.layers or "convolution-only" not in lacks
-        return example if attends else replace(example, layers=example.layers + "A")
-    if isinstance(example, Scenario):
-        fitted = (fit(example.model, lacks), fit(example.requests, lacks))
-        return replace(example, model=fitted[0], requests=fitted[1])
-    if not isinstance(example, Request):
-        return example
-    params = example.params
-    if "processors" in lacks:
-        params = SamplingParams(**{name: getattr(params, name) for name in PLAIN_FIELDS})
-    if "sampling" in lacks:
-        params = replace(params, temperature=0.0, n=1)
-    if "samples" in lacks:
-        params = replace(params, n=1)
-    if "stops" in lacks:
-        params = replace(params, stop_token_ids=(), ignore_eos=True)
-    return replace(example, params=params)
+def positions_of(one: Request) -> int:
+    return len(one.prompt_token_ids) + (one.params.max_tokens or 0)
+
+
+def scenarios_that_overflow() -> st.SearchStrategy[Scenario]:
+    """Whose model's last token makes any sequence that it stands in overflow."""
+    poisoned = models().map(lambda model: replace(model, overflows=True, tied=False))
+    small = st.tuples(poisoned, scenarios(greedy_params(), most=3))
+    return small.map(lambda pair: replace(pair[1], model=pair[0]))
 
 
 def size_of(example: Any) -> int:
@@ -193,4 +231,4 @@ def size_of(example: Any) -> int:
         return 1 + len(example.prompt_token_ids) + (example.params.max_tokens or 0) * example.params.n
     if isinstance(example, tuple | list):
         return sum(map(size_of, example))
-    return 0 if isinstance(example, Mapping | TinyModel) else 1
+    return 0 if isinstance(example, Mapping | TinyModel | Checkpoint) else 1

@@ -1,0 +1,57 @@
+"""A stranger's first run: an adapter of fifteen lines for transformers, which has not said all that it lacks."""
+
+import pytest
+
+from lfm2np.conformance.catalogue import by_id
+from lfm2np.conformance.protocol import PUBLISHED_ONLY, Completion
+from lfm2np.conformance.runner import Terms, run_property
+from lfm2np.conformance.trials.rounding import Rounding
+
+pytestmark = pytest.mark.peers
+
+GREEDY = frozenset({"sampling", "samples", "processors", "stops"})
+
+
+class Adapter:
+    lacks = GREEDY
+
+    def __init__(self, model, sizes):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.engine = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+    def generate(self, requests):
+        return [[Completion(self.run(list(one.prompt_token_ids), one.params.max_tokens))] for one in requests]
+
+    def run(self, ids, most):
+        import torch
+
+        with torch.no_grad():
+            out = self.engine.generate(torch.tensor([ids]), max_new_tokens=most, do_sample=False, eos_token_id=None)
+        return tuple(out[0, len(ids) :].tolist())
+
+
+class Published(Adapter):
+    lacks = PUBLISHED_ONLY | GREEDY
+
+
+def test_transformers_is_told_what_it_does_not_declare_and_holds_the_rest():
+    engine = Rounding(Adapter, "float32")
+    result = run_property(by_id("equals-reference"), engine, "quick")
+    assert (result.status, result.undeclared) == ("failed", {"convolution-only"})
+    assert "can only be called on Attention layers" in result.message
+    line = 'lacks = {"samples", "processors", "stops", "sampling", "convolution-only"}\n'
+    assert f"{line}    convolution-only: models without attention\nWithout that: it holds" in result.message
+    terms = Terms(lacks=result.undeclared)
+    overflow = run_property(by_id("wrong-drafts-that-overflow"), engine, "quick", terms=terms)
+    assert (overflow.status, overflow.undeclared) == ("failed", {"overflow"})
+    terms = Terms(lacks=result.undeclared | overflow.undeclared)
+    for name in ("batched-is-sequential", "sizes"):
+        later = run_property(by_id(name), engine, "quick", terms=terms)
+        assert (later.status, later.message) == ("passed", "")
+
+
+def test_transformers_declared_for_published_checkpoints_passes():
+    result = run_property(by_id("equals-reference"), Rounding(Published, "float32"), "quick")
+    assert (result.status, result.message) == ("passed", "")
