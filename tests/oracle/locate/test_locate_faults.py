@@ -15,6 +15,7 @@ import lfm2np
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.faults import FAULTS, inject
 from lfm2np.loading import Model
+from lfm2np.numerics import attention
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.record import RecordedEngine, record
@@ -90,6 +91,13 @@ NETWORK = {
 }
 
 
+AT_LENGTH = {  # and how the rows are described
+    "positions-stop-at-40": "from row 41 on",
+    "partitions-joined-without-rescaling": "from row 64 on",
+    "later-piece-of-queries-misses-its-own-position": "from row 10 on",
+}
+
+
 def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:
     return [int(one) for one in np.random.default_rng(seed).integers(10, vocabulary, length)]
 
@@ -135,8 +143,8 @@ def test_without_a_fault_nothing_is_found(fixture: str) -> None:
         assert max(one.error for one in report.checks) < 0.7
 
 
-def test_every_fault_of_the_network_is_in_the_table() -> None:
-    assert list(NETWORK) == [one.name for one in FAULTS if one.section == "E"]
+def test_every_fault_of_the_network_is_in_a_table() -> None:
+    assert {*NETWORK, *AT_LENGTH} == {one.name for one in FAULTS if one.section == "E"}
 
 
 def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> None:
@@ -207,6 +215,12 @@ def with_a_shared_prefix(model: Model) -> RecordedEngine:
     return run
 
 
+def at_length(model: Model) -> RecordedEngine:
+    run = engine(model, block_size=16, max_num_batched_tokens=48)
+    run.add("a", prompt(1, 90), 3)
+    return run
+
+
 def short_of_blocks(model: Model) -> RecordedEngine:
     run = engine(model, num_blocks=8, num_host_blocks=16, max_num_seqs=3, watermark=0.0)
     for index in range(3):
@@ -243,6 +257,7 @@ STATE = {
     "state-zeroed-when-the-batch-is-repacked": (with_neighbours, "b", "from row 6 on"),
     "chunk-ignores-the-past-state": (in_chunks, "a", "the 2 rows at multiples of 5, 5 to 11"),
     "chunk-truncates-the-past-state": (in_chunks, "a", "the row at multiples of 5, 5 to 10"),
+    "chunk-deep-in-a-prompt-ignores-the-past-state": (at_length, "a", "rows 48 to 49 of 92"),
     "short-chunk-leaves-the-state-one-behind": (token_by_token, "a", "rows 1 to 6 of 8"),
     "state-never-advanced": (token_by_token, "a", "from row 1 on"),
     "rejected-drafts-stay-in-the-state": (with_wrong_drafts, "a", "from row 9 on"),
@@ -273,6 +288,20 @@ def test_a_fault_of_the_state_is_found_at_the_first_convolution(name: str) -> No
     assert first.name == "model.layers.0.conv.conv"
     assert first.rows.startswith(rows)
     assert first.channels.startswith("all")
+
+
+@pytest.mark.parametrize("name", AT_LENGTH)
+def test_a_fault_that_shows_only_at_length_is_found_at_its_operation(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an engine's steps, whose queries attend in pieces of a few rows."""
+    monkeypatch.setattr(attention, "SCORES", 2**14)
+    model = loaded(TRAINED, "exact")
+    with inject(name):
+        recorded = rows_of(at_length(model), "a")
+    first = located(model, recorded).findings[0]
+    assert (first.name, first.error > 1000) == (ATTENDED, True)
+    assert first.rows.startswith(AT_LENGTH[name])
 
 
 def test_every_fault_of_the_state_is_in_the_table() -> None:
