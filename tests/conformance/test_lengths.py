@@ -44,7 +44,7 @@ def test_lengths_stand_around_multiples_of_blocks_and_chunks():
 def test_the_common_text_begins_the_same_and_has_no_short_period():
     assert common_text(600)[:300] == common_text(300)
     assert common_text(5) == (3, 4, 3, 5, 4)
-    text = common_text(600)
+    text = common_text(600)[14:]  # without the beginning, which is written out
     assert all(text[period:] != text[:-period] for period in range(1, 300))
 
 
