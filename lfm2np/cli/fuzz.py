@@ -76,6 +76,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--chunk", metavar="N", type=int, default=CHUNK, help=f"most tokens of its steps ({CHUNK})")
     add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
     add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
+    add(
+        "--without", metavar="NAMES", default="", help="draw no left, cold, sampled, several, stop or streamed requests"
+    )
     add("--name", metavar="NAME", help="of the model, for a server that serves several")
     add(
         "--timeout",
@@ -130,6 +133,7 @@ def require_numbers(arguments: argparse.Namespace) -> None:
         raise RequestError(f"--max-model-len {arguments.max_model_len}: expected at least {LEAST_CONTEXT}")
     if not 0 <= arguments.shrink_minutes < 1e7:
         raise RequestError(f"--shrink-minutes {arguments.shrink_minutes}: expected at least 0")
+    without(arguments.without)
     if arguments.seed < 0:
         raise RequestError(f"--seed {arguments.seed}: expected at least 0")
 
@@ -291,7 +295,18 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
         stops=() if tokenizer is None or not takes.stops else (" ", "e", tokenizer.decode(alphabet[:1])),
         samples=takes.samples,
         sampling=takes.sampling,
+        without=without(arguments.without),
     )
+
+
+def without(names: str) -> tuple[str, ...]:
+    from lfm2np.fuzz.draw import SPECIAL
+
+    chosen = tuple(name for name in names.split(",") if name)
+    for name in chosen:
+        if name not in SPECIAL:
+            raise RequestError(f"--without {name!r}: expected some of {', '.join(sorted({*SPECIAL} - {''}))}")
+    return chosen
 
 
 def as_row(failure: Failure, folder: Path) -> dict[str, Any]:

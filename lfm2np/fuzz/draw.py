@@ -34,6 +34,7 @@ class Around:
     first     what a prompt begins with: the BOS, or nothing
     needs_first  whether each does: a server that takes texts puts it there by itself
     stops     texts of `stop`; empty: none is drawn
+    without   what else is not drawn, of SPECIAL
     """
 
     block: int
@@ -46,6 +47,7 @@ class Around:
     stops: tuple[str, ...] = ()
     samples: bool = False
     sampling: bool = False
+    without: tuple[str, ...] = ()
 
 
 def content(around: Around, seed: int, length: int) -> Ids:
@@ -99,7 +101,7 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
     new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
     max_tokens = max(1, min(new, room, 64))
     fields: dict[str, Any] = draw(moments(sent))
-    special = draw(st.sampled_from(SPECIAL))
+    special = draw(st.sampled_from([one for one in SPECIAL if one not in around.without]))
     if special == "left":
         fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
     elif special in ("sampled", "several") and around.sampling:

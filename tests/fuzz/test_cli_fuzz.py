@@ -92,6 +92,7 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         ([OWN, "--examples", "0"], "--examples 0: expected at least 1"),
         ([OWN, "--findings", "-1"], "--findings -1: expected at least 1"),
         ([OWN, "--block-size", "0"], "--block-size 0"),
+        ([OWN, "--without", "left,stops"], "--without 'stops': expected some of cold, left,"),
         ([OWN, "--chunk", "0"], "--chunk 0"),
         ([OWN, "--max-num-seqs", "0"], "--max-num-seqs 0"),
         ([OWN, "--minutes", "0"], "--minutes 0.0: expected more than 0"),

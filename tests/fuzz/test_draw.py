@@ -1,6 +1,7 @@
 """What is drawn: valid, within its limits, and of every kind that breaks engines."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from any_traces import any_traces
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.fuzz.draw import MOST_TOKENS_OF_A_TRACE, SPECIAL, Around, content, lengths, traces, unfit
-from lfm2np.fuzz.trace import Trace, from_json
+from lfm2np.fuzz.trace import Sent, Trace, from_json
 from lfm2np.fuzz.trace import as_json as plain
 
 ALPHABET = tuple(range(20, 60))
@@ -94,6 +95,14 @@ def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
 @given(traces(Around(4, 24, 4, 90, ALPHABET)))
 def test_what_the_engine_does_not_take_is_not_drawn(trace: Trace) -> None:
     assert all(one.stop is None and one.temperature == 0 and one.samples == 1 for one in trace.requests)
+
+
+@ROUND
+@given(traces(replace(SMALL, without=tuple(one for one in SPECIAL if one))))
+def test_what_is_left_out_is_not_drawn(trace: Trace) -> None:
+    assert {
+        replace(one, prompt=(1,), max_tokens=1, after=None, after_tokens=None, pause=0) for one in trace.requests
+    } == {Sent((1,), 1)}
 
 
 @ROUND
