@@ -161,6 +161,7 @@ def test_several_samples_are_unfit_where_one_is_given() -> None:
     assert unfit(around, VOCABULARY, trace) == "requests[0].samples 2: this engine gives one"
 
 
+@ROUND
 @given(any_traces())
 def test_unfit_raises_for_no_trace(trace: Trace) -> None:
     assert unfit(Around(4, 4, 4, 9, ALPHABET, (1,), True), VOCABULARY, trace) != ""
