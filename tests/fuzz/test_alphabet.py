@@ -57,3 +57,9 @@ def test_the_tokenizer_of_a_random_checkpoint_has_one_as_well(tmp_path: Path) ->
     model = lfm2np.load(write_model(tmp_path / "model"))
     alphabet = alphabet_of(model.tokenizer, model.config.vocab_size)
     assert len(alphabet) > 20 and text_of(model.tokenizer, list(alphabet) * 3) is not None
+
+
+def test_each_two_of_its_tokens_are_a_text_in_both_orders() -> None:
+    """From which any row follows: tokens of byte pairs that stay apart two by two stay apart."""
+    broken = [(a, b) for a in ALPHABET for b in ALPHABET if text_of(TOKENIZER, [a, b]) is None]
+    assert broken == []

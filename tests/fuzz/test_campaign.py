@@ -74,9 +74,9 @@ def test_each_replay_is_of_other_tokens() -> None:
 
 def test_a_right_engine_gets_as_many_traces_as_were_asked_for() -> None:
     campaign, player = campaign_on(lambda trace: None)
-    assert list(campaign.run(3, 120, None)) == []
-    assert campaign.counts.traces == len(player.played) == 120 and campaign.counts.replays == 0
-    assert list(campaign.run(3, None, 0.0)) == [] and len(player.played) == 120  # no time
+    assert list(campaign.run(3, 60, None)) == []
+    assert campaign.counts.traces == len(player.played) == 60 and campaign.counts.replays == 0
+    assert list(campaign.run(3, None, 0.0)) == [] and len(player.played) == 60  # no time
 
 
 def test_it_ends_after_so_many_findings() -> None:

@@ -119,7 +119,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_3(
 ) -> None:
     monkeypatch.setattr(started, "GRACE", 0.1)
     try:
-        code = run(*arguments)
+        code = run("--examples", "1", *arguments)
     except SystemExit as done:
         code = int(done.code or 0)
     captured = capsys.readouterr()
@@ -145,7 +145,7 @@ def test_an_engine_that_tells_no_tokens_is_inconclusive(capsys: pytest.CaptureFi
 
     with serving() as here:
         here.trouble = text_only
-        assert run(here.url) == 2
+        assert run(here.url, "--examples", "1") == 2
     assert "does not tell the ids of its tokens" in capsys.readouterr().err
 
 

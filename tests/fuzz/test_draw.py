@@ -111,6 +111,31 @@ def test_lengths_stay_within_a_quarter_of_the_context(length: int) -> None:
     assert 1 <= length <= 100
 
 
+def test_many_lengths_are_at_the_borders_of_blocks_and_chunks() -> None:
+    seen: Counter[int] = Counter()
+    rows = st.lists(lengths(Around(100, 1000, 4, 100_000, ALPHABET)), min_size=10, max_size=10)
+
+    @settings(max_examples=40, derandomize=True, database=None)
+    @given(rows)
+    def one(row: list[int]) -> None:
+        seen.update((length + 1) % 100 for length in row)
+
+    one()
+    assert all(seen[off] >= 25 for off in (0, 1, 2)), seen  # one before, at, and behind
+
+
+def test_the_prompts_of_one_trace_stay_within_its_budget() -> None:
+    whole: list[int] = []
+
+    @settings(max_examples=40, derandomize=True, database=None)
+    @given(traces(Around(300, 700, 12, 100_000, ALPHABET)))
+    def one(trace: Trace) -> None:
+        whole.append(trace.num_tokens)
+
+    one()
+    assert 1000 < max(whole) <= MOST_TOKENS_OF_A_TRACE
+
+
 @given(st.integers(0, 99), st.integers(0, 40), st.integers(0, 40))
 def test_a_longer_content_begins_with_a_shorter_of_its_seed(seed: int, short: int, more: int) -> None:
     assert content(SMALL, seed, short + more)[:short] == content(SMALL, seed, short)
@@ -145,6 +170,7 @@ def test_several_samples_are_unfit_where_one_is_given() -> None:
     assert unfit(around, VOCABULARY, trace) == "requests[0].samples 2: this engine gives one"
 
 
+@ROUND
 @given(any_traces())
 def test_unfit_raises_for_no_trace(trace: Trace) -> None:
     assert unfit(Around(4, 4, 4, 9, ALPHABET, (1,), True), VOCABULARY, trace) != ""

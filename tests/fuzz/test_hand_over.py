@@ -154,7 +154,7 @@ def scripted(path: Path, *arguments: str) -> tuple[int, str, str]:
     empty = path.parent / "empty"
     empty.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(path), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=empty, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=empty, check=False, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -227,11 +227,12 @@ def test_the_script_ends_whatever_the_server_does(tmp_path: Path, way: str) -> N
             here.server_close()
             handler.connection.close()
         elif way == "drip":
-            handler.send(200, b"", "application/json")
-        if way == "drip":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "60000")
+            handler.end_headers()
             while not here.freed.wait(0.05):
                 handler.wfile.write(b" ")
-        if way == "hang":
+        elif way == "hang":
             here.freed.wait()
         return True
 

@@ -71,6 +71,14 @@ def test_tokens_and_moments_end_at_the_least_that_fails() -> None:
     assert all(one == Sent(one.prompt, after=one.after) for one in three.requests)
 
 
+def test_prompts_that_must_stay_equal_are_cut_together() -> None:
+    def equal(trace: Trace) -> bool:
+        return len({one.prompt for one in trace.requests}) < len(trace.requests)
+
+    first, second = shrunk(Trace((Sent(SEVEN, 2), Sent((9, 8)), Sent(SEVEN, 3, after=0))), equal).requests
+    assert first.prompt == second.prompt and len(first.prompt) == 1
+
+
 def test_several_samples_go_before_the_temperature_does() -> None:
     (one,) = shrunk(BIG, lambda trace: any(one.temperature for one in trace.requests)).requests
     assert (one.samples, one.temperature) == (1, 1.0)

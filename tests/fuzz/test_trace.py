@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from any_traces import ALPHABET, any_traces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
@@ -121,6 +121,7 @@ def test_most_seeds_give_other_tokens() -> None:
     assert len({relabelled(trace, ALPHABET, seed) for seed in range(50)}) > 40
 
 
+@settings(max_examples=40)
 @given(st.lists(any_traces(3), min_size=1, max_size=4))
 def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:
     whole = joined(traces)
@@ -135,6 +136,7 @@ def test_joined_traces_begin_one_after_another(traces: list[Trace]) -> None:
         start += len(trace.requests)
 
 
+@settings(max_examples=40)
 @given(any_traces())
 def test_tokens_are_wanted_one_by_one_where_somebody_counts_them(trace: Trace) -> None:
     for index, one in enumerate(trace.requests):

@@ -102,6 +102,7 @@ def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
         target_of(vllm).probe()
 
 
+@pytest.mark.rounding
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
     for name in ("vllm", "sglang", "llama.cpp"):
         with playing(name) as player:

@@ -95,6 +95,13 @@ def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
     assert whole_reply(TEXT, events) == {"choices": [choice(tokens, "stop")]}
 
 
+def test_a_reason_that_is_told_twice_is_the_last() -> None:
+    events: Events = [
+        {"choices": [{"index": 0, "text": "a", "finish_reason": reason}]} for reason in ("stop", "length")
+    ]
+    assert whole_reply(VLLM, events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
+
+
 def test_what_stands_in_each_event_is_told_once() -> None:
     events: Events = [{"choices": [{"index": 0, "prompt_token_ids": [1, 2], "text": "a"}]} for _ in range(3)]
     events[1]["choices"][0]["prompt_token_ids"] = None
