@@ -92,11 +92,12 @@ class HttpPlayer:
     def _server_trouble(
         self, replies: tuple[Reply, ...], held: Mapping[str, float]
     ) -> tuple[tuple[Reply, ...], Trouble | None]:
-        """Whether the server is gone, or keeps something though all requests have ended. One that is still there only
-        refused a connection."""
+        """Whether the server is gone, be it by a request that nobody waited for, or keeps something though all requests
+        have ended. One that is still there only refused a connection."""
         bad = [one.trouble for one in replies if one.trouble is not None]
-        if bad and not self._is_there():
-            return replies, Trouble(DEAD, f"{self._target.client.place}: no connection any more: {bad[0].what}")
+        if not self._is_there():
+            why = f": {bad[0].what}" if bad else ", though every request that was waited for was answered"
+            return replies, Trouble(DEAD, f"{self._target.client.place}: no connection any more{why}")
         if bad or self._watcher is None:
             return tuple(still_there(one) for one in replies), None
         more = self._watcher.leak(held, min(PATIENCE, self._timeout))

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,6 +142,12 @@ def raw(content: bytes) -> Callable[[Any], None]:
     [
         (die, ONE, DEAD, "no connection any more"),
         (die, THREE, DEAD, "no connection any more"),
+        (
+            die,
+            Trace((replace(ONE.requests[0], abort_after=0),)),
+            DEAD,
+            "every request that was waited for was answered",
+        ),
         (reset, ONE, BROKEN, "the connection broke"),
         (break_a_stream, STREAMED, BROKEN, "the connection broke"),
         (end_a_stream, STREAMED, IMPOSSIBLE, "1 with finish_reason None, expected 6"),
