@@ -146,7 +146,7 @@ def raw(content: bytes) -> Callable[[Any], None]:
             die,
             Trace((replace(ONE.requests[0], abort_after=0),)),
             DEAD,
-            "every request that was waited for was answered",
+            "no connection any more",
         ),
         (reset, ONE, BROKEN, "the connection broke"),
         (break_a_stream, STREAMED, BROKEN, "the connection broke"),
