@@ -47,8 +47,8 @@ def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str,
             played = player.play(EVERYTHING)
             assert finding_of(model(), format_name, EVERYTHING, played) is None
     assert [len(reply.answers) for reply in played.replies] == [1, 1, 1, 0, 1, 2, 2, 1, 1, 1]
-    left = [index for index, reply in enumerate(played.replies) if reply.left]
-    assert left in ([2], [2, 3])  # the other is left before its first token, if the server is no faster
+    left = {index for index, reply in enumerate(played.replies) if reply.left}
+    assert left in ({2}, {2, 3})  # a quick server may have answered 3 before it was left
     times = played.replies
     assert times[1].sent >= times[0].first and times[4].sent >= times[0].ended and times[6].sent >= times[5].ended
     assert all(reply.sent <= reply.ended for reply in times)
