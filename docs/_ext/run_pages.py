@@ -152,7 +152,8 @@ class Shell:
             (programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
             (programs / name).chmod(0o755)
         self.folder, self.left = folder, list[int]()
-        self.environment = os.environ | {
+        # As at a terminal: where CI is set, pytest cuts no line.
+        self.environment = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")} | {
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",  # so that both streams come in the order in which they were written
             "PYTHONDONTWRITEBYTECODE": "1",
