@@ -163,6 +163,7 @@ FREE = {
 MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "factors", "top_logprobs", "item", "result"}
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
 def test_what_is_not_of_the_form_is_refused(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
     validator = Draft202012Validator(schema)

@@ -26,6 +26,8 @@ from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.verdict import Verdict
 from lfm2np.work.whole_file import write_whole
 
+pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
 
 @pytest.fixture
 def right() -> Checked:
@@ -57,7 +59,6 @@ def lines_of(checked: Checked) -> list[str]:
     return as_text(checked, COMMAND, FACTS).splitlines()
 
 
-@pytest.mark.rounding
 def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked) -> None:
     lines = lines_of(right)
     count = len(right.positions)
@@ -73,7 +74,6 @@ def test_the_text_of_a_right_engine_has_the_numbers_of_the_check(right: Checked)
     assert lines[-1] == f"again      {COMMAND}"
 
 
-@pytest.mark.rounding
 def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checked) -> None:
     text = as_text(wrong, COMMAND, FACTS)
     first, total = wrong.total.first_wrong, wrong.total
@@ -95,7 +95,6 @@ def test_the_text_of_a_wrong_engine_shows_the_first_wrong_position(wrong: Checke
     assert f"error      {first.error:.3g} nats" in where
 
 
-@pytest.mark.rounding
 def test_ten_flips_are_listed_the_worst_first_and_the_others_counted(wrong: Checked) -> None:
     lines = lines_of(wrong)
     start = next(index for index, line in enumerate(lines) if line.startswith("flip in"))
@@ -129,7 +128,6 @@ def test_what_was_not_told_is_a_dash_and_not_a_zero() -> None:
 # --- JSON
 
 
-@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["right", "wrong"])
 def test_the_json_has_all_numbers_of_the_check(name: str, request: pytest.FixtureRequest) -> None:
     checked: Checked = request.getfixturevalue(name)

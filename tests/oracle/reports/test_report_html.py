@@ -24,6 +24,8 @@ from lfm2np.oracle.reports.report import as_text
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.verdict import LIMIT, Verdict
 
+pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
 
 @pytest.fixture
 def right() -> Checked:

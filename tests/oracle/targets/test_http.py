@@ -15,6 +15,8 @@ from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
 
+pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
 SHORT = 0.3  # seconds, where a server is to take too long
 
 
@@ -37,7 +39,6 @@ def spoiled(player: Player, trouble: Callable[[Handler], Any], **options: Any) -
 # Together, and cancelled
 
 
-@pytest.mark.rounding
 def test_all_asks_are_in_flight_together(vllm: Player) -> None:
     target = target_of(vllm, at_once=3)
     target.probe()
@@ -47,7 +48,6 @@ def test_all_asks_are_in_flight_together(vllm: Player) -> None:
     assert [answer.error for answer in answers] == [None] * 3
 
 
-@pytest.mark.rounding
 @pytest.mark.parametrize(("name", "tells_ids"), [("vllm", True), ("llama.cpp", False), ("sglang", False)])
 def test_an_aborted_ask_is_left_midway_and_its_neighbour_is_not(name: str, tells_ids: bool) -> None:
     with playing(name) as player:
@@ -62,7 +62,6 @@ def test_an_aborted_ask_is_left_midway_and_its_neighbour_is_not(name: str, tells
     assert other.token_ids is not None and len(other.token_ids) == 4
 
 
-@pytest.mark.rounding
 def test_without_a_stream_the_connection_is_closed_after_a_while(vllm: Player) -> None:
     def no_stream(handler: Handler) -> bool:
         body = handler.server.seen[-1][2]
@@ -291,7 +290,6 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.rounding
 def test_a_url_may_have_a_path_and_end_as_openai_clients_have_it(vllm: Player) -> None:
     assert HttpTarget(vllm.url + "/v1/", None).probe().tells_token_ids
     with pytest.raises(TargetError, match="no known dialect"):

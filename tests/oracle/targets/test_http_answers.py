@@ -28,6 +28,8 @@ from lfm2np.oracle.targets.http_target import judged
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import Target, TargetError
 
+pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
+
 
 @pytest.fixture
 def vllm() -> Iterator[Player]:
@@ -38,7 +40,6 @@ def vllm() -> Iterator[Player]:
 # What servers in each dialect reveal
 
 
-@pytest.mark.rounding
 @pytest.mark.parametrize(
     ("name", "takes", "tells", "logprobs", "top", "prompt", "engine"),
     [
@@ -59,7 +60,6 @@ def test_the_probe_finds_what_a_server_reveals(
     assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.at_once) == (top, prompt, 8)
 
 
-@pytest.mark.rounding
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
 def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
     with playing(name) as player:
@@ -80,7 +80,6 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
             assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
 
 
-@pytest.mark.rounding
 def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)
@@ -102,7 +101,6 @@ def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:
         target_of(vllm).probe()
 
 
-@pytest.mark.rounding
 def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> None:
     for name in ("vllm", "sglang", "llama.cpp"):
         with playing(name) as player:
