@@ -43,10 +43,10 @@ def is_plain(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def is_text(tokenizer: Tokenizer, ids: list[int]) -> bool:
-    return text_of(tokenizer, ids) is not None
+    return row_text(tokenizer, ids) is not None
 
 
-def text_of(tokenizer: Tokenizer, ids: list[int]) -> str | None:
-    """A text that has exactly these ids, behind the BOS if the tokenizer puts one; None if there is none."""
+def row_text(tokenizer: Tokenizer, ids: list[int]) -> str | None:
+    """The text of a row of ids without the BOS, which the tokenizer turns into them again; None if there is none."""
     text = tokenizer.decode(ids)
     return text if text and tokenizer.encode_more(text) == ids else None

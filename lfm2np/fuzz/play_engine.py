@@ -15,12 +15,10 @@ from lfm2np.conformance.protocol import Request, lacking, load_factory, missing
 from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
-from lfm2np.oracle.targets.python_target import STEPS_PER_TOKEN, fault, from_completions, is_finished
+from lfm2np.oracle.targets.python_target import FAULTS, STEPS_PER_TOKEN, fault, from_completions, is_finished
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, Target, TargetError
 from lfm2np.sampling.params import SamplingParams
-
-FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
 
 
 class StepsPlayer:

@@ -12,7 +12,6 @@ from typing import Any
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.fuzz.alphabet import text_of
 from lfm2np.fuzz.observe import Watcher, counted
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
@@ -23,6 +22,7 @@ from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
 from lfm2np.oracle.targets.http_target import HttpTarget, judged, num_tokens
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.workloads import text_of
 
 AT_ONCE = 0.02  # seconds after which a request that is left before its first token is left
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
@@ -82,11 +82,7 @@ class HttpPlayer:
         return reply.trouble is None and all(one.error is None for one in reply.answers)
 
     def _ask(self, index: int, sent: Sent) -> Ask:
-        bos = None if self._tokenizer is None else self._tokenizer.bos_token_id
-        text = None
-        if self._tokenizer is not None:
-            behind = sent.prompt[1:] if bos is not None and sent.prompt[0] == bos else sent.prompt
-            text = text_of(self._tokenizer, list(behind))
+        text = None if self._tokenizer is None else text_of(self._tokenizer, sent.prompt)
         return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, text, factors={"cold": sent.cold})
 
     def _server_trouble(

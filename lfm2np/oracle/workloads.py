@@ -88,12 +88,14 @@ class Writer:
         )
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """A text that has exactly these ids, if there is one; never an empty one, which servers take differently."""
-        if self.tokenizer is None:
-            return None
-        bos = self.tokenizer.bos_token_id
-        text = self.tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-        return text if text and self.tokenizer.encode(text) == list(ids) else None
+        return None if self.tokenizer is None else text_of(self.tokenizer, ids)
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
+    """A text that has exactly these ids, if there is one; never an empty one, which servers take differently."""
+    bos = tokenizer.bos_token_id
+    text = tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
+    return text if text and tokenizer.encode(text) == list(ids) else None
 
 
 def short_prompts(writer: Writer) -> Iterator[Round]:

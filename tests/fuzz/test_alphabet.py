@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np.fuzz.alphabet import LARGEST, SPECIAL, alphabet_of, is_plain, text_of
+from lfm2np.fuzz.alphabet import LARGEST, SPECIAL, alphabet_of, is_plain, row_text
 
 MODEL = lfm2np.load()
 TOKENIZER = MODEL.tokenizer
@@ -17,7 +17,7 @@ ALPHABET = alphabet_of(TOKENIZER, MODEL.config.vocab_size)
 
 @given(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=60))
 def test_any_row_is_a_text_with_these_very_tokens(row: list[int]) -> None:
-    text = text_of(TOKENIZER, row)
+    text = row_text(TOKENIZER, row)
     assert text is not None and text.isprintable()
     assert TOKENIZER.encode_more(text) == row
     assert TOKENIZER.encode(text) == [TOKENIZER.bos_token_id, *row]
@@ -56,10 +56,10 @@ def test_without_a_tokenizer_it_is_any_tokens_but_the_first_few() -> None:
 def test_the_tokenizer_of_a_random_checkpoint_has_one_as_well(tmp_path: Path) -> None:
     model = lfm2np.load(write_model(tmp_path / "model"))
     alphabet = alphabet_of(model.tokenizer, model.config.vocab_size)
-    assert len(alphabet) > 20 and text_of(model.tokenizer, list(alphabet) * 3) is not None
+    assert len(alphabet) > 20 and row_text(model.tokenizer, list(alphabet) * 3) is not None
 
 
 def test_each_two_of_its_tokens_are_a_text_in_both_orders() -> None:
     """From which any row follows: tokens of byte pairs that stay apart two by two stay apart."""
-    broken = [(a, b) for a in ALPHABET for b in ALPHABET if text_of(TOKENIZER, [a, b]) is None]
+    broken = [(a, b) for a in ALPHABET for b in ALPHABET if row_text(TOKENIZER, [a, b]) is None]
     assert broken == []
