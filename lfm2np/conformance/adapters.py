@@ -115,6 +115,8 @@ class Own:
             logprobs=None if one.logprobs is None else tuple(each.logprob for each in one.logprobs),
             prompt_logprobs=prompt if one.index == 0 else None,
             logits=tuple(rows),
+            text=one.text,
+            stop_reason=one.stop_reason,
         )
 
 

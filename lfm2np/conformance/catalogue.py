@@ -5,6 +5,7 @@ from __future__ import annotations
 from lfm2np.conformance.demands.cache_demands import CACHE_DEMANDS
 from lfm2np.conformance.demands.corruptions import CORRUPTION
 from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.demands.engine_demands import ENGINE_DEMANDS
 from lfm2np.conformance.demands.internals import INTERNALS
 from lfm2np.conformance.demands.large import LARGE
 from lfm2np.conformance.demands.memory_demands import MEMORY_DEMANDS
@@ -26,6 +27,7 @@ ALL: tuple[Property | Machine, ...] = (
     *LARGE,
     *CACHE_DEMANDS,
     *MEMORY_DEMANDS,
+    *ENGINE_DEMANDS,
 )
 
 

@@ -60,6 +60,7 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "samples": "n > 1",
     "processors": "penalties, biases, masks, filters, min_tokens",
     "stops": "stop_token_ids, and ending at EOS",
+    "stop-strings": "stop strings",
     "logprobs": "log-probabilities of a request's own tokens or of its prompt",
     "priorities": "priorities other than 0",
     "salts": "cache_salt",
@@ -103,6 +104,7 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "own": ("is_lfm2np",),  # demands on this package's own parts
     "drawn": (),  # models of the suite's own making: not with --model
 }
+UNTOLD = "untold"  # a stop reason that an engine does not give: None is one
 Factory = Callable[[str, dict[str, Any]], Any]
 
 
@@ -126,6 +128,8 @@ class Completion:
     logprobs: tuple[float, ...] | None = None  # of token_ids, from the raw logits
     prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
     logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
+    text: str | None = None  # without a stop token, and as far as a stop string says
+    stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
 
 
 def missing(engine: Any, needs: Sequence[str]) -> str | None:

@@ -31,7 +31,7 @@ def contexts_of(
             group, sample = groups[name]
             if sample.request.is_finished or sample.draft_error is not None:
                 continue
-            count = max(0, min(most, room, most_drafts(sample.request))) if takes else 0
+            count = min(most, room, most_drafts(sample.request)) if takes else 0
             if count or (drafter.is_random and group.params.temperature != 0.0):
                 contexts.append(
                     DraftContext(
@@ -59,8 +59,7 @@ def decide(
     eos = tuple(sorted(model.config.eos_token_ids))
     output, text, drawn = list(request.output_token_ids), sample.text.copy(), []
     accepted = 0
-    for index in range(entry.num_drafts + 1):
-        row = rows[len(rows) - 1 - entry.num_drafts + index]
+    for index, row in enumerate(rows[-1 - entry.num_drafts :]):
         guess = None
         if draft.weights is not None and index < len(draft.token_ids):
             guess = Guess(draft.token_ids[index], draft.weights[index])

@@ -357,19 +357,20 @@ class Engine:
             sample.logprobs += [one.logprobs for one in answer.drawn if one.logprobs is not None]
             group.first_token = now if group.first_token is None else group.first_token
             group.last_token = now
-            if self._take(sample, answer):
+            if self._take(sample, answer, group.params):
                 stopped.append(name)
             touched[group.request_id] = group
         return list(touched.values()), stopped
 
-    def _take(self, sample: Sample, answer: Answer) -> bool:
+    def _take(self, sample: Sample, answer: Answer, params: SamplingParams) -> bool:
         """The text, why it ended, and what its drafts were worth; whether a stop string ended it and nothing else."""
         request, sample.text = sample.request, answer.text
         sample.drafts += answer.num_drafts
         sample.accepted += answer.num_accepted
         self.metrics.count_answer(answer.num_drafts, answer.num_accepted, len(answer.drawn))
         last = answer.drawn[-1].token_id
-        if request.finish_reason is FinishReason.STOP and last not in self.model.config.eos_token_ids:
+        is_eos = not params.ignore_eos and last in self.model.config.eos_token_ids
+        if request.finish_reason is FinishReason.STOP and not is_eos:
             sample.stop_reason = last
         if answer.text.stopped_by is not None:
             sample.stop_reason = answer.text.stopped_by

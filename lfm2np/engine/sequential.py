@@ -84,7 +84,7 @@ def alone(
         if reason is not None and stopped_by is None and stream is not None:
             held, stopped_by = stops.finish(stream.finish())
             text, reason = text + held, reason if stopped_by is None else "stop"
-        stop_id = token if stopped and token not in eos else None
+        stop_id = token if stopped and (params.ignore_eos or token not in eos) else None
         yield Step(token, row, text, reason, stop_id if stopped_by is None else stopped_by)
 
 

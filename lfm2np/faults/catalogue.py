@@ -10,11 +10,12 @@ from lfm2np.faults.pool import FAULTS as POOL
 from lfm2np.faults.sampling import FAULTS as SAMPLING
 from lfm2np.faults.scheduling import FAULTS as SCHEDULING
 from lfm2np.faults.state import FAULTS as STATE
+from lfm2np.faults.texts import FAULTS as TEXTS
 from lfm2np.faults.variants import VARIANTS
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
 
-FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *MODEL)
+FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL)
 
 
 def by_name(name: str) -> Fault | Variant:

@@ -1,4 +1,4 @@
-"""D: which token is drawn, what is said about it, and what text it becomes."""
+"""D: which token is drawn, and what is said about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from lfm2np.faults.edits import Edit, Fault
 DECIDE = "lfm2np.engine.drafting:decide"
 ANSWER = "lfm2np.engine.answers:answer_step"
 PENALISED = "lfm2np.sampling.choice:penalised"
-STOPS = "lfm2np.sampling.stop_strings:StopChecker."
 LOGPROBS = "token_logprobs(model.numerics, row, token, count)"
 CHOSEN = "answers[name] = decide(model, group, sample,"
 
@@ -19,6 +18,18 @@ FAULTS: tuple[Fault, ...] = (
         sentence="A request's own seed is not used: its noise depends on the engine's seed and on its name.",
         seen_in=("vLLM 51226",),
         edits=(Edit("lfm2np.sampling.choice:request_seed", "if params.seed is not None:", "if False:"),),
+    ),
+    Fault(
+        name="engine-seed-ignored",
+        section="D",
+        sentence="Requests without a seed draw the same under any seed of the engine: a class of options that are read "
+        "and not passed on.",
+        seen_in=(),
+        edits=(
+            Edit(
+                "lfm2np.sampling.choice:request_seed", 'require_count("engine_seed", engine_seed, 0, MAX_SEED)', "(0)"
+            ),
+        ),
     ),
     Fault(
         name="requests-without-a-seed-share-noise",
@@ -119,6 +130,26 @@ FAULTS: tuple[Fault, ...] = (
                 PENALISED,
                 'counts = np.bincount(id_array("output_ids", output_ids, len(values)),',
                 "counts = np.bincount(np.asarray([*prompt_ids, *output_ids], np.int64),",
+            ),
+        ),
+    ),
+    Fault(
+        name="presence-penalty-for-each-occurrence",
+        section="D",
+        sentence="The presence penalty is subtracted in the place of the frequency penalty, too.",
+        seen_in=("mlc-llm 1693",),
+        edits=(Edit(PENALISED, "params.frequency_penalty * counts", "params.presence_penalty * counts"),),
+    ),
+    Fault(
+        name="negative-penalties-ignored",
+        section="D",
+        sentence="Frequency and presence penalties below zero change nothing.",
+        seen_in=("vLLM 913",),
+        edits=(
+            Edit(
+                PENALISED,
+                "if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0:",
+                "if params.frequency_penalty > 0.0 or params.presence_penalty > 0.0:",
             ),
         ),
     ),
@@ -242,153 +273,5 @@ FAULTS: tuple[Fault, ...] = (
                 "token_logprobs(model.numerics, (row / (params.temperature or 1.0)).astype(row.dtype), token, count)",
             ),
         ),
-    ),
-    # --- text
-    Fault(
-        name="stop-string-only-at-the-end-of-a-token",
-        section="D",
-        sentence="A stop string that ends within a token's text is not seen.",
-        seen_in=("vLLM 3572",),
-        edits=(
-            Edit(
-                STOPS + "_take", "stop is not None and self._may_stop", "stop and self._may_stop and end == len(text)"
-            ),
-        ),
-    ),
-    Fault(
-        name="stop-string-left-in-the-text",
-        section="D",
-        sentence="The text ends with the stop string, which was not to be included: a class of cuts at the wrong end.",
-        seen_in=(),
-        edits=(Edit(STOPS + "_take", "text[: end if self._include else end - len(stop)]", "text[:end]"),),
-    ),
-    Fault(
-        name="held-back-text-lost-at-the-end",
-        section="D",
-        sentence="Text that could have begun a stop string is missing where the request ends with it.",
-        seen_in=("vLLM 8468",),
-        edits=(Edit(STOPS + "finish", "shown + self._held", "shown"),),
-    ),
-    Fault(
-        name="unfinished-character-lost-at-the-end",
-        section="D",
-        sentence="Bytes of a character that stays unfinished vanish from a stream, where decoding has U+FFFD.",
-        seen_in=("vLLM 8468",),
-        edits=(Edit("lfm2np.checkpoint.tokenizer:TextStream.finish", 'self._decoder.decode(b"", final=True)', '""'),),
-    ),
-    Fault(
-        name="characters-cut-at-token-borders",
-        section="D",
-        sentence="A character whose bytes come in several tokens becomes several U+FFFD.",
-        seen_in=("vllm-mlx 109", "vLLM 48853"),
-        edits=(
-            Edit(
-                "lfm2np.checkpoint.tokenizer:TextStream.push",
-                "self._tokenizer.token_bytes(token_id))",
-                "self._tokenizer.token_bytes(token_id), final=True)",
-            ),
-        ),
-    ),
-    Fault(
-        name="double-bos-in-prompts",
-        section="D",
-        sentence="A prompt gets a BOS although the tokenizer, or its own text, has put one there.",
-        seen_in=("vLLM 16081", "vLLM 55288"),
-        edits=(Edit("lfm2np.checkpoint.tokenizer:Tokenizer.encode", "if ids[:1] != [bos]:", "if True:"),),
-    ),
-    Fault(
-        name="double-bos-in-chats",
-        section="D",
-        sentence="A conversation gets a BOS although the template wrote one.",
-        seen_in=("vLLM 16081", "SGLang 888"),
-        edits=(
-            Edit(
-                "lfm2np.checkpoint.tokenizer:Tokenizer.encode_chat",
-                "return ids if ids[:1] == [bos] else [bos, *ids]",
-                "return [bos, *ids]",
-            ),
-        ),
-    ),
-    # --- drafts
-    Fault(
-        name="last-draft-accepted-unchecked",
-        section="D",
-        sentence="The last draft of a step is taken whatever the model says: a class of comparisons off by one.",
-        seen_in=(),
-        edits=(
-            Edit(
-                DECIDE,
-                "    output.append(token)",
-                "    token = entry.drafts[index] if index == entry.num_drafts - 1 else token\n"
-                "        output.append(token)",
-            ),
-        ),
-    ),
-    Fault(
-        name="draft-checked-by-the-row-behind-it",
-        section="D",
-        sentence="A draft is held against the logits that have already seen it: a class of rows off by one.",
-        seen_in=(),
-        edits=(
-            Edit(
-                DECIDE,
-                "rows[len(rows) - 1 - entry.num_drafts + index]",
-                "rows[len(rows) - 1 - max(0, entry.num_drafts - index - 1)]",
-            ),
-        ),
-    ),
-    Fault(
-        name="tokens-after-an-accepted-end",
-        section="D",
-        sentence="An end of sequence among the drafts does not end the request: a class of checks made for the last "
-        "token of a step only.",
-        seen_in=(),
-        edits=(
-            Edit(
-                DECIDE,
-                "    text.push(token, len(output) > params.min_tokens, ending)\n"
-                "        holds = index < entry.num_drafts and token == entry.drafts[index]\n"
-                "        accepted += holds\n"
-                "        if not holds or ending is not None or text.stopped_by is not None:",
-                "    holds = index < entry.num_drafts and token == entry.drafts[index]\n"
-                "        text.push(token, len(output) > params.min_tokens, None if holds else ending)\n"
-                "        accepted += holds\n"
-                "        if not holds or text.stopped_by is not None:",
-            ),
-            Edit(
-                "scheduler.answers:_require_tokens",
-                "if request.reason_to_end(token, request.num_output_tokens + count) is not None:",
-                "if False:",
-            ),
-        ),
-    ),
-    Fault(
-        name="drawn-guess-always-accepted",
-        section="D",
-        sentence="A guess that was drawn stays, however unlikely it is: the output has the drafter's distribution, a "
-        "class of acceptance tests that accept.",
-        seen_in=(),
-        edits=(Edit("lfm2np.speculation.acceptance:is_accepted", "return noise * q < p << NOISE_BITS", "return True"),),
-    ),
-    Fault(
-        name="replacement-drawn-from-the-target",
-        section="D",
-        sentence="What comes for a refused guess is drawn from p, not from max(p - q, 0), so that likely guesses come "
-        "too often: a class of biased corrections.",
-        seen_in=(),
-        edits=(
-            Edit(
-                "lfm2np.speculation.acceptance:replacement",
-                "max(0, int(target[i]) * q_total - int(weights[i]) * p_total)",
-                "int(target[i])",
-            ),
-        ),
-    ),
-    Fault(
-        name="noise-of-acceptance-draws-the-replacement",
-        section="D",
-        sentence="One number decides whether a guess is refused and what replaces it: a class of noise used twice.",
-        seen_in=(),
-        edits=(Edit("lfm2np.speculation.acceptance:next_token", "position, REPLACE)", "position, ACCEPT)"),),
     ),
 )

@@ -160,6 +160,17 @@ def seeds_differ(factory: Factory, model: AnyModel) -> None:
         raise Violation(f"one token, again and again, at temperature 1e6: {texts}")
 
 
+def engine_seed_counts(factory: Factory, model: AnyModel) -> None:
+    """Requests without a seed draw other noise under another seed of the engine, and the same under the same."""
+    params = SamplingParams(temperature=1e6, max_tokens=12, ignore_eos=True)
+    scenario = Scenario(model, (Request("a", (3, 4), params),))
+    first, again, other = (generate(factory, scenario, seed=seed).completions["a"][0].token_ids for seed in (1, 1, 2))
+    if first != again:
+        raise Violation(f"with seed 1 of the engine {first}, and then {again}")
+    if first == other:
+        raise Violation(f"with seeds 1 and 2 of the engine the same tokens at temperature 1e6: {first}")
+
+
 # --- memory, work and progress
 
 

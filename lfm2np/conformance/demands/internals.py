@@ -211,16 +211,6 @@ INTERNALS: tuple[Property | Machine, ...] = (
         2.0,
     ),
     Property(
-        "text-is-what-the-tokens-say",
-        "Text streams without being taken back, and ends where a stop string says, found across token borders.",
-        2,
-        ("own",),
-        ("vLLM 3572", "vLLM 8468"),
-        texts.texts,
-        texts.text_is_what_the_tokens_say,
-        0.2,
-    ),
-    Property(
         "stop-strings-are-found",
         "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
         2,

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.machines.compare import demand, demand_at_most
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
+from lfm2np.conformance.trials.models import loaded
 from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios, scenarios_that_overflow
+from lfm2np.engine.engine import Engine
 from lfm2np.network.step import forward
+from lfm2np.speculation.drafters import Draft, DraftContext
 from scheduler import (
     Request,
     Scheduler,
@@ -67,6 +74,128 @@ def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
     }
     other = generate(factory, scenario, drafter=script, num_speculative_tokens=3)
     require_equal(factory, scenario, plain, other, "with drafts")
+
+
+WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
+    "raises": "ValueError: no draft for",
+    "none": "AttributeError: 'NoneType' object has no attribute",
+    "too many": " tokens, expected at most ",
+    "no id": "ids[0]: 24, expected 0 to vocab_size-1=23",
+    "weights": " distributions, expected none, as it is not random",
+    "too few weights": " distributions, expected ",
+    "no integers": "drafter: weights float64 (24,), expected int64 (24,) >= 0",
+    "other size": "drafter: weights int64 (23,), expected int64 (24,) >= 0",
+    "negative": "drafter: weights int64 (24,), expected int64 (24,) >= 0",
+    "impossible": "drafter: weight of token 3 is 0, or all sum to more than 2**62",
+    "heavy": "drafter: weight of token 3 is 0, or all sum to more than 2**62",
+}
+OF_RANDOM = tuple(kind for kind in WRONG_DRAFTS if kind != "weights")
+
+
+class WrongDrafter:
+    """Does to each request what it is told, if anything; to the rest it gives no drafts. Notes who was asked."""
+
+    def __init__(self, wrong: Mapping[str, str], is_random: bool, loses: bool) -> None:
+        self.wrong, self.is_random, self.loses = wrong, is_random, loses
+        self.engine: Engine | None = None
+        self.most = 0
+        self.asked: list[tuple[str, ...]] = []
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Any]:
+        self.asked.append(tuple(one.request_id for one in contexts))
+        self._require_contexts(contexts)
+        if self.loses and len(contexts) > 1:
+            return [Draft()]
+        return [self._draft(one) for one in contexts]
+
+    def _require_contexts(self, contexts: Sequence[DraftContext]) -> None:
+        """What is said of a request, and how many drafts are asked for, is right."""
+        assert self.engine is not None
+        scheduler, plan = self.engine.scheduler, self.engine.scheduler.in_flight
+        assert plan is not None
+        room = scheduler.config.max_num_batched_tokens - plan.num_tokens
+        for one in contexts:
+            request = scheduler.requests[one.request_id]
+            told = (one.token_ids, one.num_prompt_tokens)
+            demand(told, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", one.request_id)
+            left = request.max_tokens - request.num_output_tokens - 1
+            needed = self.is_random and one.params.temperature != 0.0
+            demand(one.count > 0 or needed, True, f"is asked for {one.count} drafts:", one.request_id)
+            demand_at_most(one.count, min(self.most, room, left), "drafts asked for", one.request_id)
+            if any((one.request_id,) == entry.samples for entry in plan.scheduled):
+                demand(one.count, max(0, min(self.most, room, left)), "drafts asked for", one.request_id)
+
+    def _draft(self, context: DraftContext) -> Draft | None:
+        kind = self.wrong.get(context.request_id)
+        count = context.count + self.is_random
+        weights = np.ones(24, np.int64)
+        if kind is None:
+            return Draft()
+        if kind == "raises":
+            raise ValueError(f"no draft for {context.request_id}")
+        if kind == "none":
+            return None
+        if kind == "too many":
+            return Draft((3,) * (count + 1), (weights,) * (count + 1) if self.is_random else None)
+        if kind == "no id":
+            return Draft((24,), (weights,) if self.is_random else None)
+        if kind == "weights":
+            return Draft((3,), (weights,))
+        if kind == "too few weights":
+            return Draft((3,) * count, (weights,) * (count - 1))
+        return Draft((3,), (wrong_weights(kind),))
+
+
+def wrong_weights(kind: str) -> NDArray[Any]:
+    weights = np.ones(24, np.int64)
+    if kind == "no integers":
+        return weights.astype(np.float64)
+    if kind == "other size":
+        return weights[1:]
+    if kind == "negative":
+        weights[5] = -1
+    if kind == "impossible":
+        weights[3] = 0
+    if kind == "heavy":
+        weights[7] = 2**62 - 22  # with the others one more than the most
+    return weights
+
+
+@st.composite
+def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, bool, int]:
+    scenario, is_random = draw(scenarios(most=3)), draw(st.booleans())
+    kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:5]
+    wrong = tuple(draw(st.sampled_from((None, *kinds))) for _ in scenario.requests)
+    return scenario, wrong, is_random, draw(st.booleans()), draw(st.integers(1, 4))
+
+
+def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], bool, bool, int]) -> None:
+    """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
+    scenario, kinds, is_random, loses, most = example
+    plain = generate(factory, scenario)
+    wrong = {one.request_id: kind for one, kind in zip(scenario.requests, kinds, strict=True) if kind is not None}
+    drafter = WrongDrafter(wrong, is_random, loses)
+    drafter.most = most
+    engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
+    drafter.engine = engine
+    for one in scenario.requests:
+        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    outputs = {output.request_id: output for output in engine.stream()}
+    asked = [name for names in drafter.asked for name in names]
+    for one in scenario.requests:
+        said = [answer.token_ids for answer in outputs[one.request_id].outputs]
+        expected = [answer.token_ids for answer in plain.completions[one.request_id]]
+        demand(said, expected, "tokens beside drafters that fail", one.request_id)
+        metrics = outputs[one.request_id].metrics
+        error = metrics.draft_error if metrics else None
+        fails = one.request_id in wrong and one.request_id in asked
+        demand(error is not None, fails, "is told why its drafter failed:", one.request_id)
+        if error is not None:
+            demand(WRONG_DRAFTS[wrong[one.request_id]] in error, True, f"{error!r} says why:", one.request_id)
+    failed = {name for name in asked if name in wrong}
+    demand(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
+    for name in failed:
+        demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
 
 
 def many_leave(factory: Factory, example: tuple[int, int, list[int]]) -> None:
@@ -164,6 +293,15 @@ MISUSE: tuple[Property, ...] = (
         lambda: st.tuples(scenarios_that_overflow(), st.integers(0, 3)),
         overflowing_drafts,
         0.3,
+    ),
+    Property(
+        "failing-drafters-cost-drafts",
+        "A drafter that raises, or whose drafts can't be used, costs the request its drafts, and nobody anything else.",
+        7,
+        ("own", "drawn"),
+        (),
+        wrong_drafts,
+        failing_drafters,
     ),
     Property(
         "many-leave-the-queue",

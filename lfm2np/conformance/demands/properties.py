@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import checks
+from lfm2np.conformance.demands import checks, texts
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.trials.lengths import ALPHABET, Lengths
 from lfm2np.conformance.trials.strategies import (
@@ -43,7 +43,7 @@ def overflowing(draw: st.DrawFn) -> tuple[Scenario, int, bool]:
     return scenario, place, draw(st.booleans())
 
 
-def texts(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Any, ...]]:
+def sequences(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Any, ...]]:
     """A model and tokens for it."""
     if lengths is None:
         return st.tuples(models(), token_ids())
@@ -189,6 +189,26 @@ PROPERTIES: tuple[Property, ...] = (
         at_length=True,
     ),
     Property(
+        "text-is-what-the-tokens-say",
+        "An answer ends where a stop string says, found across token borders, with drafts too, and says which it was.",
+        2,
+        ("generate", "stops", "stop-strings", "drawn"),
+        ("vLLM 3572", "vLLM 8468", "vLLM 48853"),
+        texts.talks,
+        checks.equals_reference,
+        1.5,
+    ),
+    Property(
+        "text-is-not-taken-back",
+        "Text and tokens only grow, step by step; what was held back comes when a request ends, aborted or not.",
+        2,
+        ("steps", "stops", "stop-strings", "drawn"),
+        ("vLLM 3572", "vllm-mlx 109"),
+        lambda: texts.talks(("abort", "abort", "fork")),
+        checks.every_schedule,
+        2.0,
+    ),
+    Property(
         "seed-of-its-own",
         "With a seed of its own, a request's tokens depend on prompt, parameters and seed, and on nothing else.",
         1,
@@ -207,6 +227,16 @@ PROPERTIES: tuple[Property, ...] = (
         ("vLLM 51226", "vLLM 31081"),
         models,
         checks.seeds_differ,
+        0.2,
+    ),
+    Property(
+        "engine-seed-counts",
+        "The engine's seed decides what a request without one draws.",
+        1,
+        ("generate", "sampling", "seed"),
+        (),
+        models,
+        checks.engine_seed_counts,
         0.2,
     ),
     Property(
@@ -289,7 +319,7 @@ PROPERTIES: tuple[Property, ...] = (
         2,
         ("score", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
-        texts,
+        sequences,
         checks.is_lfm2,
         0.5,
         at_length=True,
@@ -300,7 +330,7 @@ PROPERTIES: tuple[Property, ...] = (
         2,
         ("generate", "drawn"),
         ("ollama37 437", "llama.cpp 17548", "mlx-lm 908"),
-        texts,
+        sequences,
         checks.generates_lfm2,
         0.5,
         at_length=True,

@@ -1,4 +1,4 @@
-"""Checks on text and drafts of our own engine: streams, stop strings, characters, BOS, drafts drawn at random."""
+"""Requests whose text matters, and checks on text and drafts of our own engine: characters, BOS, random drafts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.protocol import Factory
+from lfm2np.checkpoint.loaded import trained_fixture
+from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
-from lfm2np.conformance.trials.models import TinyModel, loaded
-from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.conformance.trials.models import Checkpoint, TinyModel, loaded
+from lfm2np.conformance.trials.strategies import Scenario, schedules
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sequential import alone
@@ -29,61 +30,46 @@ def trained() -> Model:
     return load()
 
 
+COUNTS = ("2", " 2", "2 3", "24", "5 26", "6 27 2", "27", "é", "\ufffd", "zz")
+COPIES = ("i", "iv", "vu", "zo", "a", " s", "e", "mu re", "u z", "o sa d")
+MOST_SAID = 18
+
+
 @st.composite
-def texts(draw: st.DrawFn) -> tuple[Ids, tuple[str, ...], bool, int, int]:
-    """A prompt for the trained fixture, and stop strings that its answers contain, or nearly."""
-    counts = ["2", " 2", "2 3", "24", "5 26", "6 27 2", "27", "é", "\ufffd", "zz"]
-    copies = ["i", "iv", "vu", "zo", "a", " s", "e", "mu re", "u z", "o sa d"]
+def talks(draw: st.DrawFn, kinds: tuple[str, ...] = ()) -> Scenario:
+    """Requests that the trained fixture answers by counting or copying, and stop strings that come, or nearly."""
+    requests = tuple(draw(talk(name)) for name in "abc"[: draw(st.integers(1, 3))])
+    sizes = {
+        "block_size": draw(st.sampled_from([4, 16, 2])),
+        "num_blocks": draw(st.integers(30, 60)),
+        "max_num_seqs": draw(st.integers(1, 4)),
+        "max_num_batched_tokens": draw(st.sampled_from([64, 3, 9])),
+        "drafter": draw(st.sampled_from(["ngram", None])),
+        "num_speculative_tokens": draw(st.integers(1, 4)),
+    }
+    ops = draw(schedules(len(requests), kinds, steps=9)) if kinds else ()
+    return Scenario(Checkpoint(str(trained_fixture())), requests, sizes, ops)
+
+
+@st.composite
+def talk(draw: st.DrawFn, name: str) -> Request:
     start = draw(st.integers(18, 25))
-    kind = draw(st.sampled_from(["count", "copy"]))
-    said = f"count: {start} to {start + 8}" if kind == "count" else "copy: tivu zo sa di zemu re"
-    stop = st.lists(st.sampled_from(counts if kind == "count" else copies), max_size=2)
-    prompt = trained().tokenizer.encode_chat([{"role": "user", "content": said}])
-    return tuple(prompt), tuple(draw(stop)), draw(st.booleans()), draw(st.integers(0, 6)), draw(st.integers(1, 18))
-
-
-def text_is_what_the_tokens_say(factory: Factory, example: tuple[Ids, tuple[str, ...], bool, int, int]) -> None:
-    """The trained fixture counts or copies; stop strings end it where they must, and nothing that they held is lost."""
-    prompt, stop, include, min_tokens, most = example
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=most,
-        stop=list(stop),
-        include_stop_str_in_output=include,
-        min_tokens=min(min_tokens, most),
-        ignore_eos=True,
+    said, stops = draw(
+        st.sampled_from([(f"count: {start} to {start + 8}", COUNTS), ("copy: tivu zo sa di zemu re", COPIES)])
     )
-    require_text(prompt, params)
-
-
-def require_text(prompt: Ids, params: SamplingParams) -> None:
-    model = trained()
-    engine = Engine(model, max_num_seqs=1)
-    engine.add_request("a", prompt, params)
-    shown, grown = "", ""
-    for output in engine.stream():
-        shown = output.outputs[0].text or ""
-        if not shown.startswith(grown):
-            raise Violation(f"text {grown!r} became {shown!r}: what was shown is taken back")
-        grown = shown
-    ids = output.outputs[0].token_ids
-    pieces, said = [], b""
-    for index, token in enumerate(ids):
-        before = decoded(said, final=False)
-        said += model.tokenizer.token_bytes(token)
-        pieces.append(decoded(said, final=index == len(ids) - 1)[len(before) :])
-    expected, stopped = plain.stop_text(pieces, params.stop, params.include_stop_str_in_output, params.min_tokens)
-    if shown != expected:
-        raise Violation(f"text {shown!r}, the tokens and stop strings say {expected!r}")
-    if output.outputs[0].stop_reason != stopped:
-        raise Violation(f"stop reason {output.outputs[0].stop_reason!r}, expected {stopped!r}")
-
-
-def decoded(said: bytes, final: bool) -> str:
-    """UTF-8 text; an unfinished character at the end counts only if nothing follows."""
-    import codecs
-
-    return codecs.getincrementaldecoder("utf-8")("replace").decode(said, final)
+    most = draw(st.integers(1, MOST_SAID))
+    temperature = draw(st.sampled_from([0.0, 0.0, 1.0]))
+    params = SamplingParams(
+        temperature=temperature,
+        n=1 if temperature == 0.0 else draw(st.integers(1, 2)),
+        max_tokens=most,
+        stop=draw(st.lists(st.sampled_from(stops), max_size=3)),
+        include_stop_str_in_output=draw(st.booleans()),
+        min_tokens=min(draw(st.integers(0, 6)), most),
+        ignore_eos=draw(st.booleans()),
+        seed=draw(st.sampled_from([None, 0, 1])),
+    )
+    return Request(name, tuple(trained().tokenizer.encode_chat([{"role": "user", "content": said}])), params)
 
 
 def stop_strings(factory: Factory, example: tuple[list[str], list[str], bool, int]) -> None:

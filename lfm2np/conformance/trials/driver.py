@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.trials.draining import Violation as Violation
 from lfm2np.conformance.trials.draining import drain as drain
+from lfm2np.conformance.trials.endings import require_ending, stop_ids
 from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.trials.rounding import format_of, require_explained
 from lfm2np.conformance.trials.strategies import Scenario
@@ -72,7 +73,9 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         outcome.steps += 1
         if outcome.steps > most:
             raise Violation(f"no progress: {sorted(alive)} not finished after {most} steps")
-        outcome.completions.update(engine.step())
+        for name, answers in engine.step().items():
+            require_grown(name, outcome.completions.get(name, ()), answers)
+            outcome.completions[name] = answers
         ended = {name for name in alive if is_finished(outcome.completions.get(name, ()))}
         alive.difference_update(ended)
         if after_step:
@@ -98,7 +101,9 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
 def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outcome: Outcome, alive: set[str]) -> None:
     name = request.request_id
     if kind == "abort":
-        outcome.completions[name] = engine.abort(name)
+        answers = engine.abort(name)
+        require_grown(name, outcome.completions.get(name, ()), answers)
+        outcome.completions[name] = answers
         outcome.aborted.add(name)
         alive.discard(name)
     elif kind == "preempt":
@@ -113,6 +118,18 @@ def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outco
             return
         outcome.forks[new_id] = (request, whom[1], taken)
         alive.add(new_id)
+
+
+def require_grown(name: str, before: Sequence[Completion], now: Sequence[Completion]) -> None:
+    """Violation where a token or a piece of text that was shown is taken back, or an answer changes after its end."""
+    for index, (old, new) in enumerate(zip(before, now, strict=False)):
+        where = f"request {name}, sample {index}" if index else f"request {name}"
+        if new.token_ids[: len(old.token_ids)] != old.token_ids:
+            raise Violation(f"{where}: tokens {old.token_ids} became {new.token_ids}: what was shown is taken back")
+        if old.text is not None and new.text is not None and not new.text.startswith(old.text):
+            raise Violation(f"{where}: text {old.text!r} became {new.text!r}: what was shown is taken back")
+        if old.finish_reason is not None and new != old:
+            raise Violation(f"{where}: had ended ({old.finish_reason}), and then changed")
 
 
 def step_bound(scenario: Scenario) -> int:
@@ -160,6 +177,7 @@ class Sample:
     answer: Completion
     seeds: Sequence[int]
     index: int = 0
+    aborted: bool = False
 
 
 def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Iterator[Sample]:
@@ -174,7 +192,7 @@ def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Itera
         seed = request_seed(request.params, engine_seed, name)
         for index, answer in enumerate(answers):
             where = f"request {name}, sample {index}" if index else f"request {name}"
-            yield Sample(where, request, answer, [seed] * len(answer.token_ids), index)
+            yield Sample(where, request, answer, [seed] * len(answer.token_ids), index, name in outcome.aborted)
     for name, (parent, seed, taken) in outcome.forks.items():
         (answer,) = outcome.completions.get(name, [Completion(())])
         own = request_seed(parent.params, engine_seed, parent.request_id)
@@ -186,36 +204,12 @@ def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> Non
     """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
     number_format, found = format_of(factory), list(samples(scenario, outcome))
     for one in found:
-        require_ending(scenario.model, one)
+        require_ending(scenario.model, one.where, one.request, one.answer, one.aborted)
         if number_format is None:
             require_sample(scenario.model, one)
     if number_format is not None:
         said = [(one.where, one.request.prompt_token_ids, one.answer) for one in found]
         require_explained(number_format, scenario.model, said)
-
-
-def require_ending(model: AnyModel, sample: Sample) -> None:
-    """It ends with the first token that ends it, for the reason that it says, and not in an error."""
-    where, params, answer = sample.where, sample.request.params, sample.answer
-    stops, ended = stop_ids(model, sample.request), None
-    for position, token in enumerate(answer.token_ids):
-        if ended is not None:
-            raise Violation(f"{where}, output token {position}: {token}, but it had ended ({ended})")
-        if token in stops and position + 1 >= params.min_tokens:
-            ended = "stop"
-        elif position + 1 == params.max_tokens:
-            ended = "length"
-    if answer.finish_reason in ("stop", "length") and answer.finish_reason != ended:
-        tokens = len(answer.token_ids)
-        raise Violation(f"{where}: ended after {tokens} tokens ({answer.finish_reason}), the reference says {ended}")
-    if answer.finish_reason == "error":
-        raise Violation(f"{where}: ended in an error")
-
-
-def stop_ids(model: AnyModel, request: Request) -> set[int]:
-    """The tokens that end it."""
-    eos = () if request.params.ignore_eos else loaded(model).config.eos_token_ids
-    return {*request.params.stop_token_ids, *eos}
 
 
 def require_sample(model: AnyModel, sample: Sample) -> None:
@@ -292,4 +286,6 @@ def first_difference(a: Completion, b: Completion) -> str:
         return f"{len(a.token_ids)} tokens, but {len(b.token_ids)}"
     if a.finish_reason != b.finish_reason:
         return f"it ends for {a.finish_reason}, but for {b.finish_reason}"
+    if (a.text, a.stop_reason) != (b.text, b.stop_reason):
+        return f"text {a.text!r} and stop reason {a.stop_reason!r}, but {b.text!r} and {b.stop_reason!r}"
     return "other log-probabilities"

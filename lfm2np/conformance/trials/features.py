@@ -12,7 +12,10 @@ from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.strategies import LONGEST_PROMPT, MOST_TOKENS, Scenario
 from lfm2np.sampling.params import SamplingParams
 
-PLAIN_FIELDS = ("temperature", "n", "max_tokens", "stop_token_ids", "ignore_eos", "seed", "logprobs", "prompt_logprobs")
+PLAIN_FIELDS = (
+    *("temperature", "n", "max_tokens", "stop_token_ids", "stop", "include_stop_str_in_output", "ignore_eos", "seed"),
+    *("logprobs", "prompt_logprobs"),
+)
 WORDS = (*FEATURES, *SIZES)
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
@@ -77,6 +80,8 @@ def fitting_request(request: Request, lacks: frozenset[str]) -> Request:
         params = replace(params, n=1)
     if "stops" in lacks:
         params = replace(params, stop_token_ids=(), ignore_eos=True)
+    if "stop-strings" in lacks:
+        params = replace(params, stop=(), include_stop_str_in_output=False)
     if "logprobs" in lacks:
         params = replace(params, logprobs=None, prompt_logprobs=None)
     if "long-contexts" in lacks:

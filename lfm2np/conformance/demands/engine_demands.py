@@ -1,0 +1,397 @@
+"""Demands on what our own engine counts and tells: whole outputs, metrics, the clock, sizes that nobody asked for."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.demands.texts import talks
+from lfm2np.conformance.machines.compare import demand
+from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.protocol import Request as Asked
+from lfm2np.conformance.trials.models import loaded
+from lfm2np.conformance.trials.strategies import Scenario, request, sampling_params, scenarios
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
+from lfm2np.engine.sequential import answer_alone
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.drafters import NgramDrafter
+from scheduler import Request
+
+TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
+ENGINE_DEFAULTS = {
+    "num_blocks": None,
+    "room_for": None,
+    "block_size": 16,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 2048,
+    "policy": "fcfs",
+    "waiting_served_ratio": 0.3,
+    "max_waiting_tokens": 20,
+    "prefix_caching": True,
+    "num_host_blocks": 0,
+    "watermark": 0.01,
+    "drafter": None,
+    "num_speculative_tokens": 4,
+    "seed": 0,
+    "check": False,
+    "trace": None,
+    "on_logits": None,
+    "progress": None,
+}
+
+
+def engine_defaults(factory: Factory, example: str) -> None:
+    """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority."""
+    found = {
+        one.name: one for one in inspect.signature(Engine).parameters.values() if one.name not in ("model", "clock")
+    }
+    demand({name: one.default for name, one in found.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
+    demand({one.kind for one in found.values()}, {inspect.Parameter.KEYWORD_ONLY}, "kinds of parameters of", "Engine")
+    asked = inspect.signature(Engine.add_request).parameters
+    defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
+    demand(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
+
+
+# --- whole outputs
+
+
+@st.composite
+def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
+    """As `talks`, with any number of log-probabilities, prompts as text too, and a seed of the engine."""
+    scenario = draw(talks())
+    counts = st.sampled_from([None, 0, 2])
+    requests = tuple(
+        replace(one, params=replace(one.params, logprobs=draw(counts), prompt_logprobs=draw(counts)))
+        for one in scenario.requests
+    )
+    texts = tuple(draw(st.sampled_from([None, "count: 3 to 9", "é"])) for _ in requests)
+    return replace(scenario, requests=requests), texts, draw(st.integers(0, 2))
+
+
+def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
+    """Every output of a request, all its fields, is one that the request has alone, without a cache; so is the last."""
+    scenario, texts, seed = example
+    model = loaded(scenario.model)
+    rows: dict[str, list[tuple[int, int]]] = {}
+    engine = engine_of(
+        scenario,
+        seed=seed,
+        on_logits=lambda name, position, row, token: rows.setdefault(name, []).append((position, token)),
+    )
+    expected: dict[str, list[RequestOutput]] = {}
+    for one, text in zip(scenario.requests, texts, strict=True):
+        prompt = one.prompt_token_ids if text is None else text
+        engine.add_request(one.request_id, prompt, one.params)
+        alone = answer_alone(model, one.request_id, model.prompt_ids(prompt), one.params, seed)
+        expected[one.request_id] = [replace(output, prompt=text) for output in alone]
+    last: dict[str, RequestOutput] = {}
+    for output in engine.stream():
+        name, told = output.request_id, replace(output, metrics=None)
+        demand(name in last and last[name].finished, False, "told after its end:", name)
+        demand(output.metrics is not None, output.finished, "has metrics:", name)
+        for mine in told.outputs:
+            demand(mine in answers_of(expected[name], mine.index), True, "is as alone:", str(mine))
+        last[name] = told
+    for name, outputs in expected.items():
+        demand(last[name], outputs[-1], "last output of", name)
+        for mine in outputs[-1].outputs:
+            first = len(outputs[-1].prompt_token_ids) - 1
+            places = list(enumerate(mine.token_ids, start=first))
+            demand(rows[sample_name(name, mine.index)], places, "positions and tokens that logits were shown for", name)
+
+
+def sample_name(name: str, index: int) -> str:
+    """As `on_logits`, a trace and the scheduler have it."""
+    return f"{name}#{index}" if index else name
+
+
+def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
+    """What a sample was so far: before its first token, and after each."""
+    for one in outputs:
+        if index < len(one.outputs):
+            yield one.outputs[index]
+    first = next(one.outputs[index] for one in outputs if index < len(one.outputs))
+    empty = None if first.logprobs is None else ()
+    yield replace(first, text="", token_ids=(), logprobs=empty, finish_reason=None, stop_reason=None)
+
+
+# --- counters and the clock
+
+
+class Clock:
+    """Goes on by one tick whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.looks * TICK
+
+
+@dataclass
+class Book:
+    """Of one request: its samples, as the scheduler has them, and at which look at the clock something happened."""
+
+    requests: list[Request]
+    arrived: int
+    first_scheduled: int | None = None
+    first_token: int | None = None
+    last_token: int | None = None
+    drafts: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class Books:
+    """Of a whole run."""
+
+    clock: Clock = field(default_factory=Clock)
+    metrics: RunMetrics = field(default_factory=RunMetrics)
+    books: dict[str, Book] = field(default_factory=dict)
+    owner: dict[str, str] = field(default_factory=dict)  # of the scheduler's request ids
+
+
+def run_is_counted(factory: Factory, example: tuple[Scenario, bool]) -> None:
+    """All that metrics say, from the trace, the clock and the scheduler's requests alone."""
+    scenario, with_drafts = example
+    books, trace = Books(), io.StringIO()
+    drafter = NgramDrafter(longest=2) if with_drafts else None
+    engine = engine_of(scenario, clock=books.clock, trace=trace, drafter=drafter)
+    outputs: dict[str, RequestOutput] = {}
+    for kind, *whom in scenario.ops:
+        request = scenario.requests[whom[0]] if whom else None
+        if request is None:
+            counted_step(engine, trace, books, outputs, with_drafts)
+        elif kind == "add":
+            add_counted(engine, books, request)
+        elif request.request_id in books.books and not outputs_end(outputs, request.request_id):
+            outputs[request.request_id] = engine.abort(request.request_id)
+            recount(books, request.request_id)
+    while engine.has_unfinished:
+        counted_step(engine, trace, books, outputs, with_drafts)
+    for each in fields(RunMetrics):
+        mine, expected = getattr(engine.metrics, each.name), getattr(books.metrics, each.name)
+        near = isinstance(mine, float) and abs(mine - expected) < TICK / 10
+        demand(mine, mine if near else expected, f"metrics: {each.name}", "of the run")
+    counted = books.metrics
+    rate = counted.scheduled_tokens / counted.steps if counted.steps else 0.0
+    demand(engine.metrics.tokens_per_step, rate, "tokens a step", "of the run")
+    mean = counted.drafted_row_tokens / counted.drafted_rows if counted.drafted_rows else 1.0
+    demand(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
+    for name, output in outputs.items():
+        require_request_metrics(output, books.books[name])
+
+
+def engine_of(scenario: Scenario, **options: Any) -> Engine:
+    sizes = {name: size for name, size in scenario.sizes.items() if name != "drafter"}
+    drafter = NgramDrafter() if scenario.sizes.get("drafter") else None
+    return Engine(loaded(scenario.model), **{"drafter": drafter, **sizes, **options})
+
+
+def outputs_end(outputs: dict[str, RequestOutput], name: str) -> bool:
+    return name in outputs and outputs[name].finished
+
+
+def add_counted(engine: Engine, books: Books, request: Asked) -> None:
+    name = request.request_id
+    engine.add_request(name, request.prompt_token_ids, request.params, request.priority, request.cache_salt)
+    known = engine.scheduler.requests
+    samples = [sample_name(name, index) for index in range(request.params.n)]
+    books.books[name] = Book([known[sample] for sample in samples if sample in known], books.clock.looks)
+    books.owner |= dict.fromkeys(samples, name)
+
+
+def counted_step(
+    engine: Engine, trace: io.StringIO, books: Books, outputs: dict[str, RequestOutput], with_drafts: bool
+) -> None:
+    """One step, and what its line of the trace comes to."""
+    began, looks = books.clock.looks + 1, 4 if with_drafts else 2
+    running = 0
+    schedule = engine.scheduler.schedule
+
+    def scheduled() -> Any:
+        nonlocal running
+        plan = schedule()
+        running = len(engine.scheduler.running)
+        return plan
+
+    engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
+    changed = {output.request_id: output for output in engine.step()}
+    engine.scheduler.schedule = schedule  # type: ignore[method-assign]
+    demand(books.clock.looks, began + looks - 1, "looks at the clock", "in a step")
+    line = json.loads(trace.getvalue().splitlines()[-1])
+    demand(line["seconds"], round((looks - 1) * TICK, 6), "seconds", "of the trace")
+    metrics = books.metrics
+    metrics.seconds += (looks - 1) * TICK
+    metrics.draft_seconds += TICK if with_drafts else 0.0
+    metrics.most_running = max(metrics.most_running, running)
+    entries, tokens = line["plan"]["scheduled"], line["tokens"]
+    lengths = [len(entry["token_ids"]) for entry in entries]
+    metrics.steps += 1 if lengths else 0
+    metrics.scheduled_tokens += sum(lengths)
+    metrics.padding_avoided += sum(max(lengths) - length for length in lengths) if lengths else 0
+    metrics.sampled_tokens += sum(len(ids) for ids in tokens.values())
+    metrics.steps_saved += sum(len(ids) - 1 for ids in tokens.values())
+    for entry in entries:
+        book = books.books[books.owner[entry["request_id"]]]
+        book.first_scheduled = book.first_scheduled or began
+        if entry["num_drafts"] and entry["request_id"] in tokens:
+            count_drafts(metrics, book, entry, tokens[entry["request_id"]])
+    for name in tokens:
+        book = books.books[books.owner[name]]
+        book.first_token = book.first_token or books.clock.looks
+        book.last_token = books.clock.looks
+    demand(set(changed), {books.owner[name] for name in tokens}, "are told after a step:", "requests")
+    outputs |= changed
+    metrics.preemptions += len(line["plan"]["preempted"])
+    metrics.prefix_hit_tokens = engine.scheduler.prefix_cache.statistics.hit_tokens
+    for name, output in changed.items():
+        if output.finished:
+            recount(books, name)
+
+
+def recount(books: Books, name: str) -> None:
+    books.metrics.recomputed_tokens += sum(one.num_recomputed_tokens for one in books.books[name].requests)
+
+
+def count_drafts(metrics: RunMetrics, book: Book, entry: dict[str, Any], said: list[int]) -> None:
+    """Drafts hold as far as they are what was said."""
+    drafts = entry["token_ids"][-entry["num_drafts"] :]
+    wrong = [index for index, (a, b) in enumerate(zip(drafts, said, strict=False)) if a != b]
+    held = min(wrong[0] if wrong else len(said), len(drafts))
+    metrics.drafted_rows += 1
+    metrics.drafted_row_tokens += len(said)
+    metrics.draft_tokens += len(drafts)
+    metrics.accepted_tokens += held
+    book.drafts += len(drafts)
+    book.accepted += held
+    more = [0] * (len(drafts) - len(metrics.drafted_at))
+    metrics.drafted_at += more
+    metrics.accepted_at += more
+    metrics.drafted_at[: len(drafts)] = [count + 1 for count in metrics.drafted_at[: len(drafts)]]
+    metrics.accepted_at[:held] = [count + 1 for count in metrics.accepted_at[:held]]
+
+
+def require_request_metrics(output: RequestOutput, book: Book) -> None:
+    name, requests, metrics = output.request_id, book.requests, output.metrics
+    assert metrics is not None
+
+    def seconds(start: int, stop: int | None) -> float | None:
+        return None if stop is None else (stop - start) * TICK
+
+    longest = max(len(one.token_ids) for one in output.outputs)
+    per_token = None if book.first_token is None or longest == 1 else seconds(book.first_token, book.last_token)
+    times = {
+        "queue_time": seconds(book.arrived, book.first_scheduled),
+        "time_to_first_token": seconds(book.arrived, book.first_token),
+        "time_per_output_token": None if per_token is None else per_token / (longest - 1),
+    }
+    for what, expected in times.items():
+        mine = getattr(metrics, what)
+        near = None not in (mine, expected) and abs(mine - expected) < TICK / 100
+        demand(mine, mine if near else expected, f"metrics: {what}", name)
+    counts = {
+        "steps": sum(one.num_steps for one in requests),
+        "blocks": max(one.most_blocks for one in requests),
+        "cached_tokens": sum(one.num_cached_tokens for one in requests),
+        "preemptions": sum(one.num_preemptions for one in requests),
+        "recomputed_tokens": sum(one.num_recomputed_tokens for one in requests),
+        "draft_tokens": book.drafts,
+        "accepted_tokens": book.accepted,
+        "draft_error": None,
+    }
+    for what, count in counts.items():
+        demand(getattr(metrics, what), count, f"metrics: {what}", name)
+
+
+def padding(factory: Factory, example: tuple[list[tuple[int, int]], int]) -> None:
+    """Request-level batching, cell by cell: a member is there from its first row to the last of its batch."""
+    lengths, size = example
+    wasted = 0
+    for first in range(0, len(lengths), size):
+        batch = lengths[first : first + size]
+        prompt, output = max(one for one, _ in batch), max(one for _, one in batch)
+        cells = [(member, cell) for member in range(len(batch)) for cell in range(prompt + output)]
+        used = sum(prompt + output for prompt, output in batch)
+        wasted += len(cells) - used
+    demand(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
+
+
+def warm_prompts(factory: Factory, example: tuple[Scenario, Asked]) -> None:
+    """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
+    scenario, request = example
+    engine = engine_of(scenario, prefix_caching=True, num_blocks=200)
+    size = engine.scheduler.config.block_size
+    wanted = 0 if request.params.prompt_logprobs is not None else len(request.prompt_token_ids) - 1
+    for name, expected in (("first", 0), ("second", wanted // size * size)):
+        engine.add_request(name, request.prompt_token_ids, replace(request.params, n=1))
+        (*_, last) = engine.stream()
+        assert last.metrics is not None
+        demand(last.metrics.cached_tokens, expected, "tokens from the cache", name)
+    engine = engine_of(scenario, prefix_caching=True, num_blocks=200, max_num_seqs=1)
+    params = SamplingParams(n=2, max_tokens=2, ignore_eos=True, prompt_logprobs=request.params.prompt_logprobs)
+    engine.add_request("several", request.prompt_token_ids, params)
+    (*_, last) = engine.stream()
+    assert last.metrics is not None
+    expected = len(request.prompt_token_ids) // size * size  # it waits for the slot with its first token
+    demand(last.metrics.cached_tokens, expected, "tokens of the second sample from the cache", "several")
+
+
+ENGINE_DEMANDS: tuple[Property, ...] = (
+    Property(
+        "engine-defaults-are-documented",
+        "What an engine is made with unless it is told otherwise is what the documentation names.",
+        7,
+        ("own",),
+        (),
+        lambda: st.just("all"),
+        engine_defaults,
+    ),
+    Property(
+        "outputs-are-those-alone",
+        "All that an output says, log-probabilities, text and reasons, the request says alone and without a cache.",
+        2,
+        ("own", "drawn"),
+        (),
+        told_talks,
+        outputs_are_those_alone,
+        0.5,
+    ),
+    Property(
+        "runs-are-counted",
+        "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
+        4,
+        ("own",),
+        ("vLLM 45238",),
+        lambda: st.tuples(scenarios(sampling_params(), kinds=("abort",)), st.booleans()),
+        run_is_counted,
+    ),
+    Property(
+        "warm-prompts-are-taken",
+        "A prompt that was computed before comes from the cache, all full blocks, as far as no logits are wanted.",
+        4,
+        ("own",),
+        (),
+        lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
+        warm_prompts,
+    ),
+    Property(
+        "padding-is-counted",
+        "What request-level batching wastes is the cells that no token is in.",
+        4,
+        ("own",),
+        (),
+        lambda: st.tuples(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=7), st.integers(1, 3)),
+        padding,
+        2.0,
+    ),
+)
