@@ -25,17 +25,13 @@ def contexts_of(
     contexts = []
     for entry in plan.scheduled:
         takes = entry.samples == (entry.request_id,)
-        for name in entry.samples:
-            if name not in groups:
-                continue  # a sample that was aborted before it was split off
-            group, sample = groups[name]
-            if sample.request.is_finished or sample.draft_error is not None:
-                continue
+        alive = [groups[name] for name in entry.samples if name in groups]  # one may be aborted before it is split off
+        for group, sample in alive:
             count = min(most, room, most_drafts(sample.request)) if takes else 0
-            if count or (drafter.is_random and group.params.temperature != 0.0):
+            if may_draft(sample) and (count or (drafter.is_random and group.params.temperature != 0.0)):
                 contexts.append(
                     DraftContext(
-                        request_id=name,
+                        request_id=sample.request.request_id,
                         token_ids=tuple(sample.request.token_ids),
                         num_prompt_tokens=sample.request.num_prompt_tokens,
                         params=group.params,
@@ -45,6 +41,10 @@ def contexts_of(
                     )
                 )
     return contexts
+
+
+def may_draft(sample: Sample) -> bool:
+    return not sample.request.is_finished and sample.draft_error is None
 
 
 def decide(

@@ -32,7 +32,7 @@ SCENARIO = Scenario(TinyModel(layers="ccAc"), (Request("a", (3, 4, 5, 3), PLAIN)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_our_engine_that_rounds_has_every_property(prop, name):
     result = run_property(prop, Rounding(getattr(adapters, f"own_{name}"), name), "quick")
-    if prop.id in ("seed-of-its-own", "noise-differs", "memory-is-right"):
+    if prop.id in ("seed-of-its-own", "noise-differs", "engine-seed-counts", "memory-is-right"):
         assert result.status == "skipped"
         assert "not judged" in result.message or "verify" in result.message
     else:

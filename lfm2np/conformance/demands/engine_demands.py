@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.demands.texts import talks
 from lfm2np.conformance.machines.compare import demand
+from lfm2np.conformance.machines.engine_books import TICK, Book, Books, count_drafts, recount, require_request_metrics
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.models import loaded
@@ -22,10 +23,8 @@ from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.speculation.drafters import NgramDrafter
-from scheduler import Request
+from lfm2np.speculation.drafters import NgramDrafter, ScriptedDrafter
 
-TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
 ENGINE_DEFAULTS = {
     "num_blocks": None,
     "room_for": None,
@@ -126,45 +125,19 @@ def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
 # --- counters and the clock
 
 
-class Clock:
-    """Goes on by one tick whenever it is looked at."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def __call__(self) -> float:
-        self.looks += 1
-        return self.looks * TICK
-
-
-@dataclass
-class Book:
-    """Of one request: its samples, as the scheduler has them, and at which look at the clock something happened."""
-
-    requests: list[Request]
-    arrived: int
-    first_scheduled: int | None = None
-    first_token: int | None = None
-    last_token: int | None = None
-    drafts: int = 0
-    accepted: int = 0
-
-
-@dataclass
-class Books:
-    """Of a whole run."""
-
-    clock: Clock = field(default_factory=Clock)
-    metrics: RunMetrics = field(default_factory=RunMetrics)
-    books: dict[str, Book] = field(default_factory=dict)
-    owner: dict[str, str] = field(default_factory=dict)  # of the scheduler's request ids
-
-
-def run_is_counted(factory: Factory, example: tuple[Scenario, bool]) -> None:
-    """All that metrics say, from the trace, the clock and the scheduler's requests alone."""
-    scenario, with_drafts = example
+def run_is_counted(factory: Factory, example: tuple[Scenario, list[bool]]) -> None:
+    """All that metrics say, from the trace, the clock and the scheduler's requests alone; right drafts are accepted."""
+    scenario, wrong = example
     books, trace = Books(), io.StringIO()
-    drafter = NgramDrafter(longest=2) if with_drafts else None
+    with_drafts = bool(wrong)
+    for output in engine_with_all(scenario).stream():
+        for one in output.outputs:
+            books.truth[sample_name(output.request_id, one.index)] = one.token_ids
+    script = {
+        name: [(token + off) % scenario.model.vocab_size for token, off in zip(ids, wrong * 18, strict=False)]
+        for name, ids in books.truth.items()
+    }
+    drafter = ScriptedDrafter(script) if with_drafts else None
     engine = engine_of(scenario, clock=books.clock, trace=trace, drafter=drafter)
     outputs: dict[str, RequestOutput] = {}
     for kind, *whom in scenario.ops:
@@ -189,6 +162,14 @@ def run_is_counted(factory: Factory, example: tuple[Scenario, bool]) -> None:
     demand(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
     for name, output in outputs.items():
         require_request_metrics(output, books.books[name])
+
+
+def engine_with_all(scenario: Scenario) -> Engine:
+    """Without drafts, and asked for everything."""
+    engine = engine_of(scenario, drafter=None)
+    for one in scenario.requests:
+        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    return engine
 
 
 def engine_of(scenario: Scenario, **options: Any) -> Engine:
@@ -228,7 +209,7 @@ def counted_step(
     changed = {output.request_id: output for output in engine.step()}
     engine.scheduler.schedule = schedule  # type: ignore[method-assign]
     demand(books.clock.looks, began + looks - 1, "looks at the clock", "in a step")
-    line = json.loads(trace.getvalue().splitlines()[-1])
+    line = json.loads([each for each in trace.getvalue().splitlines() if '"kind":"step"' in each][-1])
     demand(line["seconds"], round((looks - 1) * TICK, 6), "seconds", "of the trace")
     metrics = books.metrics
     metrics.seconds += (looks - 1) * TICK
@@ -245,8 +226,11 @@ def counted_step(
         book = books.books[books.owner[entry["request_id"]]]
         book.first_scheduled = book.first_scheduled or began
         if entry["num_drafts"] and entry["request_id"] in tokens:
-            count_drafts(metrics, book, entry, tokens[entry["request_id"]])
+            name = entry["request_id"]
+            rest = books.truth[name][books.said.get(name, 0) :]
+            count_drafts(metrics, book, entry["token_ids"][-entry["num_drafts"] :], rest, len(tokens[name]))
     for name in tokens:
+        books.said[name] = books.said.get(name, 0) + len(tokens[name])
         book = books.books[books.owner[name]]
         book.first_token = book.first_token or books.clock.looks
         book.last_token = books.clock.looks
@@ -257,60 +241,6 @@ def counted_step(
     for name, output in changed.items():
         if output.finished:
             recount(books, name)
-
-
-def recount(books: Books, name: str) -> None:
-    books.metrics.recomputed_tokens += sum(one.num_recomputed_tokens for one in books.books[name].requests)
-
-
-def count_drafts(metrics: RunMetrics, book: Book, entry: dict[str, Any], said: list[int]) -> None:
-    """Drafts hold as far as they are what was said."""
-    drafts = entry["token_ids"][-entry["num_drafts"] :]
-    wrong = [index for index, (a, b) in enumerate(zip(drafts, said, strict=False)) if a != b]
-    held = min(wrong[0] if wrong else len(said), len(drafts))
-    metrics.drafted_rows += 1
-    metrics.drafted_row_tokens += len(said)
-    metrics.draft_tokens += len(drafts)
-    metrics.accepted_tokens += held
-    book.drafts += len(drafts)
-    book.accepted += held
-    more = [0] * (len(drafts) - len(metrics.drafted_at))
-    metrics.drafted_at += more
-    metrics.accepted_at += more
-    metrics.drafted_at[: len(drafts)] = [count + 1 for count in metrics.drafted_at[: len(drafts)]]
-    metrics.accepted_at[:held] = [count + 1 for count in metrics.accepted_at[:held]]
-
-
-def require_request_metrics(output: RequestOutput, book: Book) -> None:
-    name, requests, metrics = output.request_id, book.requests, output.metrics
-    assert metrics is not None
-
-    def seconds(start: int, stop: int | None) -> float | None:
-        return None if stop is None else (stop - start) * TICK
-
-    longest = max(len(one.token_ids) for one in output.outputs)
-    per_token = None if book.first_token is None or longest == 1 else seconds(book.first_token, book.last_token)
-    times = {
-        "queue_time": seconds(book.arrived, book.first_scheduled),
-        "time_to_first_token": seconds(book.arrived, book.first_token),
-        "time_per_output_token": None if per_token is None else per_token / (longest - 1),
-    }
-    for what, expected in times.items():
-        mine = getattr(metrics, what)
-        near = None not in (mine, expected) and abs(mine - expected) < TICK / 100
-        demand(mine, mine if near else expected, f"metrics: {what}", name)
-    counts = {
-        "steps": sum(one.num_steps for one in requests),
-        "blocks": max(one.most_blocks for one in requests),
-        "cached_tokens": sum(one.num_cached_tokens for one in requests),
-        "preemptions": sum(one.num_preemptions for one in requests),
-        "recomputed_tokens": sum(one.num_recomputed_tokens for one in requests),
-        "draft_tokens": book.drafts,
-        "accepted_tokens": book.accepted,
-        "draft_error": None,
-    }
-    for what, count in counts.items():
-        demand(getattr(metrics, what), count, f"metrics: {what}", name)
 
 
 def padding(factory: Factory, example: tuple[list[tuple[int, int]], int]) -> None:
@@ -372,7 +302,10 @@ ENGINE_DEMANDS: tuple[Property, ...] = (
         4,
         ("own",),
         ("vLLM 45238",),
-        lambda: st.tuples(scenarios(sampling_params(), kinds=("abort",)), st.booleans()),
+        lambda: st.tuples(
+            st.one_of(scenarios(sampling_params(), kinds=("abort",)), talks(("abort",))),
+            st.lists(st.booleans(), max_size=3),
+        ),
         run_is_counted,
     ),
     Property(

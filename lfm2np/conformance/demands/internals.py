@@ -233,7 +233,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         (),
         lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
         texts.drawn_drafts,
-        0.2,
+        1.0,
     ),
     Property(
         "characters-come-whole",
