@@ -21,9 +21,9 @@ class RequestMetrics:
     cached_tokens: int  # taken from the prefix cache
     preemptions: int
     recomputed_tokens: int  # tokens computed twice
-    draft_tokens: int = 0  # checked
-    accepted_tokens: int = 0  # of them
-    draft_error: str | None = None  # the drafter failed for this request, and was not asked again
+    draft_tokens: int  # checked
+    accepted_tokens: int  # of them
+    draft_error: str | None  # the drafter failed for this request, and was not asked again
 
 
 @dataclass(frozen=True)

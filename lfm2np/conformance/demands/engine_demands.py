@@ -98,6 +98,8 @@ def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str
         demand(output.metrics is not None, output.finished, "has metrics:", name)
         for mine in told.outputs:
             demand(mine in answers_of(expected[name], mine.index), True, "is as alone:", str(mine))
+            total = None if mine.logprobs is None else sum(one.logprob for one in mine.logprobs)
+            demand(mine.cumulative_logprob, total, "sum of log-probabilities", name)
         last[name] = told
     for name, outputs in expected.items():
         demand(last[name], outputs[-1], "last output of", name)

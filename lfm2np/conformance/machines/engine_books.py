@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from lfm2np.conformance.machines.compare import demand
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from scheduler import Request
 
+NOTHING: dict[str, Any] = {
+    one.name: [] if one.name in ("drafted_at", "accepted_at") else 0 for one in fields(RunMetrics)
+}
 TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
 
 
@@ -40,7 +45,7 @@ class Books:
     """Of a whole run."""
 
     clock: Clock = field(default_factory=Clock)
-    metrics: RunMetrics = field(default_factory=RunMetrics)
+    metrics: RunMetrics = field(default_factory=lambda: RunMetrics(**deepcopy(NOTHING)))
     books: dict[str, Book] = field(default_factory=dict)
     owner: dict[str, str] = field(default_factory=dict)  # of the scheduler's request ids
     truth: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by the same: all its tokens
