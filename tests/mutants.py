@@ -90,7 +90,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "wrong-calls-are-refused",
     ),
     "lfm2np/engine/draft_model": ("drawn-drafts-are-of-their-place",),
-    "lfm2np/engine/outputs": ("runs-are-counted",),
+    "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
     "lfm2np/engine/drafting": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
     "lfm2np/speculation/proposals": ("failing-drafters-cost-drafts", "drawn-drafts-are-of-their-place"),

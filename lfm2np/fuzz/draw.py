@@ -57,8 +57,8 @@ def content(around: Around, seed: int, length: int) -> Ids:
 
 
 def lengths(around: Around) -> st.SearchStrategy[int]:
-    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to a quarter of the context."""
-    most = max(1, min(around.longest // 4, MOST_TOKENS_OF_A_TRACE // 2))
+    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to half of the context."""
+    most = max(1, min(around.longest // 2, MOST_TOKENS_OF_A_TRACE // 2))
     blocks = st.builds(lambda count, off: count * around.block + off, st.integers(1, 4), st.sampled_from([0, -1, 1]))
     chunks = st.builds(lambda count, off: count * around.chunk + off, st.integers(1, 2), st.sampled_from([1, 0, -1]))
     anything = st.one_of(st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)

@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.demands.texts import talks
 from lfm2np.conformance.machines.compare import demand
-from lfm2np.conformance.machines.engine_books import TICK, Book, Books, count_drafts, recount, require_request_metrics
+from lfm2np.conformance.machines.engine_books import (
+    NOTHING,
+    TICK,
+    Book,
+    Books,
+    count_drafts,
+    recount,
+    require_request_metrics,
+)
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.models import loaded
@@ -141,6 +149,8 @@ def run_is_counted(factory: Factory, example: tuple[Scenario, list[bool]]) -> No
     }
     drafter = ScriptedDrafter(script) if with_drafts else None
     engine = engine_of(scenario, clock=books.clock, trace=trace, drafter=drafter)
+    demand(asdict(engine.metrics), NOTHING, "metrics of an engine", "that was just made")
+    demand((engine.metrics.tokens_per_step, engine.metrics.mean_accepted_length), (0.0, 1.0), "means", "of no step")
     outputs: dict[str, RequestOutput] = {}
     for kind, *whom in scenario.ops:
         request = scenario.requests[whom[0]] if whom else None
@@ -158,8 +168,7 @@ def run_is_counted(factory: Factory, example: tuple[Scenario, list[bool]]) -> No
         near = isinstance(mine, float) and abs(mine - expected) < TICK / 10
         demand(mine, mine if near else expected, f"metrics: {each.name}", "of the run")
     counted = books.metrics
-    rate = counted.scheduled_tokens / counted.steps if counted.steps else 0.0
-    demand(engine.metrics.tokens_per_step, rate, "tokens a step", "of the run")
+    demand(engine.metrics.tokens_per_step, counted.scheduled_tokens / counted.steps, "tokens a step", "of the run")
     mean = counted.drafted_row_tokens / counted.drafted_rows if counted.drafted_rows else 1.0
     demand(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
     for name, output in outputs.items():
