@@ -6,7 +6,7 @@ import inspect
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from lfm2np.conformance.machines.engine_books import (
 )
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
-from lfm2np.conformance.trials.models import loaded
+from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, request, sampling_params, scenarios
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
@@ -56,7 +56,8 @@ ENGINE_DEFAULTS = {
 
 
 def engine_defaults(factory: Factory, example: str) -> None:
-    """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority."""
+    """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority; what an
+    engine tells never changes."""
     found = {
         one.name: one for one in inspect.signature(Engine).parameters.values() if one.name not in ("model", "clock")
     }
@@ -65,6 +66,17 @@ def engine_defaults(factory: Factory, example: str) -> None:
     asked = inspect.signature(Engine.add_request).parameters
     defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
     demand(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
+    engine = Engine(loaded(TinyModel()))
+    engine.add_request("a", (3, 4), SamplingParams(max_tokens=1, logprobs=1))
+    (output,) = engine.step()
+    (answer,) = output.outputs
+    assert answer.logprobs is not None
+    for told, name in ((output, "finished"), (answer, "text"), (output.metrics, "steps"), (answer.logprobs[0], "top")):
+        try:
+            setattr(told, name, None)
+        except FrozenInstanceError:
+            continue
+        demand(False, True, f"{type(told).__name__}.{name} is fixed:", "an output")
 
 
 # --- whole outputs
