@@ -21,7 +21,7 @@ from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import sampling_params, scenarios
 from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, philox, uniform
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.speculation.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
+from lfm2np.speculation.acceptance import Guess, is_accepted, next_token, replacement
 
 EOS = (2,)
 
@@ -98,6 +98,10 @@ def weights() -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.integers(0, 3), st.just(2**45)), min_size=4, max_size=4).filter(any)
 
 
+def said(least: int) -> st.SearchStrategy[Ids]:
+    return st.lists(st.integers(0, 3), min_size=least, max_size=6).map(tuple)
+
+
 def rejection_is_exact(factory: Factory, example: tuple[list[int], list[int]]) -> None:
     """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
     p, q = (np.array(one, np.int64) for one in example)
@@ -125,21 +129,25 @@ def rejection_is_exact(factory: Factory, example: tuple[list[int], list[int]]) -
             )
 
 
-def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list[int], int]) -> None:
-    """A drawn guess is decided by the noise of its place and purpose, and replaced by another."""
-    p, q, seed = example
+def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list[int], int, Ids, Ids, int]) -> None:
+    """A drawn guess is decided by the noise of its place and of purpose 1, and replaced by that of purpose 2."""
+    p, q, seed, prompt, output, index = example
     row = np.log(np.maximum(np.array(p, np.float64), 1e-30)).astype(np.float32)
     weights, params = np.array(q, np.int64), SamplingParams()
-    target = distribution(row, params, (1,), (), ())
+    position = len(prompt) + len(output)
+    target = distribution(row, params, prompt, output, ())
     guess = Guess(int(np.flatnonzero(weights)[-1]), weights)
     expected = guess.token_id
-    if not is_accepted(target, guess, plain.uniform_noise(seed, 0, 1, ACCEPT)):
-        expected = replacement(target, weights, philox(seed, 0, 1, REPLACE))
-    if next_token(row, params, (1,), (), (), seed, 0, guess) != expected:
+    if not is_accepted(target, guess, plain.uniform_noise(seed, index, position, 1)):
+        expected = replacement(target, weights, philox(seed, index, position, 2))
+    if next_token(row, params, prompt, output, (), seed, index, guess) != expected:
         raise Violation(f"seed {seed}: a guess is not decided by its own noise")
-    plainly = draw(target, plain.uniform_noise(seed, 0, 1))
-    if next_token(row, params, (1,), (), (), seed, 0) != plainly:
+    plainly = draw(target, plain.uniform_noise(seed, index, position))
+    if next_token(row, params, prompt, output, (), seed, index) != plainly:
         raise Violation(f"seed {seed}: without a guess {plainly} comes")
+    greedy = SamplingParams(temperature=0.0)
+    if next_token(row, greedy, prompt, output, (), seed, index, guess) != int(np.argmax(row)):
+        raise Violation("a guess changes a greedy token")
 
 
 INTERNALS: tuple[Property | Machine, ...] = (
@@ -206,9 +214,9 @@ INTERNALS: tuple[Property | Machine, ...] = (
         2,
         ("own",),
         (),
-        lambda: st.tuples(weights(), weights(), st.integers(0, 99)),
+        lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
         guesses_use_their_own_noise,
-        2.0,
+        8.0,
     ),
     Property(
         "stop-strings-are-found",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand, demand_at_most
 from lfm2np.conformance.protocol import Factory
+from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
 from lfm2np.conformance.trials.models import loaded
 from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios, scenarios_that_overflow
@@ -92,14 +93,15 @@ WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
     "impossible": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
     "heavy": r"drafter: weight of token 3 is 0, or all sum to more than 2\*\*62",
 }
+WRONG_NUMBER = r"RequestError: drafter: [02] drafts for 1 context, expected 1"
 OF_RANDOM = tuple(kind for kind in WRONG_DRAFTS if kind != "weights")
 
 
 class WrongDrafter:
     """Does to each request what it is told, if anything; to the rest it gives no drafts. Notes who was asked."""
 
-    def __init__(self, wrong: Mapping[str, str], is_random: bool, loses: bool) -> None:
-        self.wrong, self.is_random, self.loses = wrong, is_random, loses
+    def __init__(self, wrong: Mapping[str, str], is_random: bool, number: str) -> None:
+        self.wrong, self.is_random, self.number = wrong, is_random, number
         self.engine: Engine | None = None
         self.most = 0
         self.asked: list[tuple[str, ...]] = []
@@ -107,9 +109,10 @@ class WrongDrafter:
     def propose(self, contexts: Sequence[DraftContext]) -> list[Any]:
         self.asked.append(tuple(one.request_id for one in contexts))
         self._require_contexts(contexts)
-        if self.loses and len(contexts) > 1:
-            return [Draft()]
-        return [self._draft(one) for one in contexts]
+        drafts = [self._draft(one) for one in contexts]
+        if self.number == "right" or (self.number == "right alone" and len(contexts) == 1):
+            return drafts
+        return drafts[1:] if self.number != "one more" else [*drafts, Draft()]
 
     def _require_contexts(self, contexts: Sequence[DraftContext]) -> None:
         """What is said of a request, and how many drafts are asked for, is right."""
@@ -165,19 +168,20 @@ def wrong_weights(kind: str) -> NDArray[Any]:
 
 
 @st.composite
-def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, bool, int]:
+def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], bool, str, int]:
     scenario, is_random = draw(scenarios(most=3)), draw(st.booleans())
     kinds = OF_RANDOM if is_random else tuple(WRONG_DRAFTS)[:5]
     wrong = tuple(draw(st.sampled_from((None, *kinds))) for _ in scenario.requests)
-    return scenario, wrong, is_random, draw(st.booleans()), draw(st.integers(1, 4))
+    number = draw(st.sampled_from(["right", "right", "right alone", "one less", "one more"]))
+    return scenario, wrong, is_random, number, draw(st.integers(1, 4))
 
 
-def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], bool, bool, int]) -> None:
+def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
     """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
-    scenario, kinds, is_random, loses, most = example
+    scenario, kinds, is_random, number, most = example
     plain = generate(factory, scenario)
     wrong = {one.request_id: kind for one, kind in zip(scenario.requests, kinds, strict=True) if kind is not None}
-    drafter = WrongDrafter(wrong, is_random, loses)
+    drafter = WrongDrafter(wrong, is_random, number)
     drafter.most = most
     engine = Engine(loaded(scenario.model), drafter=drafter, num_speculative_tokens=most, **scenario.sizes)
     drafter.engine = engine
@@ -191,15 +195,23 @@ def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None
         demand(said, expected, "tokens beside drafters that fail", one.request_id)
         metrics = outputs[one.request_id].metrics
         error = metrics.draft_error if metrics else None
-        fails = one.request_id in wrong and one.request_id in asked
+        never = number in ("one less", "one more")
+        fails = any(name in asked and (name in wrong or never) for name in names_of(one))
         demand(error is not None, fails, "is told why its drafter failed:", one.request_id)
         if error is not None:
-            said_why = re.search(WRONG_DRAFTS[wrong[one.request_id]], error) is not None
+            kind = wrong.get(one.request_id)
+            why = WRONG_NUMBER if never and kind != "raises" else WRONG_DRAFTS[kind or "raises"]
+            said_why = re.search(why, error) is not None
             demand(said_why, True, f"{error!r} says why:", one.request_id)
-    failed = {name for name in asked if name in wrong}
+    failed = {name for name in asked if name in wrong or number in ("one less", "one more")}
     demand(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
     for name in failed:
         demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
+
+
+def names_of(request: Asked) -> list[str]:
+    """Of its samples, as a drafter has them."""
+    return [request.request_id, *(f"{request.request_id}#{index}" for index in range(1, request.params.n))]
 
 
 def drafts_are_used(factory: Factory, example: tuple[list[tuple[int, int]], bool, int]) -> None:
@@ -219,6 +231,10 @@ def drafts_are_used(factory: Factory, example: tuple[list[tuple[int, int]], bool
     params = SamplingParams()
     contexts = [DraftContext(str(index), (3,), 1, params, 0, 0, count) for index, (count, _) in enumerate(pairs)]
     said = propose(Fixed(), contexts, 24)
+    if is_random and total > 2**62:
+        refused = {str(index) for index, (count, length) in enumerate(pairs) if min(length, count + 1)}
+        demand(set(said.errors), refused, "have weights that sum to more than 2**62:", "those")
+        return
     demand(said.errors, {}, "errors of drafts that can be used", str(pairs))
     fed = said.fed(contexts)
     for one, (count, length) in zip(contexts, pairs, strict=True):
@@ -333,7 +349,7 @@ MISUSE: tuple[Property, ...] = (
         (),
         wrong_drafts,
         failing_drafters,
-        3.0,
+        2.0,
     ),
     Property(
         "drafts-are-used",
@@ -344,10 +360,10 @@ MISUSE: tuple[Property, ...] = (
         lambda: st.tuples(
             st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
             st.booleans(),
-            st.sampled_from([2, 2**45, 2**62]),
+            st.sampled_from([2, 2**62, 2**62 + 1]),
         ),
         drafts_are_used,
-        2.0,
+        10.0,
     ),
     Property(
         "many-leave-the-queue",
