@@ -93,6 +93,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
     "lfm2np/engine/drafting": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),
+    "lfm2np/speculation/drafters": ("lookup-is-its-definition", "runs-are-counted", "wrong-calls-are-refused"),
     "lfm2np/speculation/proposals": ("drafts-are-used", "failing-drafters-cost-drafts", "drawn-drafts-are-of-their-place"),
     "lfm2np/sampling": ("sampling-is-its-definition", "noise-is-of-its-place"),
     "lfm2np/sampling/stop_strings": ("stop-strings-are-found", "text-is-not-taken-back"),

@@ -22,6 +22,7 @@ from lfm2np.conformance.trials.strategies import sampling_params, scenarios
 from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, philox, uniform
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.acceptance import Guess, is_accepted, next_token, replacement
+from lfm2np.speculation.drafters import DraftContext, NgramDrafter, ScriptedDrafter
 
 EOS = (2,)
 
@@ -150,6 +151,30 @@ def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list
         raise Violation("a guess changes a greedy token")
 
 
+# --- drafters
+
+
+def lookup_is_its_definition(factory: Factory, example: tuple[Ids, int, int, int, tuple[int, ...]]) -> None:
+    """What followed the first place where the longest suffix stood before; a script goes on where the output ends."""
+    ids, longest, shortest, count, script = example
+    shortest = min(shortest, longest)
+    one = DraftContext("a", ids, 1, SamplingParams(), 0, 0, count)
+    found: Ids = ()
+    for size in range(longest, shortest - 1, -1):
+        places = [at for at in range(len(ids) - size) if ids[at : at + size] == ids[len(ids) - size :]]
+        if places and size < len(ids) and not found:
+            found = ids[places[0] + size : places[0] + size + count]
+    (draft,) = NgramDrafter(longest, shortest).propose([one])
+    if draft.token_ids != found or draft.weights is not None:
+        raise Violation(f"prompt lookup in {ids}: {draft.token_ids}, by definition {found}")
+    if (longest, shortest) == (4, 1) and NgramDrafter().propose([one])[0].token_ids != found:
+        raise Violation(f"prompt lookup in {ids} is not that of 4 to 1 tokens unless it is told otherwise")
+    (scripted, nothing) = ScriptedDrafter({"a": script}).propose([one, replace(one, request_id="b")])
+    rest = script[len(ids) - 1 :][:count]
+    if scripted.token_ids != rest or nothing.token_ids != ():
+        raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
+
+
 INTERNALS: tuple[Property | Machine, ...] = (
     Machine(
         "pool-machine",
@@ -217,6 +242,22 @@ INTERNALS: tuple[Property | Machine, ...] = (
         lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
         guesses_use_their_own_noise,
         8.0,
+    ),
+    Property(
+        "lookup-is-its-definition",
+        "Prompt lookup proposes what followed the longest suffix where it stood first; a script, its own tokens.",
+        2,
+        ("own",),
+        (),
+        lambda: st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple),
+            st.sampled_from([4, 1, 2, 3]),
+            st.integers(1, 2),
+            st.integers(0, 4),
+            st.lists(st.integers(0, 9), max_size=14).map(tuple),
+        ),
+        lookup_is_its_definition,
+        20.0,
     ),
     Property(
         "stop-strings-are-found",

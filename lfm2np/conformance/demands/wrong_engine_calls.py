@@ -14,7 +14,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.sampling.choice import distribution, integer_weights, request_seed
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.speculation.drafters import Draft, DraftContext
+from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter
 
 Case = tuple[type[Exception], str, Callable[[], object]]
 
@@ -89,6 +89,14 @@ ENGINE: tuple[Case, ...] = (
     (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
     (RequestError, "step(): an earlier call was interrupted in its bookkeeping; make a new engine", half_kept_books),
     (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),
+    (RequestError, "shortest n-gram 0: expected a whole number, at least 1", lambda: NgramDrafter(4, 0)),
+    (RequestError, "longest n-gram 1: expected a whole number, at least 2", lambda: NgramDrafter(1, 2)),
+    (
+        RequestError,
+        "num_speculative_tokens 0: expected a whole number, at least 1",
+        lambda: own_engine(num_speculative_tokens=0),
+    ),
+    (RequestError, "drafter object: it has no is_random", lambda: own_engine(drafter=object())),
 )
 
 
