@@ -70,7 +70,7 @@ class NgramDrafter:
         return [Draft(self._continue(one.token_ids, one.count)) for one in contexts]
 
     def _continue(self, ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-        for size in range(min(self.longest, len(ids) - 1), self.shortest - 1, -1):
+        for size in range(self.longest, self.shortest - 1, -1):
             suffix = ids[-size:]
             for start in range(len(ids) - size):
                 if ids[start : start + size] == suffix:

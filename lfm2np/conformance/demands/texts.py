@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from functools import cache
 
@@ -12,14 +13,15 @@ from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel, loaded
-from lfm2np.conformance.trials.strategies import Scenario, schedules
+from lfm2np.conformance.trials.strategies import Scenario, models, prompts, sampling_params, schedules
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sequential import alone
 from lfm2np.loading import Model, load
-from lfm2np.sampling.choice import request_seed
+from lfm2np.sampling.choice import distribution, request_seed
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.sampling.stop_strings import StopChecker
+from lfm2np.speculation.drafters import Draft, DraftContext
 
 Ids = tuple[int, ...]
 
@@ -109,6 +111,60 @@ def drawn_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
             expected = tuple(step.token_id for step in steps)
             if answer.token_ids != expected:
                 raise Violation(f"request {one.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}")
+
+
+@st.composite
+def draft_contexts(draw: st.DrawFn) -> tuple[TinyModel, tuple[DraftContext, ...], str, int]:
+    """A small model, what a step may ask of it, how it draws, and the blocks of its cache."""
+    contexts = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        params = draw(sampling_params())
+        ids = draw(prompts())
+        index, count = draw(st.integers(0, 2)), draw(st.integers(0, 4))
+        contexts.append(DraftContext(name, ids, len(ids), params, draw(st.integers(0, 2**64 - 1)), index, count))
+    model = replace(draw(models()), positions=draw(st.sampled_from([96, 12, 20])))
+    return model, tuple(contexts), draw(st.sampled_from(["greedy", "random"])), draw(st.sampled_from([200, 4]))
+
+
+def draft_models_propose(factory: Factory, example: tuple[TinyModel, tuple[DraftContext, ...], str, int]) -> None:
+    """What it says alone, as far as its context and its cache go; drawn, one token more, and the weights of each."""
+    tiny, contexts, sampling, num_blocks = example
+    model, block_size = loaded(tiny), 4
+    drafter = ModelDrafter(model, model, sampling, block_size, num_blocks=num_blocks)
+    if drafter.is_random != (sampling == "random"):
+        raise Violation(f"sampling {sampling!r}, but is_random is {drafter.is_random}")
+    for _ in range(2):  # the second time over what its cache holds
+        drafts = drafter.propose(contexts)
+        if len(drafts) != len(contexts):
+            raise Violation(f"{len(drafts)} drafts for {len(contexts)} contexts")
+        for one, draft in zip(contexts, drafts, strict=True):
+            require_draft(model, one, draft, sampling, min(tiny.positions, num_blocks * block_size + 1))
+
+
+def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: str, longest: int) -> None:
+    """`longest` is the length of a sequence whose last token needs no place in the draft model's cache."""
+    asked = context.params
+    drawn = sampling == "random" and asked.temperature != 0.0
+    params = SamplingParams(
+        temperature=asked.temperature if drawn else 0.0,
+        **{name: getattr(asked, name) for name in ("top_k", "top_p", "min_p", "logit_bias", "profile")},
+        **{name: getattr(asked, name) for name in ("allowed_token_ids", "banned_token_ids")},
+        max_tokens=max(1, min(context.count + drawn, longest - len(context.token_ids))),
+        ignore_eos=True,
+    )
+    said = hashlib.sha256(b"draft" + context.seed.to_bytes(8, "big") + context.sample_index.to_bytes(8, "big"))
+    seed = int.from_bytes(said.digest()[:8], "big")
+    steps = []
+    if context.count + drawn and longest > len(context.token_ids):
+        steps = list(alone(model, context.token_ids, params, seed, 0))
+    expected = tuple(step.token_id for step in steps)
+    if draft.token_ids != expected:
+        raise Violation(f"request {context.request_id}: drafts {draft.token_ids}, the draft model says {expected}")
+    if (draft.weights is not None) != (drawn and bool(steps)):
+        raise Violation(f"request {context.request_id}: weights {draft.weights}, drawn: {drawn}")
+    for index, (step, weights) in enumerate(zip(steps, draft.weights or (), strict=drawn)):
+        if weights.tolist() != distribution(step.logits, params, (), (), ()).tolist():
+            raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")
 
 
 def split_characters(factory: Factory, example: tuple[bytes, bool]) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.conformance.trials.models import TinyModel, loaded
+from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
-from lfm2np.errors import NumericsError, RequestError
+from lfm2np.errors import CheckpointError, NumericsError, RequestError
+from lfm2np.loading import load
 from lfm2np.sampling.choice import distribution, integer_weights, request_seed
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter
@@ -68,7 +70,40 @@ def half_kept_books() -> None:
             engine.step()
 
 
+def other_tokens() -> None:
+    """A draft model whose tokenizer has another token at one id."""
+    model, other = load(), load()
+    other.tokenizer.token = lambda token_id: "x" if token_id == 5 else model.tokenizer.token(token_id)  # type: ignore[method-assign]
+    ModelDrafter(model, other)
+
+
+def overflowing_draft_model() -> None:
+    """By a token that its engine overflows on; its next proposal is as if that had not been."""
+    model = loaded(TinyModel(overflows=True, tied=False))
+    drafter = ModelDrafter(model, model)
+    good, bad = (DraftContext(str(ids), ids, 1, SamplingParams(), 0, 0, 2) for ids in ((3,), (3, 23)))
+    (before,) = drafter.propose([good])
+    try:
+        drafter.propose([good, bad])
+    finally:
+        (after,) = drafter.propose([good])
+        if before.token_ids != after.token_ids or len(after.token_ids) != 2:
+            raise AssertionError(f"after a draft model that overflowed: {after.token_ids}, before {before.token_ids}")
+
+
 ENGINE: tuple[Case, ...] = (
+    (
+        CheckpointError,
+        "vocab_size 24, expected 20 as in",
+        lambda: ModelDrafter(loaded(TinyModel()), loaded(TinyModel(vocab_size=20))),
+    ),
+    (
+        RequestError,
+        "draft sampling 'some': expected one of greedy, random",
+        lambda: ModelDrafter(loaded(TinyModel()), loaded(TinyModel()), "some"),
+    ),
+    (CheckpointError, "expected 'x' as in", other_tokens),
+    (RequestError, "draft model: ", overflowing_draft_model),
     (RequestError, "num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
     (
         RequestError,
