@@ -89,7 +89,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
         "outputs-are-those-alone",
         "wrong-calls-are-refused",
     ),
-    "lfm2np/engine/draft_model": ("drawn-drafts-are-of-their-place",),
+    "lfm2np/engine/draft_model": ("draft-models-propose", "drawn-drafts-are-of-their-place", "wrong-calls-are-refused"),
     "lfm2np/engine/outputs": ("runs-are-counted", "padding-is-counted", "outputs-are-those-alone"),
     "lfm2np/engine/drafting": ("failing-drafters-cost-drafts", "runs-are-counted", "text-is-what-the-tokens-say"),
     "lfm2np/speculation": ("rejection-is-exact", "guesses-use-their-own-noise", "runs-are-counted"),

@@ -27,6 +27,7 @@ from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, request, sampling_params, scenarios
+from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sequential import answer_alone
@@ -66,6 +67,9 @@ def engine_defaults(factory: Factory, example: str) -> None:
     asked = inspect.signature(Engine.add_request).parameters
     defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
     demand(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
+    drafting = inspect.signature(ModelDrafter).parameters
+    defaults = {name: drafting[name].default for name in ("sampling", "block_size")}
+    demand(defaults, {"sampling": "greedy", "block_size": 4}, "defaults of", "ModelDrafter")
     engine = Engine(loaded(TinyModel()))
     engine.add_request("a", (3, 4), SamplingParams(max_tokens=1, logprobs=1))
     (output,) = engine.step()

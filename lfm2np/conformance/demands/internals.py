@@ -293,7 +293,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         ("vLLM 50272",),
         texts.draft_contexts,
         texts.draft_models_propose,
-        0.5,
+        3.0,
     ),
     Property(
         "characters-come-whole",

@@ -71,8 +71,10 @@ def half_kept_books() -> None:
 
 
 def other_tokens() -> None:
-    """A draft model whose tokenizer has another token at one id."""
+    """A draft model whose tokenizer has another token at one id; one without a tokenizer is taken."""
     model, other = load(), load()
+    ModelDrafter(model, loaded(TinyModel(vocab_size=model.config.vocab_size)))
+    ModelDrafter(loaded(TinyModel(vocab_size=model.config.vocab_size)), model)
     other.tokenizer.token = lambda token_id: "x" if token_id == 5 else model.tokenizer.token(token_id)  # type: ignore[method-assign]
     ModelDrafter(model, other)
 
