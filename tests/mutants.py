@@ -98,6 +98,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     "lfm2np/sampling": ("sampling-is-its-definition", "noise-is-of-its-place"),
     "lfm2np/sampling/stop_strings": ("stop-strings-are-found", "text-is-not-taken-back"),
     "lfm2np/network": ("is-lfm2", "generates-lfm2", "batched-is-sequential", "runs-are-counted"),
+    "lfm2np/network/ragged": ("whole-sequences-are-ragged",),
     "lfm2np/numerics": ("is-lfm2", "generates-lfm2", "attention-in-pieces"),
 }
 LAST = (  # those that take longest

@@ -1,7 +1,8 @@
-"""Sizes beyond those that examples are drawn from: hundreds of requests, blocks, slots and positions."""
+"""Sizes beyond those that examples are drawn from: hundreds of requests, blocks, slots, positions; whole sequences."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import patch
 
 from hypothesis import strategies as st
@@ -10,7 +11,10 @@ from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.machines import PROMPT, SchedulerMachine
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation, generate, require_truth
-from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios
+from lfm2np.conformance.trials.models import TinyModel, loaded
+from lfm2np.conformance.trials.strategies import Scenario, greedy_params, models, prompts, scenarios
+from lfm2np.network.ragged import hidden_states
+from lfm2np.reference import output_logits
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
 
 LONG = 700  # tokens
@@ -102,6 +106,26 @@ def attention_in_pieces(factory: Factory, example: tuple[Scenario, int]) -> None
     require_truth(factory, scenario, outcome)
 
 
+def whole_sequences(factory: Factory, example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
+    """Several at once, without a cache, are the reference's alone, bit for bit; one that overflows is named, alone."""
+    tiny, sequences, overflows = example
+    model = loaded(replace(tiny, overflows=overflows, tied=tiny.tied and not overflows))
+    poison = tiny.vocab_size - 1
+    if overflows:  # only attention tells; the logits are for the caller
+        sequences = tuple((*ids, poison) if index == 1 else ids for index, ids in enumerate(sequences))
+    states, runs = hidden_states(model.weights, model.config, model.numerics, sequences)
+    if len(runs) != len(sequences):
+        raise Violation(f"{len(runs)} runs of {len(sequences)} sequences")
+    for index, (one, ids) in enumerate(zip(runs, sequences, strict=True)):
+        bad = poison in ids and "A" in tiny.layers[1:]  # the first layer's feed-forward is what overflows
+        if (one.error is not None) != bad:
+            raise Violation(f"sequence {index}, {ids}: error {one.error}")
+        if poison not in ids:
+            rows = output_logits(model.weights, model.numerics, states[one.rows])
+            if rows.tobytes() != model.logits(ids).tobytes():
+                raise Violation(f"sequence {index}, {ids}: other logits than alone")
+
+
 LARGE: tuple[Property, ...] = (
     Property(
         "large-schedules",
@@ -129,6 +153,15 @@ LARGE: tuple[Property, ...] = (
         (),
         lambda: st.sampled_from(tuple(POLICIES)),
         long_output,
+    ),
+    Property(
+        "whole-sequences-are-ragged",
+        "Whole sequences in one flat batch have the reference's logits; one that overflows does so alone.",
+        3,
+        ("own", "drawn"),
+        ("transformers 46588",),
+        lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
+        whole_sequences,
     ),
     Property(
         "attention-in-pieces",
