@@ -104,9 +104,11 @@ def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str
     scenario, texts, seed = example
     model = loaded(scenario.model)
     rows: dict[str, list[tuple[int, int]]] = {}
+    layers: list[tuple[int, int]] = []
     engine = engine_of(
         scenario,
         seed=seed,
+        progress=lambda done, total: layers.append((done, total)),
         on_logits=lambda name, position, row, token: rows.setdefault(name, []).append((position, token)),
     )
     expected: dict[str, list[RequestOutput]] = {}
@@ -125,6 +127,8 @@ def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str
             total = None if mine.logprobs is None else sum(one.logprob for one in mine.logprobs)
             demand(mine.cumulative_logprob, total, "sum of log-probabilities", name)
         last[name] = told
+    total = len(model.weights.layers)
+    demand(layers, [(done, total) for done in range(1, total + 1)] * engine.metrics.steps, "layers told", "the run")
     for name, outputs in expected.items():
         demand(last[name], outputs[-1], "last output of", name)
         for mine in outputs[-1].outputs:
