@@ -19,7 +19,9 @@ from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import sampling_params, scenarios
+from lfm2np.numerics import numerics_named
 from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, philox, uniform
+from lfm2np.sampling.logprobs import token_logprobs
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.acceptance import Guess, is_accepted, next_token, replacement
 from lfm2np.speculation.drafters import DraftContext, NgramDrafter, ScriptedDrafter
@@ -60,6 +62,20 @@ def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingPar
         chosen = choose(array, params, prompt, output, EOS, 0, 0)
         if expected[chosen] != 1.0:
             raise Violation(f"greedy takes {chosen}, by definition {expected.index(1.0)}")
+
+
+def logprobs_are_their_definition(factory: Factory, example: tuple[Row, int, int]) -> None:
+    """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
+    row, token, count = example
+    found = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
+    expected = plain.log_softmax(row)
+    best = sorted(range(len(row)), key=lambda index: (-row[index], index))[:count]
+    said = [index for index, _ in found.top]
+    if found.token_id != token or said != best:
+        raise Violation(f"token {found.token_id} and the likeliest {said}, expected {token} and {best}")
+    for index, logprob in ((token, found.logprob), *found.top):
+        if abs(logprob - expected[index]) > 1e-6:
+            raise Violation(f"token {index}: log-probability {logprob}, by definition {expected[index]}")
 
 
 def bare(params: SamplingParams) -> SamplingParams:
@@ -215,6 +231,20 @@ INTERNALS: tuple[Property | Machine, ...] = (
         rows,
         sampling_is_its_definition,
         4.0,
+    ),
+    Property(
+        "logprobs-are-their-definition",
+        "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
+        2,
+        ("own",),
+        ("vLLM 8268",),
+        lambda: st.tuples(
+            st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
+            st.integers(0, 11),
+            st.integers(0, 12),
+        ),
+        logprobs_are_their_definition,
+        2.0,
     ),
     Property(
         "noise-is-of-its-place",
