@@ -237,7 +237,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
         2,
         ("own",),
-        ("vLLM 8268",),
+        (),
         lambda: st.tuples(
             st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
             st.integers(0, 11),
