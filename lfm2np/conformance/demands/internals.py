@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lfm2np.conformance.demands import texts
 from lfm2np.conformance.demands.demands import Machine, Property
@@ -20,7 +22,7 @@ from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import sampling_params, scenarios
 from lfm2np.numerics import numerics_named
-from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, philox, uniform
+from lfm2np.sampling.choice import NOISE_BITS, choose, distribution, draw, integer_weights, philox, process, uniform
 from lfm2np.sampling.logprobs import token_logprobs
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.acceptance import Guess, is_accepted, next_token, replacement
@@ -35,12 +37,16 @@ Ids = tuple[int, ...]
 Row = tuple[float, ...]
 
 
+HUGE = 2.0**1000  # what any logit is cut to
+BIASES = (None, {6: 2.0}, {6: 2.0}, {6: HUGE, 7: 1.5 * HUGE}, {6: HUGE / 2, 7: 0.75 * HUGE}, {6: -HUGE, 7: -1.5 * HUGE})
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     """Logits in eighths, so that they tie often; and what was said before."""
     row = draw(st.lists(st.integers(-16, 16), min_size=12, max_size=12))
     ids = st.lists(st.integers(0, 11), max_size=6).map(tuple)
-    params = draw(sampling_params())
+    params = replace(draw(sampling_params()), logit_bias=draw(st.sampled_from(BIASES)))
     return tuple(value / 8 for value in row), replace(params, stop_token_ids=()), draw(ids) or (3,), draw(ids)
 
 
@@ -50,6 +56,7 @@ def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingPar
     weights = distribution(array, params, prompt, output, EOS)
     expected = plain.probabilities(list(row), params, prompt, output, EOS)
     total = int(weights.sum())
+    require_weights(array, params, prompt, output, weights.tolist())
     mine = [int(weight) / total for weight in weights]
     likely = sorted(p for p in plain.probabilities(list(row), bare(params), prompt, output, EOS) if p)
     ties = any(low != high and high - low < 1e-9 for low, high in pairwise(likely))
@@ -62,6 +69,16 @@ def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingPar
         chosen = choose(array, params, prompt, output, EOS, 0, 0)
         if expected[chosen] != 1.0:
             raise Violation(f"greedy takes {chosen}, by definition {expected.index(1.0)}")
+
+
+def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, output: Ids, weights: list[int]) -> None:
+    """Greedy is a single 1; else the likeliest has 2**45, and all are those of the processed logits."""
+    processed = process(array, params, prompt, output, EOS)
+    if params.temperature == 0.0:
+        if sorted(weights)[-2:] != [0, 1] or weights.index(1) != int(np.argmax(processed)):
+            raise Violation(f"greedy has weights {weights}")
+    elif max(weights) != 2**45 or weights != integer_weights(processed).tolist():
+        raise Violation(f"weights {weights}, expected 2**45 at most, and {integer_weights(processed).tolist()}")
 
 
 def logprobs_are_their_definition(factory: Factory, example: tuple[Row, int, int]) -> None:
@@ -230,7 +247,7 @@ INTERNALS: tuple[Property | Machine, ...] = (
         ("vLLM 5639",),
         rows,
         sampling_is_its_definition,
-        4.0,
+        16.0,
     ),
     Property(
         "logprobs-are-their-definition",
