@@ -46,7 +46,19 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     """Logits in eighths, so that they tie often; and what was said before."""
     row = draw(st.lists(st.integers(-16, 16), min_size=12, max_size=12))
     ids = st.lists(st.integers(0, 11), max_size=6).map(tuple)
-    params = replace(draw(sampling_params()), logit_bias=draw(st.sampled_from(BIASES)))
+    params = draw(sampling_params())
+    if draw(st.booleans()):
+        penalties = st.sampled_from([0.0, 1.0, -1.0, 0.5])
+        params = replace(
+            params,
+            logit_bias=draw(st.sampled_from(BIASES)),
+            repetition_penalty=draw(st.sampled_from([1.0, 2.0, 0.5])),
+            frequency_penalty=draw(penalties),
+            presence_penalty=draw(penalties),
+            top_k=draw(st.sampled_from([0, 1, 2, 11, 12, 13])),
+            top_p=draw(st.sampled_from([1.0, 0.2, 0.95])),
+            min_p=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        )
     return tuple(value / 8 for value in row), replace(params, stop_token_ids=()), draw(ids) or (3,), draw(ids)
 
 
