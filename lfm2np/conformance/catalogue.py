@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from lfm2np.conformance.demands.cache_demands import CACHE_DEMANDS
 from lfm2np.conformance.demands.corruptions import CORRUPTION
 from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.demands.engine_demands import ENGINE_DEMANDS
 from lfm2np.conformance.demands.internals import INTERNALS
-from lfm2np.conformance.demands.large import LARGE
+from lfm2np.conformance.demands.large import CACHE_DEMANDS, LARGE
 from lfm2np.conformance.demands.memory_demands import MEMORY_DEMANDS
 from lfm2np.conformance.demands.misuse import MISUSE
 from lfm2np.conformance.demands.policy_demands import POLICY_DEMANDS
 from lfm2np.conformance.demands.properties import PROPERTIES
+from lfm2np.conformance.demands.sampling_demands import SAMPLING_DEMANDS
 from lfm2np.conformance.demands.scheduler_demands import SCHEDULER_DEMANDS
 from lfm2np.conformance.demands.wrong_calls import WRONG_CALLS
 from lfm2np.errors import RequestError
 
 ALL: tuple[Property | Machine, ...] = (
     *INTERNALS,
+    *SAMPLING_DEMANDS,
     *POLICY_DEMANDS,
     *SCHEDULER_DEMANDS,
     *PROPERTIES,

@@ -14,7 +14,7 @@ from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import CheckpointError, NumericsError, RequestError
 from lfm2np.loading import load
-from lfm2np.sampling.choice import distribution, integer_weights, request_seed
+from lfm2np.sampling.choice import distribution, integer_weights, penalised, request_seed, uniform
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter
 
@@ -138,6 +138,8 @@ ENGINE: tuple[Case, ...] = (
 
 
 def sampled(row: NDArray[Any], **params: Any) -> None:
+    if distribution(ROW[:1], SamplingParams(), (0,), (), ()).tolist() != [2**45]:
+        raise AssertionError("the only token of a vocabulary is not certain")
     distribution(row, SamplingParams(**params), (1,), (), (2,))
 
 
@@ -156,5 +158,16 @@ SAMPLING: tuple[Case, ...] = (
         lambda: sampled(ROW, banned_token_ids=[0, 1, 2, 3, 4]),
     ),
     (RequestError, "processed logits: all -inf, expected at least", lambda: integer_weights(np.full(5, -np.inf))),
+    (NumericsError, "logits: float32 of shape (0,), expected float32 or", lambda: sampled(ROW[:0])),
+    (
+        RequestError,
+        "prompt_ids -1: expected a token id, 0 to 4",
+        lambda: penalised(ROW, SamplingParams(repetition_penalty=2.0), (0, -1, 9), ()),
+    ),
+    (RequestError, "seed -1: expected a whole number, 0 to", lambda: uniform(-1, 0, 0)),
+    (RequestError, "sample_index -1: expected a whole number, 0 to", lambda: uniform(0, -1, 0)),
+    (RequestError, "position -1: expected a whole number, 0 to", lambda: uniform(0, 0, -1)),
+    (RequestError, "purpose -1: expected a whole number, 0 to", lambda: uniform(0, 0, 0, -1)),
+    (RequestError, "engine_seed -1: expected a whole", lambda: request_seed(SamplingParams(), -1, "a")),
     (RequestError, "request_id 1: expected a string", lambda: request_seed(SamplingParams(), 0, 1)),  # type: ignore[arg-type]
 )

@@ -267,7 +267,13 @@ def stop_text(pieces: Sequence[str], stop: Sequence[str], include: bool, min_tok
 
 
 def uniform_noise(seed: int, sample_index: int, position: int, purpose: int = 0) -> int:
-    """Noise in [0, 2**128): the first two words, the high one first, of one Philox4x64-10 block.
+    """Noise in [0, 2**128): the first two words of `noise_words`, the high one first."""
+    first, second, _, _ = noise_words(seed, sample_index, position, purpose)
+    return first * 2**64 + second
+
+
+def noise_words(seed: int, sample_index: int, position: int, purpose: int) -> tuple[int, int, int, int]:
+    """One Philox4x64-10 block.
 
     Its key is (seed, sample_index), its counter (1, position, purpose, 0). Source: Salmon et al. (SC 2011), Philox.
     """
@@ -278,4 +284,4 @@ def uniform_noise(seed: int, sample_index: int, position: int, purpose: int = 0)
         high1, low1 = divmod(0xCA5A826395121157 * counter[2], word)
         counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0]
         key = [(key[0] + 0x9E3779B97F4A7C15) % word, (key[1] + 0xBB67AE8584CAA73B) % word]
-    return counter[0] * word + counter[1]
+    return counter[0], counter[1], counter[2], counter[3]
