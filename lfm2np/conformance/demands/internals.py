@@ -16,7 +16,6 @@ from lfm2np.conformance.trials.strategies import scenarios
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import DraftContext, NgramDrafter, ScriptedDrafter
 
-
 Ids = tuple[int, ...]
 
 

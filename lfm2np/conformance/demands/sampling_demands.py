@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -51,14 +52,17 @@ BIASES = (None, {6: 2.0}, {6: 2.0}, {6: HUGE, 7: 1.5 * HUGE}, {6: HUGE / 2, 7: 0
 ONE_CHANGED: tuple[tuple[str, Any], ...] = (
     *((name, value) for name in ("frequency_penalty", "presence_penalty") for value in (1.0, -1.0)),
     *(("repetition_penalty", 2.0), ("logit_bias", {6: 2.0}), ("banned_token_ids", (7, 3)), ("min_tokens", 3)),
-    *(("allowed_token_ids", (2, 6)), ("top_k", 1), ("min_p", 1.0), ("top_p", 0.5)),
+    *(("allowed_token_ids", (3, 6)), ("top_k", 1), ("top_k", 13), ("min_p", 1.0), ("top_p", 0.5)),
 )
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     """Logits in eighths, so that they tie often; and what was said before."""
-    row = draw(st.lists(st.integers(-16, 16), min_size=12, max_size=12))
+    size = draw(st.sampled_from([12, 12, 60]))
+    numbers = random.Random(draw(st.integers(0, 2**32)))
+    short = st.lists(st.integers(-16, 16), min_size=12, max_size=12)
+    row = draw(short) if size == 12 else [numbers.randint(-64, 64) for _ in range(size)]
     ids = st.lists(st.integers(0, 11), max_size=6).map(tuple)
     params = draw(sampling_params())
     kind = draw(st.sampled_from(["any", "one changed", "many changed"]))
@@ -78,7 +82,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
             top_p=draw(st.sampled_from([1.0, 0.2, 0.95])),
             min_p=draw(st.sampled_from([0.0, 0.5, 1.0])),
         )
-    return tuple(value / 8 for value in row), replace(params, stop_token_ids=()), draw(ids) or (3,), draw(ids)
+    return tuple(value / 8 for value in row), params, draw(ids) or (3,), draw(ids)
 
 
 def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
@@ -108,8 +112,11 @@ def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, ou
     if params.temperature == 0.0:
         if sorted(weights)[-2:] != [0, 1] or weights.index(1) != int(np.argmax(processed)):
             raise Violation(f"greedy has weights {weights}")
-    elif max(weights) != 2**45 or weights != integer_weights(processed).tolist():
+        return
+    if max(weights) != 2**45 or weights != integer_weights(processed).tolist():
         raise Violation(f"weights {weights}, expected 2**45 at most, and {integer_weights(processed).tolist()}")
+    if processed.max() != 0.0 or max(integer_weights(array.astype(np.float64)).tolist()) != 2**45:
+        raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
 
 
 def logprobs_are_their_definition(factory: Factory, example: tuple[Row, int, int]) -> None:

@@ -140,6 +140,8 @@ ENGINE: tuple[Case, ...] = (
 def sampled(row: NDArray[Any], **params: Any) -> None:
     if distribution(ROW[:1], SamplingParams(), (0,), (), ()).tolist() != [2**45]:
         raise AssertionError("the only token of a vocabulary is not certain")
+    if len(distribution(np.zeros(2**17, np.float32), SamplingParams(), (0,), (), ())) != 2**17:
+        raise AssertionError("the largest vocabulary is not taken")
     distribution(row, SamplingParams(**params), (1,), (), (2,))
 
 
@@ -161,9 +163,12 @@ SAMPLING: tuple[Case, ...] = (
     (NumericsError, "logits: float32 of shape (0,), expected float32 or", lambda: sampled(ROW[:0])),
     (
         RequestError,
-        "prompt_ids -1: expected a token id, 0 to 4",
-        lambda: penalised(ROW, SamplingParams(repetition_penalty=2.0), (0, -1, 9), ()),
+        "prompt_ids -1: expected a token id, 0 to 5",
+        lambda: penalised(np.zeros(6, np.float32), SamplingParams(repetition_penalty=2.0), (0, 3, -1, 9), ()),
     ),
+    (RequestError, "banned_token_ids 7: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[7])),
+    (NumericsError, "logits: float32 of shape (), expected float32 or", lambda: sampled(ROW[0].reshape(()))),
+    (NumericsError, "logits: float32 of shape (131073,), expected", lambda: sampled(np.zeros(2**17 + 1, np.float32))),
     (RequestError, "seed -1: expected a whole number, 0 to", lambda: uniform(-1, 0, 0)),
     (RequestError, "sample_index -1: expected a whole number, 0 to", lambda: uniform(0, -1, 0)),
     (RequestError, "position -1: expected a whole number, 0 to", lambda: uniform(0, 0, -1)),
