@@ -37,7 +37,6 @@ from scheduler import (
     RequestRefused,
     Scheduler,
     SchedulerConfig,
-    SchedulerError,
     TraceWriter,
     reasons,
 )
@@ -193,10 +192,7 @@ class Engine:
         group = fork_group(parent, new_id, seed, self.seed, self._clock())
         (child,) = group.samples
         with self._bookkeeping():
-            try:
-                self.scheduler.fork(request_id, child.request)
-            except SchedulerError as error:
-                raise RequestError(str(error)) from None
+            self.scheduler.fork(request_id, child.request)  # as large as its parent, which is not finished: it fits
             self._register(group)
             if self._trace:
                 self._trace.fork(request_id, child.request)

@@ -26,7 +26,7 @@ from lfm2np.conformance.machines.engine_books import (
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.models import TinyModel, loaded
-from lfm2np.conformance.trials.strategies import Scenario, request, sampling_params, scenarios
+from lfm2np.conformance.trials.strategies import Scenario, models, request, sampling_params, scenarios
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
@@ -287,6 +287,22 @@ def padding(factory: Factory, example: tuple[list[tuple[int, int]], int]) -> Non
     demand(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
 
 
+def overflowing_drafts_are_told(factory: Factory, tiny: TinyModel) -> None:
+    """A request whose draft overflows is computed again without, told why, and not drafted for again."""
+    model = loaded(replace(tiny, overflows=True, tied=False))
+    poison = tiny.vocab_size - 1
+    engine = Engine(model, drafter=ScriptedDrafter({"a": [poison] * 9}))
+    for name in ("a", "b"):
+        engine.add_request(name, (3, 4), SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    outputs = {output.request_id: output for output in engine.stream()}
+    told, other = outputs["a"].metrics, outputs["b"].metrics
+    assert told is not None
+    assert other is not None
+    demand((told.draft_error is not None, other.draft_error), (True, None), "are told why there are no drafts:", "a, b")
+    demand(engine.metrics.draft_failures, 1, "drafts that failed", "of the run")
+    demand(outputs["a"].outputs[0].token_ids, outputs["b"].outputs[0].token_ids, "tokens", "with drafts that overflow")
+
+
 def warm_prompts(factory: Factory, example: tuple[Scenario, Asked]) -> None:
     """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
     scenario, request = example
@@ -347,6 +363,16 @@ ENGINE_DEMANDS: tuple[Property, ...] = (
         (),
         lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
         warm_prompts,
+    ),
+    Property(
+        "overflowing-drafts-are-told",
+        "A request whose draft overflows is computed again without it, and told why it gets no more.",
+        7,
+        ("own", "drawn"),
+        (),
+        models,
+        overflowing_drafts_are_told,
+        0.5,
     ),
     Property(
         "padding-is-counted",
