@@ -113,6 +113,7 @@ FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the
     "lfm2np/network": ("is-lfm2", "generates-lfm2", "batched-is-sequential", "runs-are-counted"),
     "lfm2np/network/ragged": ("whole-sequences-are-ragged",),
     "lfm2np/numerics": (
+        "attention-is-cut-to-size",
         "is-lfm2",
         "generates-lfm2",
         "attention-in-pieces",

@@ -6,7 +6,9 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand
@@ -18,6 +20,7 @@ from lfm2np.conformance.trials.strategies import Scenario, greedy_params, models
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
 from lfm2np.network.ragged import hidden_states
 from lfm2np.numerics import numerics_named
+from lfm2np.numerics.attention import Span, attend_in_batches
 from lfm2np.reference import output_logits
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
 
@@ -110,6 +113,63 @@ def attention_in_pieces(factory: Factory, example: tuple[Scenario, int]) -> None
     require_truth(factory, scenario, outcome)
 
 
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], tuple[int, int], str, int]:
+    """Requests as (tokens, positions before them), heads and groups, a dtype, and the bytes of scores in a piece."""
+    requests = tuple(draw(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5)))
+    heads = draw(st.sampled_from([(2, 1), (4, 4), (6, 2)]))
+    return (
+        requests,
+        heads,
+        draw(st.sampled_from(["float64", "float32"])),
+        draw(st.sampled_from([8, 300, 900, 3000, 10**6])),
+    )
+
+
+def attention_is_cut(factory: Factory, example: tuple[tuple[tuple[int, int], ...], tuple[int, int], str, int]) -> None:
+    """Each query is computed once, over the positions that it may see, and as much at a time as a piece may hold."""
+    requests, (heads, groups), dtype, scores = example
+    most, rows, cached, first = scores // np.dtype(dtype).itemsize, [], [], 1
+    for tokens, before in requests:
+        rows.append(slice(first, first + tokens))
+        first += tokens + 1  # a row of nobody between them
+        positions = np.arange(tokens + before, dtype=dtype)
+        keys = np.broadcast_to(positions[:, None, None], (tokens + before, groups, 2))
+        cached.append([(keys[at : at + 3], keys[at : at + 3]) for at in range(0, tokens + before, 3)])
+    batches: list[list[Span]] = []
+
+    def compute(queries: NDArray[Any], spans: list[Span]) -> list[NDArray[Any]]:
+        batches.append(list(spans))
+        return [np.full((span.tokens, heads, 2), span.context, dtype) for span in spans]
+
+    with patch("lfm2np.numerics.attention.SCORES", scores):
+        mixed = attend_in_batches(np.zeros((first, heads, 2), dtype), rows, cached, compute)
+    todo = [span for batch in batches for span in batch]
+    for (tokens, before), own in zip(requests, rows, strict=True):
+        at = own.start
+        while at < own.stop:
+            span = todo.pop(0)
+            demand(
+                (span.rows.start, span.context), (at, before + span.rows.stop - own.start), "rows and positions", own
+            )
+            seen = np.concatenate([part[0][:, 0, 0] for part in span.parts]).tolist()
+            demand(seen, list(range(span.context)), "positions", span.rows)
+            cells = heads * span.tokens * (tokens + before)
+            demand(span.tokens == 1 or cells <= most, True, f"{cells} scores of {most} at a time:", span.rows)
+            demand(mixed[at, 0, 0], span.context, "result of", span.rows)
+            at = span.rows.stop
+    demand(len(todo), 0, "spans of nobody", "the step")
+    demand(int((mixed[:, 0, 0] == 0).sum()), 1 + len(requests), "rows of nobody", "the step")
+    for batch, after in zip(batches, [*batches[1:], None], strict=True):
+        demand(len(batch) == 1 or cells_of(batch, heads) <= most, True, "within a piece:", str(batch))
+        if after is not None:
+            demand(cells_of([*batch, after[0]], heads) > most, True, "no more fits:", str(batch))
+
+
+def cells_of(batch: list[Span], heads: int) -> int:
+    return heads * sum(span.tokens for span in batch) * max(span.context for span in batch)
+
+
 def whole_sequences(factory: Factory, example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
     """Several at once, without a cache, are the reference's alone, bit for bit; one that overflows is named, alone."""
     tiny, sequences, overflows = example
@@ -157,6 +217,16 @@ LARGE: tuple[Property, ...] = (
         (),
         lambda: st.sampled_from(tuple(POLICIES)),
         long_output,
+    ),
+    Property(
+        "attention-is-cut-to-size",
+        "Attention computes each query once, over what it may see, and as much at a time as a piece holds.",
+        3,
+        ("own",),
+        (),
+        cuts,
+        attention_is_cut,
+        3.0,
     ),
     Property(
         "whole-sequences-are-ragged",
