@@ -53,7 +53,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle.locate": {*CALL, *ORACLE},
     "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate"},
     TRIALS: {*CALL, *ORACLE, PROTOCOL},
-    MACHINES: {"lfm2np.sampling", "scheduler", PROTOCOL, TRIALS},
+    MACHINES: {"lfm2np.sampling", "lfm2np.engine", "scheduler", PROTOCOL, TRIALS},
     "lfm2np.conformance.demands": {*CALL, PROTOCOL, TRIALS, MACHINES},
     "lfm2np.conformance": {*CALL, PROTOCOL, TRIALS, MACHINES, "lfm2np.conformance.demands", "lfm2np.faults"},
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},

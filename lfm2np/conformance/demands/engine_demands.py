@@ -347,7 +347,7 @@ ENGINE_DEMANDS: tuple[Property, ...] = (
         "runs-are-counted",
         "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
         4,
-        ("own",),
+        ("own", "drawn"),
         ("vLLM 45238",),
         lambda: st.tuples(
             st.one_of(scenarios(sampling_params(), kinds=("abort",)), talks(("abort",))),
