@@ -254,7 +254,7 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     if late:  # it overflows on the token that it generates
         params = replace(params, logit_bias={poison: 1e6})
-    bad = Request("bad", (3, 4) if late else (3, 4, poison), params)
+    bad = Request("bad", (3, 4) if late else (3, 4, poison, 5, 3, 5), params)
     engine = make(factory, scenario.model, scenario.sizes)
     alone = generate(factory, scenario)
     mixed = [*scenario.requests[:place], bad, *scenario.requests[place:]]
@@ -265,6 +265,10 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
         raise Violation(f"an overflowing request ended for {found['bad'][0].finish_reason}, expected error")
     del found["bad"]
     require_equal(factory, scenario, alone, Outcome(found), "beside a request that overflows", found)
+    engine.add(replace(bad, request_id="again"))
+    again = drain(engine)["again"]
+    if [one.finish_reason for one in again] != ["error"]:
+        raise Violation(f"an overflowing request, asked again, ended for {again[0].finish_reason}, expected error")
 
 
 # --- the model itself

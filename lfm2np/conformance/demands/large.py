@@ -156,6 +156,8 @@ def attention_is_cut(factory: Factory, example: tuple[tuple[tuple[int, int], ...
             demand(seen, list(range(span.context)), "positions", span.rows)
             cells = heads * span.tokens * (tokens + before)
             demand(span.tokens == 1 or cells <= most, True, f"{cells} scores of {most} at a time:", span.rows)
+            fits = span.rows.stop == own.stop or cells + heads * (tokens + before) > most
+            demand(fits, True, f"{cells} scores, and one query more would be within {most}:", span.rows)
             demand(mixed[at, 0, 0], span.context, "result of", span.rows)
             at = span.rows.stop
     demand(len(todo), 0, "spans of nobody", "the step")
@@ -236,6 +238,7 @@ LARGE: tuple[Property, ...] = (
         ("transformers 46588",),
         lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
         whole_sequences,
+        4.0,
     ),
     Property(
         "attention-in-pieces",
