@@ -122,8 +122,8 @@ def draft_contexts(draw: st.DrawFn) -> tuple[TinyModel, tuple[DraftContext, ...]
         ids = draw(prompts())
         index, count = draw(st.integers(0, 2)), draw(st.integers(0, 4))
         contexts.append(DraftContext(name, ids, len(ids), params, draw(st.integers(0, 2**64 - 1)), index, count))
-    model = replace(draw(models()), positions=draw(st.sampled_from([96, 12, 20])))
-    return model, tuple(contexts), draw(st.sampled_from(["greedy", "random"])), draw(st.sampled_from([200, 4]))
+    model = replace(draw(models()), positions=draw(st.sampled_from([96, 8, 12])))
+    return model, tuple(contexts), draw(st.sampled_from(["greedy", "random"])), draw(st.sampled_from([200, 2]))
 
 
 def draft_models_propose(factory: Factory, example: tuple[TinyModel, tuple[DraftContext, ...], str, int]) -> None:

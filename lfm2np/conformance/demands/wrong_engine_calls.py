@@ -16,6 +16,7 @@ from lfm2np.errors import CheckpointError, NumericsError, RequestError
 from lfm2np.loading import load
 from lfm2np.sampling.choice import distribution, integer_weights, penalised, request_seed, uniform
 from lfm2np.sampling.params import SamplingParams
+from lfm2np.sampling.stop_strings import StopChecker
 from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter
 
 Case = tuple[type[Exception], str, Callable[[], object]]
@@ -70,12 +71,12 @@ def half_kept_books() -> None:
             engine.step()
 
 
-def other_tokens() -> None:
+def other_tokens(text: str = "x") -> None:
     """A draft model whose tokenizer has another token at one id; one without a tokenizer is taken."""
     model, other = load(), load()
     ModelDrafter(model, loaded(TinyModel(vocab_size=model.config.vocab_size)))
     ModelDrafter(loaded(TinyModel(vocab_size=model.config.vocab_size)), model)
-    other.tokenizer.token = lambda token_id: "x" if token_id == 5 else model.tokenizer.token(token_id)  # type: ignore[method-assign]
+    other.tokenizer.token = lambda token_id: text if token_id == 5 else model.tokenizer.token(token_id)  # type: ignore[method-assign]
     ModelDrafter(model, other)
 
 
@@ -93,7 +94,22 @@ def overflowing_draft_model() -> None:
             raise AssertionError(f"after a draft model that overflowed: {after.token_ids}, before {before.token_ids}")
 
 
+def after_the_end(*pieces: str) -> None:
+    """Text after a stop string, which is found without being told that it may be, or after the end."""
+    checker = StopChecker("ab", False)
+    found = [checker.push(piece) for piece in pieces]
+    if not pieces:
+        checker.finish()
+    elif found[-1] != ("", "ab"):
+        raise AssertionError(f"{pieces}: {found}")
+    checker.push("c")
+
+
 ENGINE: tuple[Case, ...] = (
+    (RequestError, "text after a stop string or finish: the stream has ended", after_the_end),
+    (RequestError, "text after a stop string or finish: the stream has ended", lambda: after_the_end("a", "bc")),
+    (RequestError, "stop ('',): expected strings of at least one character", lambda: StopChecker(("",), False)),
+    (RequestError, "stop (1,): expected strings of at least one", lambda: StopChecker((1,), False)),  # type: ignore[arg-type]
     (
         CheckpointError,
         "vocab_size 24, expected 20 as in",
@@ -104,7 +120,13 @@ ENGINE: tuple[Case, ...] = (
         "draft sampling 'some': expected one of greedy, random",
         lambda: ModelDrafter(loaded(TinyModel()), loaded(TinyModel()), "some"),
     ),
+    (
+        CheckpointError,
+        "vocab_size 20, expected 24 as in",
+        lambda: ModelDrafter(loaded(TinyModel(vocab_size=20)), loaded(TinyModel())),
+    ),
     (CheckpointError, "expected 'x' as in", other_tokens),
+    (CheckpointError, "expected '!' as in", lambda: other_tokens("!")),
     (RequestError, "draft model: ", overflowing_draft_model),
     (RequestError, "num_blocks 0: expected a whole number, at least 1", lambda: own_engine(num_blocks=0)),
     (
