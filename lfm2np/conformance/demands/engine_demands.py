@@ -33,6 +33,7 @@ from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter, ScriptedDrafter
+from scheduler import replay
 
 ENGINE_DEFAULTS = {
     "num_blocks": None,
@@ -193,6 +194,7 @@ def run_is_counted(factory: Factory, example: tuple[Scenario, list[bool]]) -> No
     demand(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
     for name, output in outputs.items():
         require_request_metrics(output, books.books[name])
+    replay(trace.getvalue().splitlines())
 
 
 def engine_with_all(scenario: Scenario) -> Engine:

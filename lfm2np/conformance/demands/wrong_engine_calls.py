@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -94,6 +95,25 @@ def overflowing_draft_model() -> None:
             raise AssertionError(f"after a draft model that overflowed: {after.token_ids}, before {before.token_ids}")
 
 
+def interrupted_draft_model() -> None:
+    """An interrupt in the draft model's step leaves nothing of that proposal behind."""
+    drafter = ModelDrafter(loaded(TinyModel()), loaded(TinyModel()))
+    one = DraftContext("a", (3, 4), 2, SamplingParams(), 0, 0, 2)
+    (before,) = drafter.propose([one])
+    with patch("lfm2np.engine.engine.forward", side_effect=KeyboardInterrupt), contextlib.suppress(KeyboardInterrupt):
+        drafter.propose([one])
+    (after,) = drafter.propose([one])
+    if after.token_ids != before.token_ids:
+        raise AssertionError(f"after an interrupt the drafts are {after.token_ids}, before {before.token_ids}")
+    raise RequestError("as before")
+
+
+def name_of_a_sample() -> None:
+    engine = own_engine()
+    engine.add_request("a#1", [3, 4])
+    engine.add_request("a", [3, 4], SamplingParams(n=2))
+
+
 def after_the_end(*pieces: str) -> None:
     """Text after a stop string, which is found without being told that it may be, or after the end."""
     checker = StopChecker("ab", False)
@@ -106,6 +126,8 @@ def after_the_end(*pieces: str) -> None:
 
 
 ENGINE: tuple[Case, ...] = (
+    (RequestError, "as before", interrupted_draft_model),
+    (RequestError, "request id 'a#1' is already in use", name_of_a_sample),
     (RequestError, "text after a stop string or finish: the stream has ended", after_the_end),
     (RequestError, "text after a stop string or finish: the stream has ended", lambda: after_the_end("a", "bc")),
     (RequestError, "stop ('',): expected strings of at least one character", lambda: StopChecker(("",), False)),
