@@ -96,8 +96,8 @@ INTERNALS: tuple[Property | Machine, ...] = (
         ("own",),
         ("vLLM 3572",),
         lambda: st.tuples(
-            st.lists(st.text("ab", max_size=4), max_size=6),
-            st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=2),
+            st.lists(st.text("a→", max_size=6), max_size=6),
+            st.lists(st.text("a→", min_size=1, max_size=6), min_size=1, max_size=2),
             st.booleans(),
             st.integers(0, 3),
         ),
