@@ -119,6 +119,19 @@ def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, ou
         raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
 
 
+def top_p_takes_just_enough(factory: Factory, example: str) -> None:
+    """On the border: tokens that reach top_p to the unit are enough, and one unit less is not."""
+    least = np.float32(-31.2)  # its weight is one unit, where the likeliest has 2**45
+    for row, top_p, expected in (
+        ([0.0, 0.0, 0.0, 0.0], 0.5, [2**45, 2**45, 0, 0]),
+        ([0.0, least], 1.0 - 2.0**-50, [2**45, 1]),
+        ([0.0, least], 1.0 - 2.0**-45, [2**45, 0]),
+    ):
+        found = distribution(np.array(row, np.float32), SamplingParams(top_p=top_p), (0,), (), ()).tolist()
+        if found != expected:
+            raise Violation(f"logits {row} with top_p {top_p}: weights {found}, expected {expected}")
+
+
 def logprobs_are_their_definition(factory: Factory, example: tuple[Row, int, int]) -> None:
     """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
     row, token, count = example
@@ -242,6 +255,15 @@ SAMPLING_DEMANDS: tuple[Property, ...] = (
         rows,
         sampling_is_its_definition,
         16.0,
+    ),
+    Property(
+        "top-p-takes-just-enough",
+        "The fewest tokens that together reach top_p stay, to the unit.",
+        2,
+        ("own",),
+        (),
+        lambda: st.just("all"),
+        top_p_takes_just_enough,
     ),
     Property(
         "logprobs-are-their-definition",

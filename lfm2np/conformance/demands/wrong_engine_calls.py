@@ -210,6 +210,11 @@ SAMPLING: tuple[Case, ...] = (
         "prompt_ids -1: expected a token id, 0 to 5",
         lambda: penalised(np.zeros(6, np.float32), SamplingParams(repetition_penalty=2.0), (0, 3, -1, 9), ()),
     ),
+    (
+        RequestError,
+        "output_ids -1: expected a token id, 0 to 4",
+        lambda: penalised(ROW, SamplingParams(presence_penalty=1.0), (0,), (3, -1)),
+    ),
     (RequestError, "banned_token_ids 7: expected a token id, 0 to 4", lambda: sampled(ROW, banned_token_ids=[7])),
     (NumericsError, "logits: float32 of shape (), expected float32 or", lambda: sampled(ROW[0].reshape(()))),
     (NumericsError, "logits: float32 of shape (131073,), expected", lambda: sampled(np.zeros(2**17 + 1, np.float32))),
