@@ -156,8 +156,6 @@ def attention_is_cut(factory: Factory, example: tuple[tuple[tuple[int, int], ...
             demand(seen, list(range(span.context)), "positions", span.rows)
             cells = heads * span.tokens * (tokens + before)
             demand(span.tokens == 1 or cells <= most, True, f"{cells} scores of {most} at a time:", span.rows)
-            fits = span.rows.stop == own.stop or cells + heads * (tokens + before) > most
-            demand(fits, True, f"{cells} scores, and one query more would be within {most}:", span.rows)
             demand(mixed[at, 0, 0], span.context, "result of", span.rows)
             at = span.rows.stop
     demand(len(todo), 0, "spans of nobody", "the step")
