@@ -121,7 +121,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample of a request. What an engine can't tell stays None, and is not compared."""
+    """One sample of a request. What an engine can't tell keeps its default, and is not compared."""
 
     token_ids: tuple[int, ...]  # a stop token included
     finish_reason: str | None = None  # stop, length, abort, error; None while it runs

@@ -22,6 +22,8 @@ from lfm2np.conformance.machines.engine_books import (
     count_drafts,
     recount,
     require_request_metrics,
+    sample_name,
+    sample_names,
 )
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.protocol import Request as Asked
@@ -139,11 +141,6 @@ def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str
             demand(rows[sample_name(name, mine.index)], places, "positions and tokens that logits were shown for", name)
 
 
-def sample_name(name: str, index: int) -> str:
-    """As `on_logits`, a trace and the scheduler have it."""
-    return f"{name}#{index}" if index else name
-
-
 def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
     """What a sample was so far: before its first token, and after each."""
     for one in outputs:
@@ -220,7 +217,7 @@ def add_counted(engine: Engine, books: Books, request: Asked) -> None:
     name = request.request_id
     engine.add_request(name, request.prompt_token_ids, request.params, request.priority, request.cache_salt)
     known = engine.scheduler.requests
-    samples = [sample_name(name, index) for index in range(request.params.n)]
+    samples = sample_names(request)
     books.books[name] = Book([known[sample] for sample in samples if sample in known], books.clock.looks)
     books.owner |= dict.fromkeys(samples, name)
 

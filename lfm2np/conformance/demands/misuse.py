@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand, demand_at_most
+from lfm2np.conformance.machines.engine_books import sample_names
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
 from lfm2np.conformance.trials.models import loaded
 from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios, scenarios_that_overflow
@@ -196,7 +196,7 @@ def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None
         metrics = outputs[one.request_id].metrics
         error = metrics.draft_error if metrics else None
         never = number in ("one less", "one more")
-        fails = any(name in asked and (name in wrong or never) for name in names_of(one))
+        fails = any(name in asked and (name in wrong or never) for name in sample_names(one))
         demand(error is not None, fails, "is told why its drafter failed:", one.request_id)
         if error is not None:
             kind = wrong.get(one.request_id)
@@ -207,11 +207,6 @@ def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None
     demand(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
     for name in failed:
         demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
-
-
-def names_of(request: Asked) -> list[str]:
-    """Of its samples, as a drafter has them."""
-    return [request.request_id, *(f"{request.request_id}#{index}" for index in range(1, request.params.n))]
 
 
 def drafts_are_used(factory: Factory, example: tuple[list[tuple[int, int]], bool, int]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lfm2np.conformance.machines.compare import demand
+from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from scheduler import Request
 
@@ -14,6 +15,15 @@ NOTHING: dict[str, Any] = {
     one.name: [] if one.name in ("drafted_at", "accepted_at") else 0 for one in fields(RunMetrics)
 }
 TICK = 1.4e-6  # seconds from one look at the clock to the next: one that a trace rounds to 1e-6
+
+
+def sample_name(name: str, index: int) -> str:
+    """Of a request's sample, as the scheduler, a trace, a drafter and `on_logits` have it."""
+    return f"{name}#{index}" if index else name
+
+
+def sample_names(request: Asked) -> list[str]:
+    return [sample_name(request.request_id, index) for index in range(request.params.n)]
 
 
 class Clock:
