@@ -20,7 +20,6 @@ from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
 from lfm2np.oracle.locate.locate import EMBEDDINGS, Finding, Report, locate
-from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import PRECISIONS
 
 MOST_NAMES = 8
@@ -37,7 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--names", metavar="FILE", help='JSON object of the file\'s names to those; "{layer}" stands for a number'
     )
     parser.add_argument(
-        "--format", choices=list(PRECISIONS), help="what the engine computes in (default: what the dump is stored in)"
+        "--format",
+        choices=list(PRECISIONS),
+        help="what the engine computes in (default: what the dump says, or is stored in)",
     )
 
 
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = load_config(directory)
     tensors = open_checkpoint(directory, config)
     names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
-    dump = read_dump(Path(arguments.dump), config, operations(config), names)
+    dump = read_dump(Path(arguments.dump), config, names)
     if dump.unknown:
         warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
     with progress_bar("locating") as show:
@@ -104,17 +105,19 @@ def as_text(report: Report) -> str:
 
 def finding_lines(one: Finding) -> list[str]:
     where = "" if one.layer is None else f" (layer {one.layer})"
-    number = f"row {one.row}, channel {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
+    number = f"{one.place}, channel {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
     lines = [
         f"first wrong tensor  {one.name}{where}",
         f"operation           {one.operation}",
-        f"rows                {one.rows}",
+        *([f"rows                {one.rows}"] if one.rows != one.steps else []),
+        *([f"steps               {one.steps}"] if one.steps else []),
         f"channels            {one.channels}",
         f"largest error       {number} ({one.error:.3g} times that)",
         f"wrong numbers       {one.wrong_numbers} of {one.numbers}",
     ]
     if one.recomputed:
-        lines.append(f"or before it, in    {', '.join(one.recomputed)} (not dumped: recomputed)")
+        them = "it" if len(one.recomputed) == 1 else "them"
+        lines.append(f"or before it, in    {', '.join(one.recomputed)} (not dumped: dump {them} to tell)")
     return lines
 
 

@@ -20,15 +20,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 import lfm2np
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint, widen
 from lfm2np.conformance.protocol import Completion, Request
+from lfm2np.oracle.recorders import Recorder
 
 Array = NDArray[Any]
-Tell = Callable[[str, Array], None]  # is told of each tensor that a dump may hold, under transformers' name
 
 
 def state_of_the_step(window: Array, u: Array) -> Array:
@@ -65,48 +64,53 @@ class SmallEngine:
     def score(self, token_ids: Sequence[int]) -> list[float]:
         return list(self.run(token_ids, 1).prompt_logprobs or ())
 
-    def run(self, prompt: Sequence[int], new: int, tell: Tell = lambda name, values: None) -> Completion:
-        """The greedy completion by `new` tokens."""
+    def run(self, prompt: Sequence[int], new: int, recorder: Recorder | None = None) -> Completion:
+        """The greedy completion by `new` tokens; the recorder is told of some tensors, step by step."""
         cache: dict[str, Any] = {}
-        rows = log_softmax(self.step(prompt, 0, cache, tell))
+        recorder = recorder or Recorder()  # what it keeps is not looked at
+        rows = log_softmax(self.step(prompt, 0, cache, recorder))
         prompt_logprobs = tuple(float(rows[row, token]) for row, token in enumerate(prompt[1:]))
         ids, logprobs = [int(rows[-1].argmax())], [float(rows[-1].max())]
         while len(ids) < new:
-            rows = log_softmax(self.step(ids[-1:], len(prompt) + len(ids) - 1, cache, tell))
+            rows = log_softmax(self.step(ids[-1:], len(prompt) + len(ids) - 1, cache, recorder))
             ids.append(int(rows[-1].argmax()))
             logprobs.append(float(rows[-1].max()))
         return Completion(tuple(ids), "length", tuple(logprobs), prompt_logprobs)
 
     @np.errstate(over="ignore")  # of silu, which is 0 there
-    def step(self, ids: Sequence[int], start: int, cache: dict[str, Any], tell: Tell) -> Array:
+    def step(self, ids: Sequence[int], start: int, cache: dict[str, Any], recorder: Recorder) -> Array:
         """Logits [T, V] of the tokens from position `start` on."""
+        recorder.step(ids)
         x = self.weights["model.embed_tokens"][list(ids)]  # [T, D]
         for index, kind in enumerate(self.config.layer_types):
             layer = f"model.layers.{index}"
             h = self.norm(x, f"{layer}.operator_norm")
             if kind == "conv":
-                x = x + self.convolution(h, f"{layer}.conv", cache, tell)
+                x = x + self.convolution(h, f"{layer}.conv", cache, recorder)
             else:
                 x = x + self.attention(h, f"{layer}.self_attn", cache, start)
             h = self.norm(x, f"{layer}.ffn_norm")
             gate, up = (self.linear(h, f"{layer}.feed_forward.{part}") for part in ("w1", "w3"))
             x = x + self.linear(gate / (1 + np.exp(-gate)) * up, f"{layer}.feed_forward.w2")
-            tell(layer, x)
+            recorder.keep(layer, x)
         tied = self.config.tie_word_embeddings
         logits = self.linear(self.norm(x, "model.embedding_norm"), "model.embed_tokens" if tied else "lm_head")
-        tell("lm_head", logits)
+        recorder.keep("lm_head", logits)
         return logits
 
-    def convolution(self, h: Array, name: str, cache: dict[str, Any], tell: Tell) -> Array:
+    def convolution(self, h: Array, name: str, cache: dict[str, Any], recorder: Recorder) -> Array:
         """[T, D] -> [T, D]."""
         joined = self.linear(h, f"{name}.in_proj")
         gate_in, gate_out, value = np.split(joined, 3, axis=1)
         u, taps = gate_in * value, self.weights[f"{name}.conv"][:, 0].T  # [T, D], [L, D]
-        window = np.concatenate([cache.get(name, np.zeros_like(u, shape=(len(taps) - 1, u.shape[1]))), u])
+        state = cache.get(name, np.zeros_like(u, shape=(len(taps) - 1, u.shape[1])))
+        window = np.concatenate([state, u])
         mixed = sum(tap * window[k : k + len(u)] for k, tap in enumerate(taps)) + self.bias(f"{name}.conv")
         cache[name] = self.next_state(window, u)
-        tell(f"{name}.in_proj", joined)
-        tell(f"{name}.conv", mixed)
+        recorder.keep(f"{name}.in_proj", joined)
+        recorder.keep(f"{name}.u", u)
+        recorder.keep(f"{name}.state", state[None])
+        recorder.keep(f"{name}.conv", mixed)
         return self.linear(gate_out * mixed, f"{name}.out_proj")
 
     def attention(self, h: Array, name: str, cache: dict[str, Any], start: int) -> Array:
@@ -159,7 +163,5 @@ def dump(path: str, made: Callable[[str, dict[str, Any]], SmallEngine] = factory
     """What the engine computed for one request on the trained model, as `lfm2np locate` reads it."""
     model = lfm2np.load()
     prompt = model.tokenizer.encode("copy: tivu zo sa")
-    kept: dict[str, list[Array]] = {}
-    ids = made(str(model.path), {}).run(prompt, new, lambda name, values: kept.setdefault(name, []).append(values))
-    tensors = {name: np.concatenate(steps) for name, steps in kept.items()}
-    save_file({"token_ids": np.array([*prompt, *ids.token_ids[:-1]]), **tensors}, path)
+    with Recorder(path) as recorder:
+        made(str(model.path), {}).run(prompt, new, recorder)

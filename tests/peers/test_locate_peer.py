@@ -77,7 +77,7 @@ def report_of(model: Any, directory: Path, folder: Path) -> Report:
         model(ids[None], use_cache=False)
     dumped = {name: tensor for name, tensor in dumped.items() if not name.endswith("rotary_emb")}
     save_file(dumped | {"token_ids": ids}, folder / "dump.safetensors")
-    dump = read_dump(folder / "dump.safetensors", config, operations(config))
+    dump = read_dump(folder / "dump.safetensors", config)
     return locate(open_checkpoint(directory, config), config, dump)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,21 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.checkpoint.tensors import widen
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.operations import Operation
+from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations
 from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.steps import TOKEN, Steps
 from lfm2np.values import plain, show
 
 Array = NDArray[Any]
-IDS = "token_ids"
+IDS, STEPS = "token_ids", "steps"
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
-ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "attended", "out_proj")
+CONV_PARTS = ("in_proj", "u", "conv", "gated", "out_proj")
+ATTENTION_PARTS = (
+    *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended", "out_proj"),
+)
+FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 5
 
 
@@ -34,20 +40,27 @@ MOST_LISTED = 5
 class Dump:
     """What was dumped of one sequence.
 
-    tensors    by the names of operations.py, each [T, width] float64; `lm_head` may be [1, V], the last row
+    tensors    by the names of operations.py, each [rows, width] float64; of those with a row for each token the last
+               rows may be all there are: of `lm_head`, or behind what came from a cache
     stored     the format that each of them was stored in
     unknown    names that mean nothing here, and are not looked at
+    sizes      rows of each step up to the last token; none: one step
+    format     what the engine says that it computes in
     """
 
     token_ids: Array  # [T] int64
     tensors: Mapping[str, Array]
     stored: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    format: str | None = None
+
+    @property
+    def steps(self) -> Steps:
+        return Steps(len(self.token_ids), self.sizes or (len(self.token_ids),))
 
 
-def read_dump(
-    path: Path, config: ModelConfig, operations: Sequence[Operation], names: Mapping[str, str] | None = None
-) -> Dump:
+def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
     """The file's tensors; `names` says what the engine's names mean. DumpError names file, tensor and expectation."""
     try:
         content = path.read_bytes()
@@ -57,30 +70,33 @@ def read_dump(
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise DumpError(f"{path}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
-    return make_dump(
-        {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries},
-        str(path),
-        config,
-        operations,
-        names or {},
-    )
+    stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
+    return replace(make_dump(stored, str(path), config, names or {}), format=declared_format(content, path))
+
+
+def declared_format(content: bytes, path: Path) -> str | None:
+    """`format` of the file's metadata: see https://github.com/huggingface/safetensors, "Format"."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    name = header.get("__metadata__", {}).get("format")
+    if name is not None and name not in PRECISIONS and name not in FRAMEWORKS:
+        raise DumpError(f"{path}: format {show(name)} in its metadata, expected one of {', '.join(PRECISIONS)}")
+    return name if name in PRECISIONS else None
 
 
 def make_dump(
     entries: Mapping[str, tuple[str, tuple[int, ...], bytes]],
     source: str,
     config: ModelConfig,
-    operations: Sequence[Operation],
     names: Mapping[str, str],
 ) -> Dump:
     """From dtype, shape and bytes of each tensor."""
-    known = {one.name: one for one in operations}
+    known = {one.name: one for one in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
     unknown = []
     for name in sorted(entries):
         meaning = names.get(name, name)
-        if meaning != IDS and meaning not in known:
+        if meaning not in (IDS, STEPS) and meaning not in known:
             unknown.append(plain(name))
         elif meaning in given:
             raise DumpError(f"{source}: {plain(name)} and {plain(given[meaning])} both mean {meaning}: expected one")
@@ -92,18 +108,19 @@ def make_dump(
     if unknown and len(given) == 1:
         listed = ", ".join(unknown[:MOST_LISTED]) + (", ..." if len(unknown) > MOST_LISTED else "")
         raise DumpError(
-            f"{source}: none of its {len(unknown)} names is known ({listed}): expected {operations[0].name}, "
-            f"{operations[1].name}, ..., or --names to say what they mean"
+            f"{source}: none of its {len(unknown)} names is known ({listed}): expected {', '.join(list(known)[:2])}, "
+            "..., or --names to say what they mean"
         )
+    sizes = read_steps(entries[given[STEPS]], f"{source}: {plain(given[STEPS])}", len(ids)) if STEPS in given else ()
+    steps = Steps(len(ids), sizes or (len(ids),))
     tensors, stored = {}, {}
     for meaning, name in given.items():
-        if meaning != IDS:
+        if meaning not in (IDS, STEPS):
             dtype, shape, content = entries[name]
             what = f"{source}: {plain(name)}"
             stored[meaning] = format_of(dtype, what)
-            values = read_numbers(dtype, shape, content)
-            tensors[meaning] = as_rows(values, known[meaning], len(ids), config, what)
-    return Dump(ids, tensors, stored, tuple(unknown))
+            tensors[meaning] = as_rows(read_numbers(dtype, shape, content), known[meaning], steps, config, what)
+    return Dump(ids, tensors, stored, tuple(unknown), sizes)
 
 
 def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
@@ -122,9 +139,10 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
 
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
     """DumpError for a meaning that no model of this family has; one of the other layer type is only not there."""
-    forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS}
-    forms |= {f"model.layers.{{layer}}.conv.{part}" for part in ("in_proj", "conv", "out_proj")}
+    forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
+    forms |= {f"model.layers.{{layer}}.conv.{part}" for part in CONV_PARTS}
     forms |= {f"model.layers.{{layer}}.self_attn.{part}" for part in ATTENTION_PARTS}
+    forms |= {f"model.layers.{{layer}}.{part}" for part in OPTIONAL}
     for name, meaning in names.items():
         if re.sub(r"\.\d+", ".{layer}", meaning) not in forms:
             raise DumpError(f"--names: {plain(name)}: {show(meaning)}, expected one of {', '.join(sorted(forms))}")
@@ -132,12 +150,7 @@ def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -
 
 def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: ModelConfig) -> Array:
     """[T] or [1, T] whole numbers in the vocabulary."""
-    dtype, shape, content = entry
-    if dtype not in WHOLE:
-        raise DumpError(f"{what}: dtype {dtype}, expected whole numbers ({', '.join(WHOLE)})")
-    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1) or 0 in shape:
-        raise DumpError(f"{what}: shape {shape}, expected (T,) or (1, T) with at least one token")
-    ids = np.frombuffer(content, WHOLE[dtype])
+    ids = read_whole(entry, what, "T")
     wrong = np.flatnonzero((ids < 0) | (ids >= config.vocab_size))
     if wrong.size:
         value = int(ids[wrong[0]])
@@ -146,6 +159,29 @@ def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: Model
         most = config.max_position_embeddings
         raise DumpError(f"{what}: {len(ids)} tokens, expected at most max_position_embeddings={most}")
     return ids.astype(np.int64)
+
+
+def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int) -> tuple[int, ...]:
+    """[S] rows of each step, no more than there are tokens."""
+    sizes = [int(one) for one in read_whole(entry, what, "S")]
+    if min(sizes) < 1 or sum(sizes) > tokens:
+        raise DumpError(f"{what}: {shortened(sizes)}, expected rows of each step, in sum at most T={tokens}")
+    return tuple(sizes)
+
+
+def shortened(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:MOST_LISTED])) + (", ..." if len(numbers) > MOST_LISTED else "")
+
+
+def read_whole(entry: tuple[str, tuple[int, ...], bytes], what: str, letter: str) -> Array:
+    """[n] or [1, n] whole numbers of any width."""
+    dtype, shape, content = entry
+    if dtype not in WHOLE:
+        raise DumpError(f"{what}: dtype {dtype}, expected whole numbers ({', '.join(WHOLE)})")
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1) or 0 in shape:
+        noun = "token" if letter == "T" else "step"
+        raise DumpError(f"{what}: shape {shape}, expected ({letter},) or (1, {letter}) with at least one {noun}")
+    return np.frombuffer(content, WHOLE[dtype])
 
 
 def format_of(dtype: str, what: str) -> str:
@@ -160,24 +196,48 @@ def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
     return (widen(values, dtype) if dtype == "BF16" else values).astype(np.float64)
 
 
-def as_rows(values: Array, operation: Operation, tokens: int, config: ModelConfig, what: str) -> Array:
-    """[T, width] from what engines dump: a batch of one, heads apart, a convolution's channels first.
+def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConfig, what: str) -> Array:
+    """[rows, width] from what engines dump: a batch of one, heads apart, a convolution's channels first.
 
     Conv1d's output is [D, T + L - 1], as it pads both ends: the first T columns count.
     """
-    width, is_convolution = operation.width, operation.name.endswith(".conv.conv")
-    padded = tokens + config.conv_L_cache - 1
-    rows = (tokens, 1) if operation.name == "lm_head" else (tokens,)
+    width = operation.width * (steps.tokens if operation.by_position else 1)
+    is_convolution = operation.name.endswith(".conv.conv") and len(steps.sizes) == 1 and steps.first == 0
+    padded = steps.tokens + config.conv_L_cache - 1
+    rows = allowed_rows(operation, steps)
     for one in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
         if one.ndim > 1 and len(one) in rows and one[0].size == width:
-            return one.reshape(len(one), width)
-        if is_convolution and one.ndim == 2 and len(one) == width and one.shape[1] in (tokens, padded):
-            return np.ascontiguousarray(one[:, :tokens].T)
-    more = f" or [{width}, {padded}]" if is_convolution else ""
-    raise DumpError(f"{what}: shape {values.shape}, expected [{tokens}, {width}]{more} for T={tokens} tokens")
+            return causal(one.reshape(len(one), width), operation, steps.tokens)
+        if is_convolution and one.ndim == 2 and len(one) == width and one.shape[1] in (steps.tokens, padded):
+            return np.ascontiguousarray(one[:, : steps.tokens].T)
+    expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
+    raise DumpError(
+        f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
+        + (f" in steps of {shortened(steps.sizes)} rows" if len(steps.sizes) > 1 or steps.first else "")
+    )
+
+
+def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
+    """The last is what is expected."""
+    if operation.name == "lm_head":
+        return range(1, steps.tokens + 1)
+    if operation.per == TOKEN:
+        return steps.tokens, steps.tokens - steps.first
+    return (steps.count(operation.per),)
+
+
+def causal(rows: Array, operation: Operation, tokens: int) -> Array:
+    """Scores of positions behind a row's own are 0: what engines have there is theirs."""
+    if not operation.name.endswith(".scores"):
+        return rows
+    positions = np.arange(tokens - len(rows), tokens)
+    seen = np.arange(tokens) <= positions[:, None]
+    return np.where(seen[:, None], rows.reshape(len(rows), -1, tokens), 0.0).reshape(rows.shape)
 
 
 def default_format(dump: Dump) -> str:
-    """The coarsest format that any tensor is stored in; float32 for none, and for float64."""
+    """What it says; else the coarsest format that any tensor is stored in; float32 for none, and for float64."""
+    if dump.format is not None:
+        return dump.format
     found = [PRECISIONS[one] for one in dump.stored.values() if one in PRECISIONS]
     return max(found, key=lambda one: one.unit).name if found else "float32"

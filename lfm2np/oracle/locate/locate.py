@@ -24,7 +24,8 @@ from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.operations import Operation, Oracle, operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import PRECISIONS, Measured, Precision, precision_named, rounded
+from lfm2np.oracle.locate.spread import PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
+from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
@@ -51,6 +52,8 @@ class Finding:
     numbers: int
     rows: str  # the pattern, in words
     channels: str
+    steps: str  # which of several steps are wrong, in words
+    place: str  # of the largest error, in words
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def locate(
     """
     require_ieee()
     chosen = precision_named(precision or default_format(dump))
-    oracle = Oracle(tensors, config, chosen, dump.token_ids)
-    steps = operations(config)
+    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps)
+    steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
     known: dict[str, Measured] = {}
     behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
@@ -111,9 +114,10 @@ def locate(
             if step.name in dump.tensors:
                 expected = as_stored(expected, dump, step.name)
                 errors = errors_by_bound(dump.tensors[step.name], expected)
-                checks.append(Check(step.name, float(errors.max()), says_nothing(expected)))
+                blunt = says_nothing(expected[-len(errors) :])
+                checks.append(Check(step.name, float(errors.max()), blunt))
                 if errors.max() > 1.0:
-                    findings.append(finding(step, dump.tensors[step.name], expected, errors, recomputed))
+                    findings.append(finding(step, dump, expected, errors, recomputed))
                 known[step.name], behind[step.name] = as_read(dump, step.name, expected, chosen), ()
             if progress:
                 progress(done, len(steps))
@@ -163,13 +167,12 @@ def as_stored(expected: Measured, dump: Dump, name: str) -> Measured:
 
 
 def as_read(dump: Dump, name: str, expected: Measured, precision: Precision) -> Measured:
-    """A dumped tensor as an input: with the spread of a rounding, and without what is not finite."""
-    values = dump.tensors[name]
-    if values.shape != expected.values.shape:  # the last row of the logits: no operation reads them
-        return expected
-    values = np.where(np.abs(values) <= LARGEST, values, expected.values)
+    """A dumped tensor as an input: with the spread of a rounding, and without what is not finite or not there."""
+    values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
+    values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
-    return rounded(values, max(stored, precision, key=lambda one: one.unit))
+    own = rounded(values, max(stored, precision, key=lambda one: one.unit))
+    return joined_rows([expected[:first], own]) if first else own
 
 
 def says_nothing(expected: Measured) -> bool:
@@ -188,12 +191,18 @@ def errors_by_bound(values: Array, expected: Measured) -> Array:
     return np.where(np.abs(values) <= LARGEST, np.nan_to_num(errors, nan=0.0), np.inf)
 
 
-def finding(step: Operation, values: Array, expected: Measured, errors: Array, recomputed: tuple[str, ...]) -> Finding:
+def finding(step: Operation, dump: Dump, expected: Measured, errors: Array, recomputed: tuple[str, ...]) -> Finding:
     """The tensor's largest error, and the pattern of all that exceed their bounds."""
-    first, wrong = len(expected.values) - len(values), errors > 1.0
+    values, wrong = dump.tensors[step.name], errors > 1.0
+    first = len(expected.values) - len(values)
     row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
     rows = np.zeros(len(expected.values), bool)
     rows[first:] = wrong.any(axis=1)
+    in_steps = describe_steps(rows, dump.steps, step.per)
+    if step.per == CONTEXT:
+        in_words = describe_reads(rows, dump.steps)
+    else:
+        in_words = in_steps if step.per == STEP and in_steps else describe_rows(rows, first, step.per)
     return Finding(
         name=step.name,
         operation=step.words,
@@ -207,6 +216,8 @@ def finding(step: Operation, values: Array, expected: Measured, errors: Array, r
         expected=float(expected.values[first + row, channel]),
         wrong_numbers=int(wrong.sum()),
         numbers=wrong.size,
-        rows=describe_rows(rows, first),
+        rows=in_words,
         channels=describe_channels(wrong, step.heads, step.parts),
+        steps=in_steps,
+        place=dump.steps.place(step.per, first + row),
     )

@@ -1,15 +1,20 @@
 """LFM2 as a list of operations, each with the tensors it reads: what `locate` walks through.
 
-An operation is named as its output is by transformers' modules; what runs between two modules (gates, rotation,
-attention, SiLU) belongs to the one behind it. Two names are no module's output: `self_attn.attended`, which out_proj
-reads, and `residual`, what enters the feed-forward's norm. Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
+An operation is named as its output is by transformers' modules. What runs between two modules has names of ours: `u`
+and `gated` around the convolution, `q_rotated`, `k_rotated` and `attended` of attention, `residual` (what enters the
+feed-forward's norm), `feed_forward.gated`. Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
 
-T tokens, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, V vocabulary. Tensors are [T, width].
+OPTIONAL tensors are looked at if they are dumped, and nothing is recomputed for lack of them: what a step found in the
+caches (so that a wrong number that is stored is told from one that is computed), and attention's scores and weights.
+
+T tokens, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, V vocabulary, L convolution taps, S
+steps, C tokens that a step sees. Tensors are [T, width]; `conv.state` is [S, (L-1)*D], `keys_read` and `values_read`
+are [sum of C, G*E].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +27,8 @@ from lfm2np.checkpoint.tensors import StoredTensor, require_finite, widen
 from lfm2np.checkpoint.weights import widened
 from lfm2np.numerics.rope import angles, rotary_table
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.locate.spread import Measured, Precision
+from lfm2np.oracle.locate.spread import Measured, Precision, joined_rows
+from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN, Steps
 
 Array = NDArray[Any]
 
@@ -35,6 +41,7 @@ class Oracle:
     config: ModelConfig
     precision: Precision
     token_ids: Array  # [T] int64
+    steps: Steps
 
     def weight(self, name: str) -> NDArray[np.float32]:
         return widened(self.tensors, name + ".weight")
@@ -45,7 +52,7 @@ class Oracle:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation: reads `inputs`, makes the tensor `name` [T, width]."""
+    """One operation: reads `inputs`, makes the tensor `name` [rows, width]."""
 
     name: str
     words: str  # what it does, from its inputs on
@@ -55,15 +62,20 @@ class Operation:
     compute: Callable[..., Measured]  # of an Oracle and the measured inputs
     heads: int = 0  # its channels are those of so many heads, one after another; 0: there are none
     parts: tuple[str, ...] = ()  # its channels are these, of equal width, one after another
+    per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
+    by_position: bool = False  # `width` channels for each of the T positions, one position after another
 
 
-def operations(config: ModelConfig) -> list[Operation]:
-    """All of them, in the model's order."""
+OPTIONAL = ("conv.state", "self_attn.keys_read", "self_attn.values_read", "self_attn.scores", "self_attn.weights")
+
+
+def operations(config: ModelConfig, dumped: Container[str] | None = None) -> list[Operation]:
+    """All of them, in the model's order; of the OPTIONAL those in `dumped` alone, if it is given."""
     hidden, last = config.hidden_size, f"model.layers.{config.num_hidden_layers - 1}"
     made = [Operation("model.embed_tokens", "embedding rows of the token ids", None, (), hidden, embed)]
     for index, kind in enumerate(config.layer_types):
         before = made[-1].name
-        made += layer_operations(config, index, kind, before)
+        made += layer_operations(config, index, kind, before, dumped)
     norm = "model.embedding_norm"
     head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
     made.append(Operation(norm, "final norm", None, (last,), hidden, partial(norm_of, norm)))
@@ -72,13 +84,15 @@ def operations(config: ModelConfig) -> list[Operation]:
     return made
 
 
-def layer_operations(config: ModelConfig, index: int, kind: str, before: str) -> Iterator[Operation]:
+def layer_operations(
+    config: ModelConfig, index: int, kind: str, before: str, dumped: Container[str] | None
+) -> Iterator[Operation]:
     """Those of one layer, whose input is the tensor `before`."""
     prefix, hidden = f"model.layers.{index}", config.hidden_size
     norm, residual, mlp = f"{prefix}.operator_norm", f"{prefix}.residual", f"{prefix}.feed_forward"
     yield Operation(norm, "norm before the operator", index, (before,), hidden, partial(norm_of, norm))
     of_kind = conv_operations if kind == "conv" else attention_operations
-    yield from of_kind(config, index, norm)
+    yield from of_kind(config, index, norm, dumped)
     mixed = f"{prefix}.{'conv' if kind == 'conv' else 'self_attn'}.out_proj"
     yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, total)
     norm = f"{prefix}.ffn_norm"
@@ -87,25 +101,36 @@ def layer_operations(config: ModelConfig, index: int, kind: str, before: str) ->
         name = f"{mlp}.{part}"
         words = f"feed-forward's projection {part}"
         yield Operation(name, words, index, (norm,), config.feed_forward_size, partial(projection, name))
-    inputs = (f"{mlp}.w1", f"{mlp}.w3")
-    down = partial(gated_down, f"{mlp}.w2")
-    yield Operation(f"{mlp}.w2", "silu(w1) * w3, then the projection w2", index, inputs, hidden, down)
+    inputs, gated = (f"{mlp}.w1", f"{mlp}.w3"), f"{mlp}.gated"
+    yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, gated_unit)
+    down = partial(projection, f"{mlp}.w2")
+    yield Operation(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), hidden, down)
     words = "feed-forward's output plus what entered its norm"
     yield Operation(prefix, words, index, (residual, f"{mlp}.w2"), hidden, total)
 
 
-def conv_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
+def conv_operations(config: ModelConfig, index: int, norm: str, dumped: Container[str] | None) -> Iterator[Operation]:
     prefix, hidden = f"model.layers.{index}.conv", config.hidden_size
-    joined, mixed, out = f"{prefix}.in_proj", f"{prefix}.conv", f"{prefix}.out_proj"
+    joined, u, mixed = f"{prefix}.in_proj", f"{prefix}.u", f"{prefix}.conv"
     words, parts = "projection to gate_in, gate_out and value", ("gate_in", "gate_out", "value")
     yield Operation(joined, words, index, (norm,), 3 * hidden, partial(projection, joined), parts=parts)
-    words = "gate_in * value, then the convolution"
-    yield Operation(mixed, words, index, (joined,), hidden, partial(gated_convolution, mixed))
-    words = "gate_out * the convolution's output, then the output projection"
-    yield Operation(out, words, index, (joined, mixed), hidden, partial(gated_out, out))
+    yield Operation(u, "gate_in * value", index, (joined,), hidden, gated_input)
+    inputs: tuple[str, ...] = (u,)
+    state, columns = f"{prefix}.state", config.conv_L_cache - 1
+    if columns and is_wanted(state, dumped):
+        words = "what the step found of the convolution's last inputs (its state)"
+        back = tuple(f"{n} token{'s' if n > 1 else ''} before" for n in range(columns, 0, -1))
+        yield Operation(state, words, index, (u,), columns * hidden, found_state, parts=back, per=STEP)
+        inputs = (u, state)
+    yield Operation(mixed, "the convolution", index, inputs, hidden, partial(convolution, mixed))
+    gated, out = f"{prefix}.gated", f"{prefix}.out_proj"
+    yield Operation(gated, "gate_out * the convolution's output", index, (joined, mixed), hidden, gated_output)
+    yield Operation(out, "the convolution's output projection", index, (gated,), hidden, partial(projection, out))
 
 
-def attention_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
+def attention_operations(
+    config: ModelConfig, index: int, norm: str, dumped: Container[str] | None
+) -> Iterator[Operation]:
     prefix, head_dim = f"model.layers.{index}.self_attn", config.head_dim
     counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
     called = {"q": "queries", "k": "keys", "v": "values"}
@@ -116,12 +141,45 @@ def attention_operations(config: ModelConfig, index: int, norm: str) -> Iterator
         name, words, heads = f"{prefix}.{part}_layernorm", f"per-head norm of the {called[part]}", counts[part]
         compute = partial(head_norm, name, heads)
         yield Operation(name, words, index, (f"{prefix}.{part}_proj",), heads * head_dim, compute, heads)
-    inputs, heads = (f"{prefix}.q_layernorm", f"{prefix}.k_layernorm", f"{prefix}.v_proj"), counts["q"]
-    words = "rotation of queries and keys, then causal attention"
-    yield Operation(f"{prefix}.attended", words, index, inputs, heads * head_dim, attention, heads)
+    for part in "qk":
+        name, words, heads = f"{prefix}.{part}_rotated", f"rotation of the {called[part]}", counts[part]
+        yield Operation(name, words, index, (f"{prefix}.{part}_layernorm",), heads * head_dim, rotation, heads)
+    keys, values = f"{prefix}.k_rotated", f"{prefix}.v_proj"
+    for what, read in (("keys", f"{prefix}.keys_read"), ("values", f"{prefix}.values_read")):
+        if is_wanted(read, dumped):
+            words, source = f"{what} as the step found them in the cache", keys if what == "keys" else values
+            yield Operation(read, words, index, (source,), counts["k"] * head_dim, found_rows, counts["k"], per=CONTEXT)
+            keys, values = (read, values) if what == "keys" else (keys, read)
+    yield from mixing_operations(config, index, keys, values, dumped)
+
+
+def mixing_operations(
+    config: ModelConfig, index: int, keys: str, values: str, dumped: Container[str] | None
+) -> Iterator[Operation]:
+    """From queries and these keys and values to attention's output, through what is dumped of scores and weights."""
+    prefix, heads = f"model.layers.{index}.self_attn", config.num_attention_heads
+    inputs: tuple[str, ...] = (f"{prefix}.q_rotated", keys)
+    width, words = heads * config.head_dim, "causal attention"
+    scores, weights = f"{prefix}.scores", f"{prefix}.weights"
+    steps: list[Callable[..., Measured]] = [scores_of, shares_of]
+    if is_wanted(scores, dumped):
+        text = "scores: products of queries and keys, scaled"
+        yield Operation(scores, text, index, inputs, heads, scores_of, heads, by_position=True)
+        inputs, words, steps = (scores,), "softmax of the scores, then weighted values", [shares_of]
+    if is_wanted(weights, dumped):
+        text = "softmax of the scores" if len(steps) == 1 else "scores, then their softmax"
+        yield Operation(weights, text, index, inputs, heads, partial(chained, steps), heads, by_position=True)
+        inputs, words, steps = (weights,), "values, weighted", []
+    compute = attention if len(steps) == 2 else partial(weighted, steps)
+    name = f"{prefix}.attended"
+    yield Operation(name, words, index, (*inputs, values), width, compute, heads)
     out = f"{prefix}.out_proj"
     words = "attention's output projection"
-    yield Operation(out, words, index, (f"{prefix}.attended",), config.hidden_size, partial(projection, out))
+    yield Operation(out, words, index, (name,), config.hidden_size, partial(projection, out))
+
+
+def is_wanted(name: str, dumped: Container[str] | None) -> bool:
+    return dumped is None or name in dumped
 
 
 # --- what each computes: oracle and inputs [T, width] -> [T, width]
@@ -156,29 +214,105 @@ def thirds(joined: Measured) -> Sequence[Measured]:
     return [joined[:, start : start + size] for start in (0, size, 2 * size)]
 
 
-def gated_convolution(name: str, oracle: Oracle, joined: Measured) -> Measured:
+def gated_input(oracle: Oracle, joined: Measured) -> Measured:
     gate_in, _, value = thirds(joined)
-    u = spread.multiply(gate_in, value, oracle.precision)
-    return spread.convolve(u, oracle.weight(name)[:, 0, :], oracle.bias(name), oracle.precision)
+    return spread.multiply(gate_in, value, oracle.precision)
 
 
-def gated_out(name: str, oracle: Oracle, joined: Measured, mixed: Measured) -> Measured:
+def gated_output(oracle: Oracle, joined: Measured, mixed: Measured) -> Measured:
     _, gate_out, _ = thirds(joined)
-    return projection(name, oracle, spread.multiply(gate_out, mixed, oracle.precision))
+    return spread.multiply(gate_out, mixed, oracle.precision)
 
 
-def gated_down(name: str, oracle: Oracle, gate: Measured, up: Measured) -> Measured:
-    precision = oracle.precision
-    return projection(name, oracle, spread.multiply(spread.silu(gate, precision), up, precision))
+def gated_unit(oracle: Oracle, gate: Measured, up: Measured) -> Measured:
+    return spread.multiply(spread.silu(gate, oracle.precision), up, oracle.precision)
 
 
-def attention(oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
-    config, precision, tokens = oracle.config, oracle.precision, len(oracle.token_ids)
+def found_state(oracle: Oracle, u: Measured) -> Measured:
+    """[S, (L-1)*D]: the last L-1 rows of u [T, D] before each step, the oldest first, zeros before the first token."""
+    columns = oracle.config.conv_L_cache - 1
+    padded = u.behind_zeros(columns)
+    return joined_rows([padded[start : start + columns].reshape(1, -1) for start in oracle.steps.starts])
+
+
+def convolution(name: str, oracle: Oracle, u: Measured, state: Measured | None = None) -> Measured:
+    """Of u [T, D]; if `state` is there, each step's rows after what the step found."""
+    taps, bias, precision = oracle.weight(name)[:, 0, :], oracle.bias(name), oracle.precision
+    if state is None:
+        return spread.convolve(u, taps, bias, precision)
+    columns, first = taps.shape[1] - 1, oracle.steps.first
+    made = [spread.convolve(u[:first], taps, bias, precision)] if first else []
+    for number, span in enumerate(oracle.steps.spans()):
+        found = state[number].reshape(columns, -1)
+        made.append(spread.convolve(u[span], taps, bias, precision, found))
+    return joined_rows(made)
+
+
+def rotation(oracle: Oracle, heads: Measured) -> Measured:
+    config, tokens = oracle.config, len(oracle.token_ids)
     positions = np.arange(tokens)
     cos, sin = rotary_table(positions, config.head_dim, config.rope_theta)
     theta = angles(positions, config.head_dim, config.rope_theta).astype(np.float64)
-    queries, keys = (
-        spread.rotate(one.reshape(tokens, -1, config.head_dim), cos, sin, theta, precision) for one in (queries, keys)
-    )
-    mixed = spread.attend(queries, keys, values.reshape(tokens, -1, config.head_dim), precision)
-    return mixed.reshape(tokens, -1)
+    shaped = heads.reshape(tokens, -1, config.head_dim)
+    return spread.rotate(shaped, cos, sin, theta, oracle.precision).reshape(tokens, -1)
+
+
+def found_rows(oracle: Oracle, rows: Measured) -> Measured:
+    """Of rows [T, width] those that each step sees, one step after another, behind those that came before all steps."""
+    return joined_rows([rows[:end] for end in (oracle.steps.first, *oracle.steps.ends)])
+
+
+def per_step(oracle: Oracle, queries: Measured, *cached: Measured) -> Iterator[tuple[Measured, ...]]:
+    """Queries of each step, and what it sees of keys or values: of [T, width], or of what `found_rows` says.
+
+    What came before the steps sees itself.
+    """
+    first, read = oracle.steps.first, 0
+    for span in [*([slice(0, first)] if first else []), *oracle.steps.spans()]:
+        found = slice(read, read + span.stop)
+        yield (
+            queries[span],
+            *(one[: span.stop] if len(one.values) == len(oracle.token_ids) else one[found] for one in cached),
+        )
+        read += span.stop
+
+
+def attention(oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
+    made = []
+    for step in per_step(oracle, queries, keys, values):
+        own, own_keys, own_values = (by_heads(oracle, one) for one in step)
+        made.append(spread.attend(own, own_keys, own_values, oracle.precision))
+    return joined_rows(made).reshape(len(oracle.token_ids), -1)
+
+
+def scores_of(oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
+    """[T, H*T], 0 behind each row's own position."""
+    tokens, made = len(oracle.token_ids), []
+    for own, seen in per_step(oracle, queries, keys):
+        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, seen), oracle.precision)  # [t, H, C]
+        made.append(scores.widened(tokens).reshape(len(own.values), -1))
+    return joined_rows(made)
+
+
+def shares_of(oracle: Oracle, scores: Measured) -> Measured:
+    tokens = len(oracle.token_ids)
+    return spread.shares(scores.reshape(tokens, -1, tokens), oracle.precision).reshape(tokens, -1)
+
+
+def chained(steps: Sequence[Callable[..., Measured]], oracle: Oracle, *inputs: Measured) -> Measured:
+    for compute in steps:
+        inputs = (compute(oracle, *inputs),)
+    return inputs[0]
+
+
+def weighted(steps: Sequence[Callable[..., Measured]], oracle: Oracle, given: Measured, values: Measured) -> Measured:
+    """Values [T, G*E] times weights [T, H*T], or times what `steps` make weights of."""
+    tokens, made = len(oracle.token_ids), []
+    for own, seen in per_step(oracle, chained(steps, oracle, given), values):
+        weights = own.reshape(len(own.values), -1, tokens)[:, :, : len(seen.values)]
+        made.append(spread.mix(weights, by_heads(oracle, seen), oracle.precision))
+    return joined_rows(made).reshape(tokens, -1)
+
+
+def by_heads(oracle: Oracle, rows: Measured) -> Measured:
+    return rows.reshape(len(rows.values), -1, oracle.config.head_dim)

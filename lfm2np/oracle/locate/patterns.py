@@ -17,27 +17,30 @@ Indices = NDArray[np.int64]
 MOST_RUNS = 6  # of indices that are listed
 
 
-def describe_rows(wrong: Mask, first: int = 0) -> str:
-    """Rows [T], at least one of them wrong, in words; those before `first` were not dumped."""
+def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
+    """Rows [T], at least one of them wrong, in words; those before `first` were not dumped. A row may be a step's."""
+    noun = "row" if noun == "token" else noun
     rows, total = np.flatnonzero(wrong), len(wrong)
     if len(rows) == total - first:
-        return "the only row" if total == 1 else f"all {total} rows" if first == 0 else f"the last row, {total - 1}"
+        if first == total - 1:
+            return f"the only {noun}" if total == 1 else f"the last {noun}, {total - 1}"
+        return f"all {total} {noun}s" if first == 0 else f"all that are there, {noun}s {first} to {total - 1}"
     if len(rows) == 1:
-        place = {0: "the first row, ", total - 1: "the last row, "}.get(int(rows[0]), "row ")
+        place = {0: f"the first {noun}, ", total - 1: f"the last {noun}, "}.get(int(rows[0]), f"{noun} ")
         return f"only {place}{rows[0]}"
-    before = f"right for {listed(np.arange(rows[0]), 'row')}" if rows[0] > 0 else ""
-    if is_run(rows) and rows[-1] == total - 1:
-        return f"from row {rows[0]} on, {before}"
+    before = f"right for {listed(np.arange(first, rows[0]), noun)}" if rows[0] > first else ""
+    if is_run(rows) and rows[-1] == total - 1 and before:
+        return f"from {noun} {rows[0]} on, {before}"
     if is_run(rows):
-        return f"rows {rows[0]} to {rows[-1]} of {total}"
+        return f"{noun}s {rows[0]} to {rows[-1]} of {total}"
     if (again := repeated(rows)) is not None:
         length, period = again
-        each = "row" if length == 1 else f"{length} rows"
-        where = f"multiples of {period}" if rows[0] % period == 0 else f"every {ordinal(period)} row"
+        each = noun if length == 1 else f"{length} {noun}s"
+        where = f"multiples of {period}" if rows[0] % period == 0 else f"every {ordinal(period)} {noun}"
         return f"the {each} at {where}, {rows[0]} to {rows[-1]} of {total}"
     if before and 2 * len(rows) >= total - rows[0]:
-        return f"from row {rows[0]} on ({len(rows)} of {total - rows[0]}), {before}"
-    return f"{listed(rows, 'row')} ({len(rows)} of {total})"
+        return f"from {noun} {rows[0]} on ({len(rows)} of {total - rows[0]}), {before}"
+    return f"{listed(rows, noun)} ({len(rows)} of {total})"
 
 
 def repeated(rows: Indices) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ Values are float64; what they should be is computed by the arithmetic `float64`,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,20 @@ class Measured:
 
     def bound(self) -> Array:
         return LIMIT * self.spread
+
+    def behind_zeros(self, rows: int) -> Measured:
+        """So many rows of zeros, which are known, before the first."""
+        zeros = np.zeros((rows, *self.values.shape[1:]))
+        return Measured(np.concatenate([zeros, self.values]), np.concatenate([zeros, self.spread]))
+
+    def widened(self, width: int) -> Measured:
+        """Zeros that are known behind the last axis, up to this width."""
+        missing = [(0, 0)] * (self.values.ndim - 1) + [(0, width - self.values.shape[-1])]
+        return Measured(np.pad(self.values, missing), np.pad(self.spread, missing))
+
+
+def joined_rows(parts: Sequence[Measured]) -> Measured:
+    return Measured(np.concatenate([one.values for one in parts]), np.concatenate([one.spread for one in parts]))
 
 
 def together(*spreads: Array | float) -> Array:
@@ -167,14 +181,20 @@ def silu(x: Measured, precision: Precision) -> Measured:
     return rounded(values, precision, slope * x.spread, EXP_UNITS * SUM_UNIT * (1.0 + np.abs(x.values)) * values)
 
 
-def convolve(u: Measured, taps: Float32, bias: Float32 | None, precision: Precision) -> Measured:
-    """u [T, D], taps [D, L] -> [T, D], after zeros."""
-    zeros = np.zeros((taps.shape[1] - 1, u.values.shape[1]))
-    values = FLOAT64.convolve(zeros, u.values, taps, bias)
-    taps_squared = np.square(taps.astype(np.float64))
-    moved = FLOAT64.convolve(zeros, np.square(u.spread), taps_squared)
-    moved += FLOAT64.convolve(zeros, np.square(u.values), np.square(lost(taps, precision)))
-    size = FLOAT64.convolve(zeros, np.abs(u.values), np.abs(taps), None if bias is None else np.abs(bias))
+def convolve(
+    u: Measured, taps: Float32, bias: Float32 | None, precision: Precision, history: Measured | None = None
+) -> Measured:
+    """u [t, D], taps [D, L] -> [t, D], after `history` [L-1, D] (zeros)."""
+    window = u.behind_zeros(taps.shape[1] - 1) if history is None else joined_rows([history, u])
+    before, after = slice(None, taps.shape[1] - 1), slice(taps.shape[1] - 1, None)
+
+    def sums(x: Array, filters: Array, added: Float32 | None = None) -> Array:
+        return FLOAT64.convolve(x[before], x[after], filters, added)
+
+    values = sums(window.values, taps, bias)
+    moved = sums(np.square(window.spread), np.square(taps.astype(np.float64)))
+    moved += sums(np.square(window.values), np.square(lost(taps, precision)))
+    size = sums(np.abs(window.values), np.abs(taps), None if bias is None else np.abs(bias))
     order = math.sqrt(taps.shape[1] + 1) * SUM_UNIT * size
     return rounded(values, precision, np.sqrt(moved), order, 0.0 if bias is None else lost(bias, precision))
 
@@ -193,50 +213,89 @@ def rotate(x: Measured, cos: Array, sin: Array, angles: Array, precision: Precis
 
 
 def attend(queries: Measured, keys: Measured, values: Measured, precision: Precision) -> Measured:
-    """Causal attention of queries [T, H, E] over keys and values [T, G, E] -> [T, H, E].
+    """Causal attention of queries [t, H, E], the last t of the C positions of keys and values [C, G, E] -> [t, H, E].
 
     With shares p, mix a = sum(p * v): da = sum(p * ds * (v - a)) + sum(p * dv). Errors may agree across positions, so
     |sum(p * ds * (v - a))| <= sqrt(sum(p * ds**2)) * sqrt(sum(p * (v - a)**2)), by Cauchy and Schwarz.
     """
     mixed = FLOAT64.attend(queries.values, keys.values, values.values, NO_SCALE)
     tokens, heads, _ = mixed.shape
-    group = heads // keys.values.shape[1]
+    context, group = len(keys.values), heads // keys.values.shape[1]
     spread = np.empty_like(mixed)
     for head in range(heads):
         key, value = keys[:, head // group], values[:, head // group]
-        for rows in pieces(tokens, tokens, PIECE):
-            own = queries[rows, head]
-            spread[rows, head] = _attended_spread(own, key, value, mixed[rows, head], rows.start, precision)
+        for rows in pieces(tokens, context, PIECE):
+            first = context - tokens + rows.start
+            scores = _scores(queries[rows, head], key, precision)
+            share = _softmax(scores.values, first)
+            variance = np.maximum(share @ np.square(value.values) - np.square(mixed[rows, head]), 0.0)
+            moved = np.sqrt((share * np.square(scores.spread)).sum(-1, keepdims=True) * variance)
+            spread[rows, head] = together(moved, _mixing_spread(share, value, precision))
     return rounded(mixed, precision, spread)
 
 
-def _attended_spread(
-    queries: Measured, keys: Measured, values: Measured, mixed: Array, start: int, precision: Precision
-) -> Array:
-    """Of one head: queries [t, E] from position `start` on, keys and values [T, E], mixed [t, E] -> [t, E]."""
-    context, head_dim = keys.values.shape
+def scores(queries: Measured, keys: Measured, precision: Precision) -> Measured:
+    """Queries [t, H, E], the last t of the C positions of keys [C, G, E] -> [t, H, C], scaled; 0 where hidden."""
+    tokens, heads, _ = queries.values.shape
+    group, first = heads // keys.values.shape[1], len(keys.values) - tokens
+    parts = [_scores(queries[:, head], keys[:, head // group], precision) for head in range(heads)]
+    made = rounded(np.stack([one.values for one in parts], 1), precision, np.stack([one.spread for one in parts], 1))
+    seen = ~_hidden(tokens, len(keys.values), first)[:, None]
+    return Measured(np.where(seen, made.values, 0.0), np.where(seen, made.spread, precision.least))
+
+
+def shares(scores: Measured, precision: Precision) -> Measured:
+    """Softmax of scores [T, H, T] over the positions that each row sees: dp = p * (ds - sum(p * ds)).
+
+    |dp| <= p * (|ds| + sqrt(sum(p * ds**2))), as errors may agree across positions.
+    """
+    share = np.stack([_softmax(scores.values[:, head], 0) for head in range(scores.values.shape[1])], axis=1)
+    common = np.sqrt((share * np.square(scores.spread)).sum(-1, keepdims=True))
+    inside = EXP_UNITS * SUM_UNIT * (1.0 + np.abs(scores.values)) + math.sqrt(scores.values.shape[-1]) * SUM_UNIT
+    return rounded(share, precision, share * (scores.spread + common), share * inside)
+
+
+def mix(weights: Measured, values: Measured, precision: Precision) -> Measured:
+    """Weights [t, H, C] times values [C, G, E] -> [t, H, E]."""
+    heads = weights.values.shape[1]
+    group, parts = heads // values.values.shape[1], []
+    for head in range(heads):
+        weight, value = weights[:, head], values[:, head // group]
+        moved = together(weight.spread @ np.abs(value.values), _mixing_spread(weight.values, value, precision))
+        parts.append(Measured(weight.values @ value.values, moved))
+    return rounded(np.stack([one.values for one in parts], 1), precision, np.stack([one.spread for one in parts], 1))
+
+
+def _scores(queries: Measured, keys: Measured, precision: Precision) -> Measured:
+    """Of one head: queries [t, E], keys [C, E] -> [t, C], scaled."""
+    head_dim = keys.values.shape[1]
     scale = 1.0 / math.sqrt(head_dim)
-    scores = queries.values @ keys.values.T * scale
-    hidden = np.arange(context) > np.arange(start, start + len(scores))[:, None]
-    below = np.where(hidden, -np.inf, scores)
-    below -= below.max(-1, keepdims=True)
-    shares = np.exp(below)
-    shares /= shares.sum(-1, keepdims=True)
+    values = queries.values @ keys.values.T * scale
     squares = (
         np.square(queries.spread) @ np.square(keys.values).T + np.square(queries.values) @ np.square(keys.spread).T
     )
     order = math.sqrt(head_dim) * SUM_UNIT * (np.abs(queries.values) @ np.abs(keys.values).T)
     # Rounded as a product and as scaled, if not kept in float32; by no more is a fast exp(score) off.
-    moved = together(scale * np.sqrt(squares), scale * order, 2.0 * precision.unit * scores)
-    variance = np.maximum(shares @ np.square(values.values) - np.square(mixed), 0.0)
+    return Measured(values, together(scale * np.sqrt(squares), scale * order, 2.0 * precision.unit * values))
+
+
+def _hidden(tokens: int, context: int, first: int) -> Array:
+    """[t, C]: what queries from position `first` on do not see."""
+    return np.asarray(np.arange(context) > np.arange(first, first + tokens)[:, None])
+
+
+def _softmax(scores: Array, first: int) -> Array:
+    """Of queries from position `first` on: [t, C] -> [t, C], 0 where hidden."""
+    below = np.where(_hidden(len(scores), scores.shape[1], first), -np.inf, scores)
+    below -= below.max(-1, keepdims=True)
+    share = np.exp(below)
+    return np.asarray(share / share.sum(-1, keepdims=True))
+
+
+def _mixing_spread(shares: Array, values: Measured, precision: Precision) -> Array:
+    """Of one head: shares [t, C] times values [C, E]; what the values, their sum and the shares' own rounding move."""
     size = shares @ np.abs(values.values)
-    grid = SUM_UNIT * (
-        shares @ np.abs(values.values).max(-1, keepdims=True)
-    )  # where values are fixed-point, as exact's
-    return together(
-        np.sqrt((shares * np.square(moved)).sum(-1, keepdims=True) * variance),
-        shares @ values.spread,
-        precision.unit * size,
-        math.sqrt(context) * SUM_UNIT * size,
-        grid,
-    )
+    # Where values are fixed-point, as exact's, a grid for each row of them.
+    grid = SUM_UNIT * (shares @ np.abs(values.values).max(-1, keepdims=True))
+    order = math.sqrt(len(values.values)) * SUM_UNIT * size
+    return together(shares @ values.spread, precision.unit * size, order, grid)

@@ -28,8 +28,8 @@ from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import FLOAT32_UNITS
-from lfm2np.oracle.locate.record import record
 from lfm2np.oracle.noise import Noise, Truth, noise_of, truths_of
+from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
 from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors.notes import NOTES

@@ -17,7 +17,7 @@ from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.record import record
+from lfm2np.oracle.recorders.own import record
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 DIRECTORIES = [FIXTURES / "trained", *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
@@ -44,11 +44,15 @@ def six_heads() -> Recorded:
     return recorded_under(SIX, FLOAT32, 12)
 
 
+def dump_of(recorded: Recorded, stored_as: str) -> Dump:
+    dumped = {key: values.astype(np.float64) for key, values in recorded.items() if key not in ("token_ids", "steps")}
+    sizes = tuple(recorded.get("steps", np.zeros(0)).tolist())
+    return Dump(recorded["token_ids"], dumped, dict.fromkeys(dumped, stored_as), sizes=sizes)
+
+
 def report_of(directory: Path, recorded: Recorded, name: str, stored_as: str | None = None) -> Report:
     config, tensors = checkpoint(directory)
-    dumped = {key: values.astype(np.float64) for key, values in recorded.items() if key != "token_ids"}
-    dump = Dump(recorded["token_ids"], dumped, dict.fromkeys(dumped, stored_as or name))
-    return locate(tensors, config, dump, name)
+    return locate(tensors, config, dump_of(recorded, stored_as or name), name)
 
 
 def stored_dump(recorded: Recorded, dtype: str = "F32") -> dict[str, Stored]:

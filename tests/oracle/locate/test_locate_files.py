@@ -16,7 +16,6 @@ from lfm2np.cli import locate as cli_locate
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
 from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
 from lfm2np.oracle.locate.locate import locate
-from lfm2np.oracle.locate.operations import operations
 
 pytestmark = pytest.mark.rounding
 
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.rounding
 
 def read(file: Path, names: dict[str, str] | None = None) -> Dump:
     config, _ = checkpoint(SIX)
-    return read_dump(file, config, operations(config), names)
+    return read_dump(file, config, names)
 
 
 def reshaped(name: str, values: np.ndarray) -> np.ndarray:
@@ -180,27 +179,29 @@ def test_the_command_says_that_nothing_exceeds(tmp_path: Path, capsys: pytest.Ca
     file = written(tmp_path, stored_dump(six_heads()))
     code, text, _ = command(capsys, str(file))
     assert code == 0
-    assert "12 tokens, float32: 51 tensors held against their inputs\nnothing exceeds its bound" in text
+    assert "12 tokens, float32: 63 tensors held against their inputs\nnothing exceeds its bound" in text
     code, text, _ = command(capsys, str(file), as_object=True)
     answer = json.loads(text)
-    assert (code, answer["conclusive"], answer["findings"], len(answer["checks"])) == (0, True, [], 51)
+    assert (code, answer["conclusive"], answer["findings"], len(answer["checks"])) == (0, True, [], 63)
 
 
 def test_the_command_names_the_first_wrong_tensor_and_the_others(tmp_path: Path, capsys: Any) -> None:
     recorded = {name: one.copy() for name, one in six_heads().items()}
     recorded["model.layers.1.self_attn.attended"][5:, 10:20] *= 1.5
     recorded["model.layers.3.ffn_norm"][0, 0] = np.nan
-    del recorded["model.layers.1.self_attn.k_layernorm"]
+    for part in ("k_layernorm", "k_rotated"):
+        del recorded[f"model.layers.1.self_attn.{part}"]
     file = written(tmp_path, stored_dump(recorded))
     code, text, message = command(capsys, str(file))
     assert code == ProofError.exit_code == 1
     assert message.startswith("model.layers.1.self_attn.attended: ")
     for line in (
         "first wrong tensor  model.layers.1.self_attn.attended (layer 1)",
-        "operation           rotation of queries and keys, then causal attention",
+        "operation           causal attention",
         "rows                from row 5 on, right for rows 0 to 4",
         "channels            head 1 of 6",
-        "or before it, in    model.layers.1.self_attn.k_layernorm (not dumped: recomputed)",
+        "or before it, in    model.layers.1.self_attn.k_layernorm, model.layers.1.self_attn.k_rotated"
+        " (not dumped: dump them to tell)",
         "also wrong, given its own inputs: model.layers.3.ffn_norm: only the first row, 0; channel 0 of 48",
     ):
         assert line in text.splitlines()

@@ -16,7 +16,6 @@ from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, check, judged
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.verdict import Verdict
@@ -38,7 +37,7 @@ def located(path: Path, factory: Any) -> tuple[Report, int]:
     """What `locate` says of a dump of nine new tokens, and the rows that were not generated."""
     config, tensors = checkpoint(trained_fixture())
     wrong_engine.dump(str(path), factory, new=9)
-    dump = read_dump(path, config, operations(config))
+    dump = read_dump(path, config)
     return locate(tensors, config, dump), len(dump.token_ids) - 8
 
 
@@ -48,13 +47,13 @@ def test_the_check_says_bug_and_that_decoding_is_wrong(model: Model) -> None:
     assert any(reason.startswith("right prefill, wrong decode") for reason in result.total.reasons)
 
 
-def test_locate_names_the_first_convolution_from_the_second_step_of_one_token_on(tmp_path: Path) -> None:
+def test_locate_names_the_state_that_the_second_step_of_one_token_found(tmp_path: Path) -> None:
     report, prompt = located(tmp_path / "dump.safetensors", wrong_engine.factory)
     first = report.findings[0]
-    assert (first.name, first.layer, first.recomputed) == ("model.layers.0.conv.conv", 0, ())
-    assert first.operation == "gate_in * value, then the convolution"
-    assert first.rows == f"from row {prompt + 1} on, right for rows 0 to {prompt}"
-    assert {one.name for one in report.findings} == {f"model.layers.{layer}.conv.conv" for layer in (0, 1, 3, 5)}
+    assert (first.name, first.layer, first.recomputed) == ("model.layers.0.conv.state", 0, ())
+    assert first.channels == "2 tokens before: all 128 channels"
+    assert first.steps == f"from step 2 on (1 row from position {prompt + 1} on), right in steps 0 to 1"
+    assert {one.name for one in report.findings} == {f"model.layers.{layer}.conv.state" for layer in (0, 1, 3, 5)}
 
 
 def test_the_mended_engine_is_exact(model: Model) -> None:

@@ -2,6 +2,8 @@
 
 The network itself runs, reference.py's or the engine's; only its arithmetic is wrapped. Which tensor an operation makes
 is told from the matrix of the last product: that stays right where a fault leaves a norm or a sum out, or adds one.
+
+T tokens of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, C tokens that a request sees.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,22 +23,27 @@ from lfm2np.checkpoint.weights import ModelWeights, ShortConvWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.matrix import Matrix
+from lfm2np.numerics.attention import Parts
+from lfm2np.numerics.ieee import Ieee
+from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.sampling.params import SamplingParams
 
 Array = NDArray[Any]
 Dump = dict[str, Array]
+Found = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
 
 
 class Recorder:
-    """An arithmetic that keeps what passes through it; `passes` has one dict of tensors for each forward pass."""
+    """An arithmetic that keeps what passes through it: of each forward pass its `passes` and what it `found`."""
 
     def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
         self._numerics = numerics
         self._places = places(weights)
         self._last = f"model.layers.{len(weights.layers) - 1}"
         self._layer = self._norm = self._entering = ""
+        self._keeps_reads = isinstance(numerics, Ieee)  # exact's cache holds numbers of its grid, not the keys' own
         self.passes: list[Dump] = []
+        self.found: list[Found] = []
 
     def __getattr__(self, name: str) -> Any:
         """Operations that are not recorded."""
@@ -50,6 +57,7 @@ class Recorder:
         """A pass begins."""
         made = self._numerics.embed(rows)
         self.passes.append({})
+        self.found.append({})
         self._keep("model.embed_tokens", made)
         self._norm, self._entering = "model.layers.0.operator_norm", ""
         return made
@@ -85,12 +93,39 @@ class Recorder:
             self._entering = self._layer
         return made
 
+    def _keep_first(self, names: Sequence[str], values: Array) -> None:
+        """Under the first of these names in this layer that has none in this pass, if it is of all tokens."""
+        kept = self.passes[-1]
+        free = [name for name in (f"{self._layer}.{one}" for one in names) if name not in kept]
+        if free and len(values) == len(kept["model.embed_tokens"]):
+            self._keep(free[0], values)
+
+    def multiply(self, x: Array, y: Array) -> Array:
+        """The gate on a convolution's input, then the one on its output."""
+        made = self._numerics.multiply(x, y)
+        self._keep_first(("conv.u", "conv.gated"), made)
+        return made
+
+    def swiglu(self, gate: Array, up: Array) -> Array:
+        made = self._numerics.swiglu(gate, up)
+        self._keep(f"{self._layer}.feed_forward.gated", made)
+        return made
+
+    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
+        """Of the queries, then of the keys."""
+        made = self._numerics.rotate(x, cos, sin)
+        self._keep_first(("self_attn.q_rotated", "self_attn.k_rotated"), made)
+        return made
+
     def convolve_ragged(
         self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
-        """All requests' rows of a pass."""
+        """All requests' rows of a pass; a window [L-1+t, D] begins with the state that its request found."""
         made = self._numerics.convolve_ragged(windows, taps, bias)
         self._keep(f"{self._layer}.conv.conv", made)
+        columns = taps.shape[1] - 1
+        if columns:
+            self.found[-1][f"{self._layer}.conv.state"] = [np.array(one[:columns]).reshape(1, -1) for one in windows]
         return made
 
     def convolve(
@@ -99,6 +134,17 @@ class Recorder:
         made = self._numerics.convolve(history, u, taps, bias)
         self._keep(f"{self._layer}.conv.conv", made)
         return made
+
+    def attend_ragged(
+        self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
+    ) -> Array:
+        """All requests' rows of a pass, and the keys and values [C, G*E] that each found."""
+        for index, what in enumerate(("keys_read", "values_read") if self._keeps_reads else ()):
+            self.found[-1][f"{self._layer}.self_attn.{what}"] = [
+                np.concatenate([part[index] for part in parts]).reshape(sum(len(part[index]) for part in parts), -1)
+                for parts in cached
+            ]
+        return self._numerics.attend_ragged(queries, rows, cached, scale)
 
 
 def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
@@ -135,7 +181,7 @@ class RecordedEngine:
     """An engine whose passes are recorded; `dump` puts one sequence's rows together from the steps that computed them.
 
     Rows that came from the prefix cache are those of the request that computed them. Logits are not among them, as the
-    engine computes those of few positions only.
+    engine computes those of few positions only. A pass with an overflow, or one computed again, can't be recorded.
     """
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
@@ -159,19 +205,59 @@ class RecordedEngine:
             self.step()
 
     def dump(self, request_id: str, index: int = 0) -> Dump:
-        """Of a finished request the tokens that went through the network, and their rows: the latest of each."""
+        """Of a finished request the tokens that went through the network, their latest rows, and its steps."""
         sequences = {
             sample_name(output.request_id, one.index): output.prompt_token_ids + one.token_ids
             for output in self.finished.values()
             for one in output.outputs
         }
         own = sample_name(request_id, index)
-        table = rows_by_prefix(self._recorder.passes, self._trace.getvalue().splitlines(), sequences, own)
+        lines = [json.loads(line) for line in self._trace.getvalue().splitlines()]
+        plans = [one["plan"]["scheduled"] for one in lines if one["kind"] == "step" and one["plan"]["scheduled"]]
         ids = sequences[own][:-1]
+        table = rows_by_prefix(self._recorder.passes, plans, sequences, own)
         rows = [table[ids[: position + 1]] for position in range(len(ids))]
-        return {"token_ids": np.array(ids, np.int64)} | {
-            name: np.stack([row[name] for row in rows]) for name in rows[0]
-        }
+        tensors = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        steps = own_steps(plans, own, len(ids))
+        sizes = np.array([one.count for one in steps], np.int64)
+        return {"token_ids": np.array(ids, np.int64), "steps": sizes} | tensors | found_in(self._recorder.found, steps)
+
+
+@dataclass
+class OwnStep:
+    """One request's rows of one pass that are still its own: neither rejected nor computed again later."""
+
+    number: int  # of the pass
+    place: int  # in the plan
+    start: int
+    count: int
+
+
+def own_steps(plans: Sequence[Any], own: str, tokens: int) -> list[OwnStep]:
+    """Those of the request `own`, one after another up to its last of `tokens` rows."""
+    found: list[OwnStep] = []
+    for number, scheduled in enumerate(plans):
+        for place, entry in enumerate(scheduled):
+            if entry["request_id"] == own:
+                found = ending_at(found, entry["start"])
+                found.append(OwnStep(number, place, entry["start"], len(entry["token_ids"])))
+    return ending_at(found, tokens)
+
+
+def ending_at(steps: Sequence[OwnStep], end: int) -> list[OwnStep]:
+    return [replace(one, count=min(one.count, end - one.start)) for one in steps if one.start < end]
+
+
+def found_in(passes: Sequence[Found], steps: Sequence[OwnStep]) -> Dump:
+    """What these steps found in the caches: a state each, of keys and values all that the kept rows see (NaN: none)."""
+    joined: dict[str, list[Array]] = {}
+    for one in steps:
+        for name, by_request in passes[one.number].items():
+            seen = 1 if name.endswith(".state") else one.start + one.count
+            rows = by_request[one.place][:seen]
+            missing = [(0, seen - len(rows)), (0, 0)]
+            joined.setdefault(name, []).append(np.pad(rows, missing, constant_values=np.nan))
+    return {name: np.concatenate(parts) for name, parts in joined.items()}
 
 
 def sample_name(request_id: str, index: int) -> str:
@@ -180,20 +266,22 @@ def sample_name(request_id: str, index: int) -> str:
 
 
 def rows_by_prefix(
-    passes: Sequence[Dump], trace: Sequence[str], sequences: Mapping[str, tuple[int, ...]], own: str
+    passes: Sequence[Dump], plans: Sequence[Any], sequences: Mapping[str, tuple[int, ...]], own: str
 ) -> dict[tuple[int, ...], Dump]:
-    """By a token and all before it: its row of every tensor. Those of the request `own` come before any other's."""
-    steps = [line for line in map(json.loads, trace) if line["kind"] == "step" and line["plan"]["scheduled"]]
+    """By a token and all before it: its row of every tensor. Those of the request `own` come before any other's.
+
+    Rows of rejected drafts have no prefix of a sequence, but that of a request which ended: they stand behind its end.
+    """
     found: dict[tuple[int, ...], Dump] = {}
-    for line, tensors in zip(steps, passes, strict=True):
+    for scheduled, tensors in zip(plans, passes, strict=True):
         row = 0
-        for entry in line["plan"]["scheduled"]:
+        for entry in scheduled:
             name, start, count = entry["request_id"], entry["start"], len(entry["token_ids"])
-            rejected = max(0, entry["num_drafts"] - max(0, len(line["tokens"].get(name, ())) - 1))
-            for index in range(count - rejected if name in sequences else 0):
-                computed = {key: tensor[row + index] for key, tensor in tensors.items() if key != "lm_head"}
-                prefix = sequences[name][: start + index + 1]
-                if name == own or prefix not in found:
-                    found[prefix] = computed
+            whole = sequences.get(name, ())
+            for index in range(count):
+                prefix = whole[: start + index + 1]
+                is_its = len(prefix) == start + index + 1 and prefix[start:] == tuple(entry["token_ids"][: index + 1])
+                if is_its and (name == own or prefix not in found):
+                    found[prefix] = {key: one[row + index] for key, one in tensors.items() if key != "lm_head"}
             row += count
     return found
