@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", PROTOCOL},
     "lfm2np.oracle.reports": {*ORACLE, "lfm2np"},
     "lfm2np.oracle.locate": {*CALL, *ORACLE},
-    "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate"},
+    "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate", PROTOCOL},
     "lfm2np.oracle.wrong_engine": {*CALL, PROTOCOL, "lfm2np.oracle.recorders"},
     "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate", "lfm2np.oracle.recorders"},
     TRIALS: {*CALL, *ORACLE, PROTOCOL},

@@ -9,9 +9,12 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
@@ -20,6 +23,9 @@ from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import Known
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.locating import cause_of
+from lfm2np.oracle.recorders.record import FORMS, Record, record_of
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
@@ -68,6 +74,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
     parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
     parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
+    parser.add_argument(
+        "--locate",
+        metavar="TARGET",
+        nargs="?",
+        const="",
+        help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
+        f"itself, or {FORMS}",
+    )
     work.add_options(parser)
     parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
     parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
@@ -79,7 +93,10 @@ def run(arguments: argparse.Namespace) -> None:
     TargetError (3) for an engine that can't be run, or arguments that can't be met.
     """
     try:
+        recorder = recorder_of(arguments)
         result, place = checked(arguments)
+        if recorder is not None and exit_code(result.total.verdict) == 1:
+            result = located(result, arguments.locate or arguments.target, recorder, arguments.model)
     except RequestError as error:
         raise TargetError(str(error)) from None
     command = shlex.join(["lfm2np", *sys.argv[1:]])
@@ -112,6 +129,23 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         del target  # its process has ended, or its weights are let go, before scoring takes memory of its own
         known = Known(place=place)
         return judged(model, found.abilities, arguments.format, found.pairs, found.not_put, shown, known), place
+
+
+def recorder_of(arguments: argparse.Namespace) -> Record | None:
+    """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be."""
+    if arguments.locate is None:
+        return None
+    format_name = arguments.format if arguments.format in PRECISIONS else "float16"  # of quantised weights' activations
+    return record_of(arguments.locate or arguments.target, checkpoint_directory(arguments.model), format_name)
+
+
+def located(result: Checked, target: str, record: Record, model: str | None) -> Checked:
+    """The same with the operation that goes wrong, or with why that can't be told: the verdict stays in any case."""
+    directory = checkpoint_directory(model)
+    config = load_config(directory)
+    with progress_bar("locating", "recording") as show:
+        found = cause_of(result, target, record, open_checkpoint(directory, config), config, show)
+    return replace(result, cause=found)
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:

@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | merge | check | locate | vectors | digest | info | ...`."""
+"""The command line: `lfm2np generate | replay | score | check | record | locate | vectors | info | ...`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import lfm2np
 from lfm2np.cli.bench import add_bench
 from lfm2np.cli.check import add_check
 from lfm2np.cli.conformance import add_conformance
-from lfm2np.cli.digest import add_digest
 from lfm2np.cli.draw import add_draw
 from lfm2np.cli.faults import add_faults
 from lfm2np.cli.fuzz import add_fuzz
 from lfm2np.cli.generate import add_generate
-from lfm2np.cli.info import add_info
+from lfm2np.cli.info import add_digest, add_info
 from lfm2np.cli.locate import add_locate
 from lfm2np.cli.merge import add_merge
+from lfm2np.cli.record import add_record
 from lfm2np.cli.replay import add_replay
 from lfm2np.cli.score import add_score
 from lfm2np.cli.shared.parser import EXIT_CODES, Command, OneLineParser, fail
@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_conformance,
         add_check,
         add_fuzz,
+        add_record,
         add_locate,
         add_vectors,
         add_bench,

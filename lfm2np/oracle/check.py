@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.loading import Model
+from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
@@ -38,6 +39,7 @@ class Checked:
     not_put: tuple[str, ...]  # ids of asks that this engine can't be asked: it takes texts, and they have none
     positions: tuple[Position, ...]
     total: Total
+    cause: Cause | None = None  # where it goes wrong, if that was looked for
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,10 @@ class SmallEngine:
     def score(self, token_ids: Sequence[int]) -> list[float]:
         return list(self.run(token_ids, 1).prompt_logprobs or ())
 
+    def record(self, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, recorder: Recorder) -> None:
+        """For `lfm2np record` and `lfm2np check --locate`."""
+        self.run(prompts[request], max_tokens, recorder)
+
     def run(self, prompt: Sequence[int], new: int, recorder: Recorder | None = None) -> Completion:
         """The greedy completion by `new` tokens; the recorder is told of some tensors, step by step."""
         cache: dict[str, Any] = {}

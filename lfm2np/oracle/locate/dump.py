@@ -66,20 +66,25 @@ def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None =
         content = path.read_bytes()
     except (OSError, ValueError) as problem:
         raise DumpError(f"{path}: cannot be read: {problem}") from None
+    return parse_dump(content, str(path), config, names)
+
+
+def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
+    """The content of a file; errors begin with `source`."""
     try:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
-        raise DumpError(f"{path}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
+        raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
-    return replace(make_dump(stored, str(path), config, names or {}), format=declared_format(content, path))
+    return replace(make_dump(stored, source, config, names or {}), format=declared_format(content, source))
 
 
-def declared_format(content: bytes, path: Path) -> str | None:
+def declared_format(content: bytes, source: str) -> str | None:
     """`format` of the file's metadata: see https://github.com/huggingface/safetensors, "Format"."""
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     name = header.get("__metadata__", {}).get("format")
     if name is not None and name not in PRECISIONS and name not in FRAMEWORKS:
-        raise DumpError(f"{path}: format {show(name)} in its metadata, expected one of {', '.join(PRECISIONS)}")
+        raise DumpError(f"{source}: format {show(name)} in its metadata, expected one of {', '.join(PRECISIONS)}")
     return name if name in PRECISIONS else None
 
 

@@ -14,7 +14,7 @@ docs/engine/7-locate.md; names of one's own do as well, with `lfm2np locate --na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -76,14 +76,18 @@ class Recorder:
             shapes = {part.shape[1:] for part in parts}
             if len(shapes) > 1:
                 raise DumpError(f"{name}: rows of shapes {sorted(shapes)} in different steps, expected one")
-            joined[name] = np.concatenate(parts)
+            joined[name] = np.ascontiguousarray(np.concatenate(parts))  # safetensors writes the memory as it lies
         return joined
+
+    def content(self) -> bytes:
+        """The file."""
+        return content_of(self.tensors(), self.format)
 
     def save(self) -> None:
         """Writes the file, whole or not at all."""
         if self.path is None:
             raise DumpError("a recorder without a path: expected Recorder(path)")
-        write_whole(Path(self.path), save(self.tensors(), {"format": self.format} if self.format else None))
+        write_whole(self.path, self.content())
 
     def __enter__(self) -> Recorder:
         return self
@@ -93,3 +97,8 @@ class Recorder:
     ) -> None:
         if error is None:
             self.save()
+
+
+def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
+    """A safetensors file of them, and what the engine computes in."""
+    return save(dict(tensors), {"format": format} if format else None)

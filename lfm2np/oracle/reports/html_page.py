@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle import factors
+from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
@@ -56,6 +57,7 @@ def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     sections = [
         ("errors", "Errors by position", errors(checked)),
         ("first", "First wrong position", first_wrong(checked.total.first_wrong)),
+        *([("cause", "Where it goes wrong", cause(checked.cause))] if checked.cause else []),
         ("suspects", "What the errors point to", suspected(checked)),
         ("factors", "What the errors depend on", by_factor(checked)),
         ("flips", "Flips", flips(checked)),
@@ -171,6 +173,14 @@ def first_wrong(one: Position | None) -> str:
     if one.ask.prompt_text is not None:
         rows.insert(3, ["prompt as text", foreign(one.ask.prompt_text, MOST_PROMPT)])
     return table("The first position that the format does not explain", ("what", "value"), {"": rows}, (0, 1))
+
+
+def cause(one: Cause) -> str:
+    """The lines of `locate`, whose first 20 characters say what."""
+    lines = "\n".join(foreign(line) for line in one.lines)
+    prompts = [[index, f"<code>{some_ids(ids, 64)}</code>"] for index, ids in enumerate(one.prompts)]
+    together = f"Requests that ran together; recorded was {one.request}"
+    return f"<pre>{lines}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
 
 
 def suspected(checked: Checked) -> str:

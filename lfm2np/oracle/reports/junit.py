@@ -66,7 +66,8 @@ def add_verdict(suite: Element, checked: Checked) -> None:
     if verdict is Verdict.INCONCLUSIVE:
         skip(case, f"INCONCLUSIVE: {'; '.join(reasons)}")
     elif verdict in WRONG:
-        fail(case, verdict, reasons[0] if reasons else str(verdict), reasons)
+        lines = [*reasons, *(checked.cause.lines if checked.cause else ())]
+        fail(case, verdict, reasons[0] if reasons else str(verdict), lines)
 
 
 def position_line(one: Position) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle import factors
+from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.reports.parts import (
     WRONG,
@@ -49,6 +50,7 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         head_lines(checked),
         case_lines(checked),
         first_wrong_lines(checked.total.first_wrong),
+        cause_lines(checked.cause),
         flip_lines(flips_of(checked)),
         message_lines(checked),
         missing_lines(checked),
@@ -109,6 +111,10 @@ def first_wrong_lines(one: Position | None) -> list[str]:
 def prompt_words(one: Position) -> str:
     ids = one.ask.prompt_token_ids
     return f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
+
+
+def cause_lines(one: Cause | None) -> list[str]:
+    return [] if one is None else ["where it goes wrong", *map(visible, one.lines)]
 
 
 def flip_lines(flips: Sequence[Position]) -> list[str]:
@@ -189,6 +195,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
         "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
+        "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
         "positions": [position_json(one) for one in odd],
         "prompts": {one.ask.id: list(one.ask.prompt_token_ids) for one in odd},
         "asked": len(checked.pairs),

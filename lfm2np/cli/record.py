@@ -1,0 +1,95 @@
+"""`lfm2np record TARGET`: an engine's activations of one request, as `lfm2np locate` reads them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.terminal import parse_ids, terminal_text
+from lfm2np.errors import RequestError
+from lfm2np.oracle.locate.dump import Dump, parse_dump
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.record import FORMS, record_of
+from lfm2np.work.whole_file import write_whole
+
+EXIT_CODES = """exit codes:
+  0    the dump is written
+  2    the arguments can't be met
+  3    the checkpoint can't be read, or the engine can't be run or recorded
+  130  interrupted"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Beside --model and --json."""
+    parser.add_argument("target", metavar="TARGET", help=FORMS)
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the dump to write")
+    parser.add_argument(
+        "--prompt-ids",
+        metavar="IDS",
+        action="append",
+        required=True,
+        help="token ids, separated by commas or spaces; given again: of another request, run together with the first",
+    )
+    parser.add_argument("--request", metavar="N", type=int, default=0, help="whose rows are written: the N-th, from 0")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="new tokens of each, greedy (4)")
+    parser.add_argument("--format", choices=list(PRECISIONS), default="float32", help="to compute in (float32)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Writes the dump. RequestError (2) for arguments that can't be met, TargetError (3) for an engine that can't."""
+    directory = checkpoint_directory(arguments.model)
+    config = load_config(directory)
+    prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
+    require_sound(arguments, prompts, config.vocab_size, config.max_position_embeddings)
+    record = record_of(arguments.target, directory, arguments.format)
+    content = record(prompts, arguments.request, arguments.max_tokens)
+    dump = parse_dump(content, arguments.target, config)
+    write_whole(arguments.output, content)
+    if arguments.json:
+        print(json.dumps({"target": arguments.target, "model": str(directory), **as_json(arguments.output, dump)}))
+    else:
+        sizes = ", ".join(map(str, dump.steps.sizes))
+        held = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
+        print(terminal_text(f"{arguments.output}: {held}"))
+
+
+def as_json(output: str, dump: Dump) -> dict[str, object]:
+    return {
+        "output": output,
+        "token_ids": dump.token_ids.tolist(),
+        "steps": list(dump.steps.sizes),
+        "format": dump.format,
+        "tensors": {name: list(values.shape) for name, values in dump.tensors.items()},
+        "unknown": list(dump.unknown),
+    }
+
+
+def require_sound(arguments: argparse.Namespace, prompts: list[list[int]], vocabulary: int, longest: int) -> None:
+    """RequestError for what no engine could run."""
+    if not 0 <= arguments.request < len(prompts):
+        raise RequestError(f"--request {arguments.request}: expected 0 to {len(prompts) - 1}")
+    if arguments.max_tokens < 1:
+        raise RequestError(f"--max-tokens {arguments.max_tokens}: expected at least 1")
+    for prompt in prompts:
+        wrong = next((one for one in prompt if not 0 <= one < vocabulary), None)
+        if wrong is not None:
+            raise RequestError(f"--prompt-ids: {wrong}, expected 0 to {vocabulary - 1} (vocab_size)")
+        if not 0 < len(prompt) <= longest - arguments.max_tokens:
+            raise RequestError(
+                f"--prompt-ids: {len(prompt)} tokens, expected 1 to {longest - arguments.max_tokens}: "
+                f"max_position_embeddings={longest} less --max-tokens"
+            )
+
+
+def add_record(command: AddCommand) -> None:
+    sub = command(
+        "record",
+        run,
+        "write an engine's activations of one request, for `lfm2np locate`",
+        "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors",
+        exit_codes=EXIT_CODES,
+    )
+    add_options(sub)

@@ -1,0 +1,21 @@
+"""What a wrong request looks like from within: plain data that a report prints; recorders/locating.py finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One wrong request, run again where its activations can be seen."""
+
+    recorder: str  # the target that was recorded
+    ask: str  # id of the request
+    prompts: tuple[tuple[int, ...], ...]  # what ran together,
+    request: int  # which of them it is,
+    max_tokens: int  # and how far it ran
+    beside: bool  # whether it has to run beside the others to be wrong
+    finding: Mapping[str, Any] | None  # the first wrong tensor: the fields of locate.Finding; None: nothing was wrong
+    lines: tuple[str, ...]  # in words

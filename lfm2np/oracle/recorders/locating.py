@@ -1,0 +1,141 @@
+"""From a verdict to its cause: the shortest wrong request of a check, recorded alone or beside others, and located."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.tensors import StoredTensor
+from lfm2np.errors import Lfm2npError
+from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.check import Checked
+from lfm2np.oracle.locate.dump import parse_dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.words import finding_lines, shortened
+from lfm2np.oracle.recorders.record import Record
+from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.verdict import Position, Verdict
+from lfm2np.progress import Progress
+
+WRONG = (Verdict.BUG, Verdict.DRIFT)
+MOST_ASKS = 3  # wrong requests that are tried, the shortest first
+MOST_BESIDE = 7  # others that one is tried with
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Prompts that run together, and the one among them that is recorded."""
+
+    ask: str
+    prompts: tuple[tuple[int, ...], ...]
+    request: int
+    max_tokens: int
+
+    def without(self, index: int) -> Trial:
+        kept = tuple(one for number, one in enumerate(self.prompts) if number != index)
+        return Trial(self.ask, kept, self.request - (index < self.request), self.max_tokens)
+
+
+def cause_of(
+    checked: Checked,
+    target: str,
+    record: Record,
+    tensors: Mapping[str, StoredTensor],
+    config: ModelConfig,
+    progress: Progress | None = None,
+) -> Cause | None:
+    """Where the engine goes wrong in one of its wrong requests; None if no token or log-probability was wrong.
+
+    target     what `record` records, in words
+    progress   called with (recordings done, the most that there may be)
+    An engine that can't be recorded is a cause without a finding: what the check found stays.
+    """
+    asks = wrong_asks(checked.positions)
+    if not asks:
+        return None
+    done = 0
+
+    def report_of(trial: Trial) -> Report:
+        nonlocal done
+        content = record(trial.prompts, trial.request, trial.max_tokens)
+        dump = parse_dump(content, f"what {target} recorded of {trial.ask}", config)
+        done += 1
+        if progress:
+            progress(done, 2 * MOST_ASKS + MOST_BESIDE)
+        return locate(tensors, config, dump)
+
+    try:
+        for trial in trials(checked, asks):
+            report = report_of(trial)
+            if report.findings:
+                return cause(target, *without_needless(trial, report, report_of))
+    except Lfm2npError as problem:
+        return cause(target, alone(*asks[0]), None, str(problem))
+    return cause(target, alone(*asks[0]), None)
+
+
+def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
+    """Wrong requests and the first wrong row of each, the shortest first; those alone before those beside others."""
+    first: dict[str, tuple[Ask, int]] = {}
+    for one in positions:
+        if one.verdict in WRONG and (one.ask.id not in first or one.row < first[one.ask.id][1]):
+            first[one.ask.id] = (one.ask, one.row)
+    return sorted(first.values(), key=lambda pair: (bool(pair[0].factors.get("beside")), pair[1], pair[0].id))
+
+
+def trials(checked: Checked, asks: Sequence[tuple[Ask, int]]) -> Iterator[Trial]:
+    """Each alone, then each that was asked so beside others of its case, which were in flight with it or near it."""
+    for ask, row in asks[:MOST_ASKS]:
+        yield alone(ask, row)
+    for ask, row in [pair for pair in asks if pair[0].factors.get("beside")][:MOST_ASKS]:
+        case = [one for one, _ in checked.pairs if one.case == ask.case]
+        place = next(index for index, one in enumerate(case) if one.id == ask.id)
+        start = max(0, min(place - MOST_BESIDE // 2, len(case) - 1 - MOST_BESIDE))
+        near = case[start : start + MOST_BESIDE + 1]
+        yield Trial(ask.id, tuple(one.prompt_token_ids for one in near), place - start, new_tokens(ask, row))
+
+
+def alone(ask: Ask, row: int) -> Trial:
+    return Trial(ask.id, (ask.prompt_token_ids,), 0, new_tokens(ask, row))
+
+
+def new_tokens(ask: Ask, row: int) -> int:
+    """As many as it takes to compute that row."""
+    return max(1, row + 2 - len(ask.prompt_token_ids))
+
+
+def without_needless(trial: Trial, report: Report, report_of: Callable[[Trial], Report]) -> tuple[Trial, Report]:
+    """The trial without the neighbours that it is wrong without."""
+    for index in reversed(range(len(trial.prompts))):
+        if index != trial.request and len(trial.prompts) > 1:
+            smaller = trial.without(index)
+            found = report_of(smaller)
+            if found.findings:
+                trial, report = smaller, found
+    return trial, report
+
+
+def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
+    """Of a report with a finding; or of none, and what hindered it."""
+    first = report.findings[0] if report else None
+    tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
+    others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
+    if report and first:
+        lines = finding_lines(first)
+        more = shortened([one.name for one in report.findings[1:]])
+        lines += [f"also wrong          {more}"] if more else []
+    elif problem:
+        lines = [f"not recorded        {problem}"]
+    else:
+        lines = ["nothing is wrong    there: it takes what was not recorded (a cache, other company, the server)"]
+    return Cause(
+        recorder=target,
+        ask=trial.ask,
+        prompts=trial.prompts,
+        request=trial.request,
+        max_tokens=trial.max_tokens,
+        beside=len(trial.prompts) > 1,
+        finding=asdict(first) if first else None,
+        lines=(f"recorded            {target} {trial.ask}: {tokens}, {others}", *lines),
+    )

@@ -1,0 +1,103 @@
+"""Which engine a recorder's target means, and one request's dump of it, in memory.
+
+    transformers:[padded:][DIR]     the extra `peers`
+    lfm2np:[NUMERICS]               this package's engine
+    package.module:factory          an engine of yours, whose object has `record`
+
+A factory is called as `lfm2np check` calls it, with a checkpoint directory and wishes, and its object's
+`record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and tells the
+recorder of one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lfm2np.conformance.protocol import load_factory
+from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.loading import load
+from lfm2np.numerics import NAMES
+from lfm2np.oracle.recorders.own import RecordedEngine
+from lfm2np.oracle.recorders.recorder import Recorder, content_of
+from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
+from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.target import TargetError
+
+Prompts = Sequence[Sequence[int]]
+Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
+FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factory"
+PADDED = "padded:"
+
+
+def record_of(target: str, model: Path, format: str) -> Record:
+    """How a target is recorded, computing in `format`. RequestError for one of no known form."""
+    kind, _, rest = target.partition(":")
+    if kind in KINDS:
+        return guarded(target, KINDS[kind](rest, model, format))
+    if re.fullmatch(r"[\w.]+:[\w.]+", target) and kind not in ("http", "https", "exec"):
+        return guarded(target, python_engine(target, model, format))
+    raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
+
+
+def guarded(target: str, record: Record) -> Record:
+    """Whatever an engine raises becomes a TargetError of one line."""
+
+    def recorded(prompts: Prompts, request: int, new: int) -> bytes:
+        try:
+            return record(prompts, request, new)
+        except Lfm2npError:
+            raise
+        except Exception as problem:
+            raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+
+    return recorded
+
+
+def transformers(rest: str, model: Path, format: str) -> Record:
+    padded = rest.startswith(PADDED)
+    directory = Path(rest.removeprefix(PADDED) or model)
+    return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
+
+
+def own(rest: str, model: Path, format: str) -> Record:
+    """In the arithmetic that `rest` names, whatever the format."""
+    numerics = rest or "exact"
+    if numerics not in NAMES:
+        raise RequestError(f"lfm2np:{numerics}: expected one of {', '.join(NAMES)}")
+    loaded = load(model, numerics)
+    computes_in = numerics if numerics in ("float32", "bfloat16") else "float32"
+
+    def record(prompts: Prompts, request: int, new: int) -> bytes:
+        run = RecordedEngine(loaded, prefix_caching=False, max_num_seqs=max(1, len(prompts)))
+        for index, prompt in enumerate(prompts):
+            run.add(str(index), list(prompt), new)
+        run.run()
+        return content_of(run.dump(str(request)), computes_in)
+
+    return record
+
+
+def python_engine(target: str, model: Path, format: str) -> Record:
+    """TargetError if its object has no `record`."""
+    try:
+        engine = load_factory(target)(str(model), {})
+    except Lfm2npError:
+        raise
+    except Exception as problem:
+        raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+    if not callable(getattr(engine, "record", None)):
+        raise TargetError(
+            f"{target}: {type(engine).__name__} has no method record(prompts, request, max_tokens, recorder)"
+        )
+
+    def record(prompts: Prompts, request: int, new: int) -> bytes:
+        recorder = Recorder(format=format)
+        engine.record([list(one) for one in prompts], request, new, recorder)
+        return recorder.content()
+
+    return record
+
+
+KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "lfm2np": own}

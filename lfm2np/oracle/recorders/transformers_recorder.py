@@ -1,0 +1,186 @@
+"""Activations of Hugging Face's transformers, as it generates: by hooks on its modules, and around the functions that
+run between them. Needs the extra `peers`.
+
+B requests of a batch, T columns of a forward pass, D hidden, H query heads, G key/value heads, E head_dim, C columns in
+the cache, L convolution taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.recorders.versions import require_version
+from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.transformers_target import generate, load_model
+
+Array = NDArray[Any]
+VERSIONS = ("5.23",)
+EMBEDDINGS = "model.embed_tokens"
+OUTPUTS = (EMBEDDINGS, "_proj", "_norm", "_layernorm", ".w1", ".w2", ".w3", "lm_head")  # ends of modules' names
+INPUTS = {  # by the end of a module's name, what its input is
+    "self_attn.out_proj": "self_attn.attended",
+    "conv.out_proj": "conv.gated",
+    "feed_forward.w2": "feed_forward.gated",
+    "ffn_norm": "residual",
+}
+
+
+def record(
+    model: Path,
+    prompts: Sequence[Sequence[int]],
+    request: int = 0,
+    max_tokens: int = 1,
+    format: str = "float32",
+    padded: bool = False,
+    prepare: Callable[[Any], None] = lambda network: None,
+) -> Recorder:
+    """What `transformers:` (or `transformers:padded:`) computes for one request: greedy, a step for each new token.
+
+    padded   all prompts in one left-padded batch; else the request runs alone
+    prepare  is called with the loaded model: to choose another attention, say
+    errors   TargetError without the libraries, for other versions, or if they can't load the model
+    """
+    require_version("transformers", VERSIONS)
+    network = load_model(str(model), format)
+    prepare(network)
+    chosen, row = (list(prompts), request) if padded else ([prompts[request]], 0)
+    own = OwnColumns(network, format, row, max(map(len, chosen)) - len(chosen[row]), len(chosen[row]) + max_tokens - 1)
+    with own.tapped(network):
+        generate(network, [Ask(str(index), "record", tuple(prompt), max_tokens) for index, prompt in enumerate(chosen)])
+    return own.recorder
+
+
+class OwnColumns:
+    """One request's columns of each forward pass: row `row` of the batch, in the first pass behind `padding`."""
+
+    def __init__(self, network: Any, format: str, row: int, padding: int, tokens: int) -> None:
+        self.recorder = Recorder(format=format)
+        self.row, self.padding, self.tokens = row, padding, tokens
+        self._layers = list(network.config.layer_types)
+        self._reached: dict[str, Iterator[int]] = {}
+
+    def begin(self, ids: Any) -> None:
+        """A pass over ids [B, T]: its last columns are the request's, the others padding."""
+        found = ids[self.row].tolist()
+        self.recorder.step(found if self.recorder.sizes else found[self.padding :])
+        kinds = {"conv": ("u",), "full_attention": ("rotated", "read", "weights")}
+        for kind, parts in kinds.items():
+            layers = [index for index, one in enumerate(self._layers) if one == kind]
+            self._reached |= {part: iter(layers) for part in parts}
+
+    @property
+    def own(self) -> int:
+        return self.recorder.sizes[-1]
+
+    def layer(self, part: str) -> str:
+        """Of the layer whose `part` this pass comes to next."""
+        return f"model.layers.{next(self._reached[part])}"
+
+    def keep(self, name: str, tensor: Any) -> None:
+        """[B, T, ...], of which the request's rows stay; of logits the last of them may be all there are."""
+        rows = as_numbers(tensor[self.row])[-self.own :]
+        self.recorder.keep(name, rows.reshape(len(rows), -1))
+
+    # --- what hooks and wrapped functions see
+
+    def module_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            if name == EMBEDDINGS:
+                self.begin(inputs[0])
+            for end, meaning in INPUTS.items():
+                if name.endswith(end):
+                    self.keep(name.removesuffix(end) + meaning, inputs[0])
+            self.keep(name, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def rotated(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """Queries [B, H, T, E] and keys [B, G, T, E]."""
+        made, layer = original(*arguments, **options), self.layer("rotated")
+        for name, heads in zip(("q_rotated", "k_rotated"), made, strict=True):
+            self.keep(f"{layer}.self_attn.{name}", heads.transpose(1, 2))
+        return made
+
+    def updated(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """Keys and values [B, G, C, E] as attention finds them in the cache."""
+        made, layer = original(*arguments, **options), self.layer("read")
+        for name, heads in zip(("keys_read", "values_read"), made, strict=True):
+            positions = as_numbers(heads[self.row].transpose(0, 1))[self.padding :]
+            self.recorder.keep(f"{layer}.self_attn.{name}", positions.reshape(len(positions), -1))
+        return made
+
+    def eager(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        """Attention's weights [B, H, T, C], where they are made."""
+        made, layer = original(*arguments, **options), self.layer("weights")
+        weights = as_numbers(made[1][self.row].transpose(0, 1))[-self.own :, :, self.padding :]
+        wide = np.pad(weights, ((0, 0), (0, 0), (0, self.tokens - weights.shape[2])))
+        self.recorder.keep(f"{layer}.self_attn.weights", wide.reshape(len(wide), -1))
+        return made
+
+    def convolved(self, original: Any, u: Any, *arguments: Any, **options: Any) -> Any:
+        """u [B, D, columns]: what the cache holds, if anything, then this pass's columns."""
+        window = self._window([], u)
+        made = original(u, *arguments, **options)
+        self._keep_convolution(window, made)
+        return made
+
+    def stepped(self, original: Any, u: Any, state: Any, *arguments: Any, **options: Any) -> Any:
+        """u [B, D, 1] behind the cached columns [B, D, L-1 or L], which are moved on."""
+        window = self._window([state], u)
+        made = original(u, state, *arguments, **options)
+        self._keep_convolution(window, made)
+        return made
+
+    def _window(self, before: list[Any], u: Any) -> Array:
+        return np.concatenate([as_numbers(one[self.row].T) for one in (*before, u)])  # [columns, D]
+
+    def _keep_convolution(self, window: Array, made: Any) -> None:
+        """The request's rows of u, what stands before them, and what comes of it [B, D, columns]."""
+        layer, columns = f"{self.layer('u')}.conv", self.taps - 1
+        self.recorder.keep(f"{layer}.u", window[-self.own :])
+        before = np.pad(window[: -self.own], ((columns, 0), (0, 0)))  # zeros where there is nothing
+        self.recorder.keep(f"{layer}.state", before[len(before) - columns :].reshape(1, -1))
+        self.keep(f"{layer}.conv", made.transpose(1, 2))
+
+    @contextmanager
+    def tapped(self, network: Any) -> Iterator[None]:
+        """Hooks and wrapped functions, as long as the block lasts."""
+        from transformers.cache_utils import Cache
+        from transformers.models.lfm2 import modeling_lfm2
+
+        self.taps = network.config.conv_L_cache
+        functions = {
+            "apply_rotary_pos_emb": self.rotated,
+            "eager_attention_forward": self.eager,
+            "causal_conv1d_fn": self.convolved,
+            "causal_conv1d_update": self.stepped,
+        }
+        with ExitStack() as stack:
+            for name, wrapper in functions.items():
+                stack.enter_context(patch.object(modeling_lfm2, name, around(getattr(modeling_lfm2, name), wrapper)))
+            stack.enter_context(patch.object(Cache, "update", around(Cache.update, self.updated)))
+            for name, module in network.named_modules():
+                is_layer = name.startswith("model.layers.") and name.count(".") == 2
+                if is_layer or name.endswith(OUTPUTS):
+                    stack.callback(module.register_forward_hook(self.module_hook(name)).remove)
+            yield
+
+
+def around(original: Any, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(original, *arguments, **options)
+
+    return wrapped
+
+
+def as_numbers(tensor: Any) -> Array:
+    """float32, in which float16 and bfloat16 are exact."""
+    return np.array(tensor.detach().float().cpu().numpy())

@@ -1,0 +1,113 @@
+"""Runs of our own engine whose activations are recorded: what the tests of `locate` put faults into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from dumps import dump_of
+
+import lfm2np
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.loading import Model
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.recorders.own import RecordedEngine
+from lfm2np.speculation.drafters import ScriptedDrafter
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+TRAINED, BIASED, UNTIED = "trained", "torture/biased_two_taps", "torture/all_attention"
+Recorded = dict[str, np.ndarray]
+
+
+@cache
+def loaded(name: str, numerics: str) -> Model:
+    return lfm2np.load(FIXTURES / name, numerics)
+
+
+def located(
+    model: Model, recorded: Recorded, kept: Callable[[str], bool] = lambda name: True, stored: str = "float32"
+) -> Report:
+    chosen = {name: values for name, values in recorded.items() if name in ("token_ids", "steps") or kept(name)}
+    return locate(open_checkpoint(model.path, model.config), model.config, dump_of(chosen, stored))
+
+
+def prompt(seed: int, length: int, vocabulary: int = 60) -> list[int]:
+    return [int(one) for one in np.random.default_rng(seed).integers(10, vocabulary, length)]
+
+
+def engine(model: Model, **options: object) -> RecordedEngine:
+    return RecordedEngine(model, **({"block_size": 4, "prefix_caching": False} | options))
+
+
+def in_chunks(model: Model) -> RecordedEngine:
+    run = engine(model, max_num_batched_tokens=5)
+    run.add("a", prompt(1, 13), 5)
+    return run
+
+
+def token_by_token(model: Model) -> RecordedEngine:
+    run = engine(model, max_num_batched_tokens=1)
+    run.add("a", prompt(1, 6), 3)
+    return run
+
+
+def with_neighbours(model: Model) -> RecordedEngine:
+    run = engine(model)
+    for index, length in enumerate((9, 5, 7)):
+        run.add("abc"[index], prompt(index, length), 2 + 2 * index)
+    return run
+
+
+def one_after_another(model: Model) -> RecordedEngine:
+    run = engine(model, max_num_seqs=1)
+    for index, length in enumerate((9, 6, 1)):
+        run.add("abc"[index], prompt(index + 1, length), 3)
+    return run
+
+
+def after_a_prefix_hit(model: Model) -> RecordedEngine:
+    run = engine(model, prefix_caching=True, max_num_batched_tokens=20)
+    run.add("a", prompt(9, 8) + prompt(1, 5), 3)
+    run.run()
+    run.add("b", prompt(9, 8) + prompt(2, 4), 3)
+    return run
+
+
+def with_a_shared_prefix(model: Model) -> RecordedEngine:
+    run = engine(model, prefix_caching=True)
+    run.add("a", prompt(9, 8) + prompt(1, 5), 3)
+    run.add("b", prompt(9, 8) + prompt(2, 4), 3)
+    return run
+
+
+def at_length(model: Model) -> RecordedEngine:
+    run = engine(model, block_size=16, max_num_batched_tokens=48)
+    run.add("a", prompt(1, 90), 3)
+    return run
+
+
+def short_of_blocks(model: Model) -> RecordedEngine:
+    run = engine(model, num_blocks=8, num_host_blocks=16, max_num_seqs=3, watermark=0.0)
+    for index in range(3):
+        run.add("abc"[index], prompt(index, 8), 10)
+    return run
+
+
+def sampled_thrice(model: Model) -> RecordedEngine:
+    run = engine(model)
+    run.add("a", prompt(1, 9), 4, n=3, temperature=2.0, seed=1)
+    return run
+
+
+def with_wrong_drafts(model: Model) -> RecordedEngine:
+    run = engine(model, drafter=ScriptedDrafter({"a": prompt(7, 12)}), num_speculative_tokens=3)
+    run.add("a", prompt(1, 9), 8)
+    return run
+
+
+def rows_of(run: RecordedEngine, request: str) -> Recorded:
+    run.run()
+    name, _, index = request.partition("#")
+    return run.dump(name, int(index or 0))

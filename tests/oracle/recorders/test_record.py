@@ -1,0 +1,184 @@
+"""`lfm2np record`, and `check --locate`: from a wrong answer to the operation, alone or beside others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli.program import main
+from lfm2np.errors import RequestError
+from lfm2np.faults import inject
+from lfm2np.loading import Model
+from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.check import Checked, ask_all, check, judged
+from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.locate import locate
+from lfm2np.oracle.recorders.locating import cause_of
+from lfm2np.oracle.recorders.record import record_of
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.target import TargetError
+
+pytestmark = pytest.mark.rounding
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+TRAINED = FIXTURES / "trained"
+CONFIG = load_config(TRAINED)
+WRONG = "lfm2np.oracle.wrong_engine:factory"
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+# --- the command
+
+
+def test_a_request_of_a_ragged_batch_is_written_with_its_steps(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "dump.safetensors"
+    command = ["record", "lfm2np:", "--prompt-ids", "1,17,42", "--prompt-ids", "5 6", "--request", "1"]
+    assert main([*command, "--max-tokens", "3", "-o", str(file)]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}: 4 tokens, in steps of 2, 1, 1; ")
+    dump = read_dump(file, CONFIG)
+    assert (dump.token_ids[:2].tolist(), dump.sizes, dump.format) == ([5, 6], (2, 1, 1), "float32")
+    assert locate(open_checkpoint(TRAINED, CONFIG), CONFIG, dump).findings == ()
+
+
+def test_what_is_written_is_told_as_json(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "dump.safetensors"
+    assert main(["record", WRONG, "--prompt-ids", "5,6", "--max-tokens", "1", "--json", "-o", str(file)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["token_ids"], told["steps"], told["tensors"]["lm_head"]) == ([5, 6], [2], [2, 512])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["mlx-lm:", "--prompt-ids", "1"], 2, "'mlx-lm:' can't be recorded: expected transformers:"),
+        (["http://127.0.0.1:1", "--prompt-ids", "1"], 2, "can't be recorded"),
+        (["lfm2np:float8", "--prompt-ids", "1"], 2, "lfm2np:float8: expected one of"),
+        (["lfm2np:", "--prompt-ids", "1,512"], 2, "512, expected 0 to 511"),
+        (["lfm2np:", "--prompt-ids", "1,x"], 2, "expected whole numbers"),
+        (["lfm2np:", "--prompt-ids", "1", "--request", "1"], 2, "--request 1: expected 0 to 0"),
+        (["lfm2np:", "--prompt-ids", "1", "--max-tokens", "0"], 2, "expected at least 1"),
+        (["lfm2np:", "--prompt-ids", ",".join(["1"] * 1024)], 2, "1024 tokens, expected 1 to 1020"),
+        (["os.path:join", "--prompt-ids", "1"], 3, "os.path:join: TypeError"),
+        (["builtins:dict", "--prompt-ids", "1"], 3, "builtins:dict: "),
+        (["collections:Counter", "--prompt-ids", "1"], 3, "collections:Counter"),
+    ],
+)
+def test_what_cannot_be_recorded_is_one_line_and_no_file(
+    tmp_path: Path, capsys: Any, arguments: list[str], code: int, words: str
+) -> None:
+    assert main(["record", *arguments, "-o", str(tmp_path / "dump")]) == code
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+class Failing:
+    """An engine that breaks while it is recorded, and one that tells what can't be."""
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        pass
+
+    def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
+        raise ValueError("first line\nsecond line")
+
+
+def test_whatever_an_engine_raises_is_one_line() -> None:
+    record = record_of("test_record:Failing", TRAINED, "float32")
+    with pytest.raises(TargetError, match=r"test_record:Failing: ValueError: first line.*second line"):
+        record([[1]], 0, 1)
+
+
+@pytest.mark.parametrize("target", ["", "exec:./engine", "https://a:1", "answers.jsonl"])
+def test_targets_of_other_forms_are_refused(target: str) -> None:
+    with pytest.raises(RequestError, match="can't be recorded"):
+        record_of(target, TRAINED, "float32")
+
+
+# --- from verdict to cause
+
+
+def located(model: Model, name: str, cases: tuple[str, ...], target: str = "lfm2np:float32") -> tuple[Checked, Cause]:
+    """Of our own engine, asked and recorded while a fault is in it, and judged while none is."""
+    with inject(name):
+        found = ask_all(model, PythonTarget("lfm2np.conformance.adapters:own", model.path), cases=cases)
+    checked = judged(model, found.abilities, "float32", found.pairs)
+    record = record_of(target, model.path, "float32")
+
+    def faulty(prompts: Any, request: int, new: int) -> bytes:
+        with inject(name):
+            return record(prompts, request, new)
+
+    cause = cause_of(checked, target, faulty, open_checkpoint(model.path, model.config), model.config)
+    assert cause is not None
+    return checked, cause
+
+
+def test_a_wrong_operator_is_named_from_the_shortest_wrong_request_alone(model: Model) -> None:
+    checked, cause = located(model, "rotation-backwards", ("short-prompts",))
+    assert cause.finding is not None
+    assert cause.finding["name"] == "model.layers.2.self_attn.k_rotated"
+    assert (cause.beside, len(cause.prompts)) == (False, 1)
+    rows = [one.row for one in checked.positions if one.verdict in ("BUG", "DRIFT")]
+    assert len(cause.prompts[0]) + cause.max_tokens - 2 == min(rows)
+
+
+def test_a_request_that_is_wrong_beside_others_only_is_recorded_with_as_few_as_it_takes(model: Model) -> None:
+    _, cause = located(model, "convolution-crosses-requests", ("neighbours",))
+    assert cause.finding is not None
+    assert cause.finding["name"] == "model.layers.0.conv.state"
+    assert (cause.beside, len(cause.prompts)) == (True, 2)
+    assert any("beside 1 others" in line for line in cause.lines)
+
+
+def test_what_a_recorder_does_not_show_is_said_and_a_broken_recorder_costs_no_verdict(model: Model) -> None:
+    """Prefix hits: the recorded engine has none."""
+    _, cause = located(model, "prefix-hit-without-its-state", ("prefixes",))
+    _, broken = located(model, "prefix-hit-without-its-state", ("prefixes",), "test_record:Failing")
+    assert cause.finding is None
+    assert cause.lines[1].startswith("nothing is wrong    there")
+    assert broken.lines[1] == "not recorded        test_record:Failing: ValueError: first line second line"
+
+
+def test_a_right_engine_has_no_cause(model: Model) -> None:
+    checked = check(
+        model, PythonTarget("lfm2np.conformance.adapters:own", model.path), "float32", cases=("short-prompts",)
+    )
+    record = record_of("lfm2np:float32", model.path, "float32")
+    assert cause_of(checked, "", record, open_checkpoint(model.path, model.config), model.config) is None
+
+
+def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
+    files = [part for name in ("html", "junit") for part in (f"--{name}", str(tmp_path / name))]
+    assert main(["check", WRONG, "--cases", "short-prompts", "--locate", "--json", *files]) == 1
+    cause = json.loads(capsys.readouterr().out)["cause"]
+    assert cause["finding"]["name"] == "model.layers.0.conv.state"
+    for name in ("html", "junit"):
+        text = (tmp_path / name).read_text()
+        assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in text
+    assert main(["check", WRONG, "--cases", "short-prompts", "--locate"]) == 1
+    assert "\nwhere it goes wrong\nrecorded            " in capsys.readouterr().out
+
+
+def test_a_target_that_cannot_be_recorded_is_refused_before_anything_is_asked(capsys: Any) -> None:
+    assert main(["check", "http://127.0.0.1:1", "--locate"]) == 3
+    assert "'http://127.0.0.1:1' can't be recorded" in capsys.readouterr().err
+
+
+def test_steps_of_the_wrong_engine_are_those_of_its_sequence() -> None:
+    content = record_of(WRONG, TRAINED, "float32")([[5, 6, 7]], 0, 3)
+    from lfm2np.oracle.locate.dump import parse_dump
+
+    dump = parse_dump(content, "dump", CONFIG)
+    assert dump.sizes == (3, 1, 1)
+    assert np.array_equal(dump.tensors["model.layers.0.conv.state"][0], np.zeros(256))

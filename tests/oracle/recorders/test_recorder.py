@@ -1,0 +1,174 @@
+"""The recorder that an engine's author calls, and the dumps over steps that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.errors import DumpError
+from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
+from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN, Steps, describe_reads, describe_steps
+from lfm2np.oracle.recorders import Recorder
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
+LAYER, KEYS = "model.layers.0", "model.layers.2.self_attn.keys_read"
+
+
+def rows(count: int, width: int = 128, start: int = 0) -> np.ndarray:
+    return (start + np.arange(count * width, dtype=np.float32)).reshape(count, width)
+
+
+def two_steps() -> Recorder:
+    recorder = Recorder(format="bfloat16")
+    recorder.step([5, 6, 7])
+    recorder.keep(LAYER, rows(3))
+    recorder.keep(f"{LAYER}.conv.state", np.zeros((1, 2, 128)))
+    recorder.keep(KEYS, rows(3, 64))
+    recorder.step([8])
+    recorder.keep(LAYER, rows(1, start=1000))
+    recorder.keep(f"{LAYER}.conv.state", rows(2)[None])
+    recorder.keep(KEYS, rows(4, 64))
+    recorder.keep("lm_head", rows(1, 512))
+    return recorder
+
+
+def read(recorder: Recorder) -> Dump:
+    return parse_dump(recorder.content(), "dump", CONFIG)
+
+
+def test_steps_are_put_one_after_another() -> None:
+    dump = read(two_steps())
+    assert (dump.token_ids.tolist(), dump.sizes, dump.format) == ([5, 6, 7, 8], (3, 1), "bfloat16")
+    assert np.array_equal(dump.tensors[LAYER], np.concatenate([rows(3), rows(1, start=1000)]))
+    assert np.array_equal(dump.tensors[f"{LAYER}.conv.state"], np.stack([np.zeros(256), rows(2).ravel()]))
+    assert [len(dump.tensors[name]) for name in (KEYS, "lm_head")] == [3 + 4, 1]
+
+
+def test_a_prefix_that_was_cached_has_no_rows() -> None:
+    recorder = Recorder(prefix=[1, 2])
+    recorder.step([5, 6, 7])
+    recorder.keep(LAYER, rows(3))
+    recorder.keep(KEYS, rows(5, 64))
+    dump = read(recorder)
+    assert (dump.steps.first, dump.steps.starts, dump.steps.ends) == (2, (2,), (5,))
+    assert len(dump.tensors[LAYER]) == 3
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_are_written_row_by_row_however_they_lie_in_memory(order: str) -> None:
+    """Pinned: those that a transposition had left column by column were written so."""
+    recorder = Recorder()
+    recorder.step([5, 6, 7])
+    recorder.keep(LAYER, np.array(rows(3), order=order))  # type: ignore[call-overload]
+    assert np.array_equal(read(recorder).tensors[LAYER], rows(3))
+
+
+def test_what_is_kept_is_a_copy() -> None:
+    recorder, values = Recorder(), rows(3)
+    recorder.step([5, 6, 7])
+    recorder.keep(LAYER, values)
+    values[:] = 0
+    assert np.array_equal(recorder.tensors()[LAYER], rows(3))
+
+
+def test_the_end_of_a_block_writes_the_file_and_an_error_in_it_does_not(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "a.safetensors") as recorder:
+        recorder.step([5])
+        recorder.keep(LAYER, rows(1))
+    assert read_dump(tmp_path / "a.safetensors", CONFIG).token_ids.tolist() == [5]
+    with pytest.raises(ZeroDivisionError), Recorder(tmp_path / "b.safetensors") as recorder:
+        recorder.step([1 // 0])
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
+    recorder = Recorder()
+    for call, words in (
+        (lambda: recorder.keep(LAYER, rows(1)), "kept before the first step"),
+        (lambda: recorder.step([]), "step 0: no tokens"),
+        (lambda: recorder.save(), r"expected Recorder\(path\)"),
+        (lambda: Recorder(format="int8"), "format 'int8': expected one of float32, float16, bfloat16"),
+    ):
+        with pytest.raises(DumpError, match=words):
+            call()
+    recorder.step([5])
+    recorder.keep(LAYER, rows(1))
+    for name, values, words in (
+        (LAYER, rows(1), "kept already in step 0"),
+        ("token_ids", [5], "kept already"),
+        ("x", ["text"], "expected numbers with a row for each token"),
+        ("x", 3.0, "expected numbers with a row for each token"),
+    ):
+        with pytest.raises(DumpError, match=words):
+            recorder.keep(name, values)
+    recorder.step([6])
+    recorder.keep(LAYER, rows(1, 5))
+    with pytest.raises(DumpError, match=r"rows of shapes \[\(5,\), \(128,\)\] in different steps"):
+        recorder.tensors()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "shape", "words"),
+    [
+        ([3, 2], LAYER, (5, 128), "steps: 3, 2, expected rows of each step, in sum at most T=4"),
+        ([3, 0], LAYER, (4, 128), "steps: 3, 0, expected rows of each step"),
+        ([2], LAYER, (3, 128), r"expected \[2, 128\] for T=4 tokens in steps of 2 rows"),
+        ([3, 1], KEYS, (4, 64), r"expected \[7, 64\] for T=4 tokens in steps of 3, 1 rows"),
+        ([3, 1], f"{LAYER}.conv.state", (4, 256), r"expected \[2, 256\]"),
+    ],
+)
+def test_steps_and_rows_that_do_not_fit_are_an_error(
+    sizes: list[int], name: str, shape: tuple[int, int], words: str
+) -> None:
+    from lfm2np.oracle.recorders.recorder import content_of
+
+    tensors = {"token_ids": np.arange(4), "steps": np.array(sizes), name: np.zeros(shape, np.float32)}
+    with pytest.raises(DumpError, match=words):
+        parse_dump(content_of(tensors), "dump", CONFIG)
+
+
+def test_a_format_that_is_none_is_an_error() -> None:
+    from safetensors.numpy import save
+
+    with pytest.raises(DumpError, match="format 'int3' in its metadata"):
+        parse_dump(save({"token_ids": np.arange(2)}, {"format": "int3"}), "dump", CONFIG)
+    assert parse_dump(save({"token_ids": np.arange(2)}, {"format": "pt"}), "dump", CONFIG).format is None
+
+
+# --- steps in words
+
+
+@pytest.mark.parametrize(
+    ("per", "wrong", "text"),
+    [
+        (TOKEN, [5], "from step 1 on (1 row from position 5 on), right in step 0"),
+        (TOKEN, [2, 3, 4, 5, 6], "each of the 3"),
+        (TOKEN, [3], "step 0 of 3"),
+        (TOKEN, [5, 6], "from step 1 on (1 row from position 5 on), right in step 0"),
+        (STEP, [1], "step 1 of 3"),
+        (STEP, [2], "from step 2 on (1 row from position 6 on), right in steps 0 to 1"),
+        (CONTEXT, [2 + 5 + 0], "step 1 of 3"),
+        (CONTEXT, [2 + 0, 2 + 5 + 6 + 3], "steps 0, 2 of 3"),
+    ],
+)
+def test_wrong_steps_in_words(per: str, wrong: list[int], text: str) -> None:
+    """Seven tokens: two from a cache, then steps of 3, 1 and 1."""
+    steps = Steps(7, (3, 1, 1))
+    count = {TOKEN: 7, STEP: 3, CONTEXT: 2 + 5 + 6 + 7}[per]
+    mask = np.zeros(count, bool)
+    mask[wrong] = True
+    if per == TOKEN and wrong == [5]:
+        mask[6] = True
+    assert describe_steps(mask, steps, per) == text
+
+
+def test_wrong_reads_in_words() -> None:
+    steps, mask = Steps(7, (3, 1, 1)), np.zeros(2 + 5 + 6 + 7, bool)
+    mask[[2 + 5 + 1, 2 + 5 + 2, 2 + 5 + 6 + 4]] = True
+    assert describe_reads(mask, steps) == "positions 1 to 2 of 6, as step 1 read them"
+    assert steps.place(CONTEXT, 2 + 5 + 2) == "position 2 as step 1 read it"
+    assert (steps.place(TOKEN, 4), steps.place(STEP, 1)) == ("row 4", "step 1")
