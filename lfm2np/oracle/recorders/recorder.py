@@ -76,7 +76,7 @@ class Recorder:
             shapes = {part.shape[1:] for part in parts}
             if len(shapes) > 1:
                 raise DumpError(f"{name}: rows of shapes {sorted(shapes)} in different steps, expected one")
-            joined[name] = np.concatenate(parts)
+            joined[name] = np.ascontiguousarray(np.concatenate(parts))  # safetensors writes the memory as it lies
         return joined
 
     def save(self) -> None:
