@@ -170,6 +170,27 @@ def test_an_adapter_that_takes_the_parts_of_a_projection_for_each_other_is_named
     assert report_with(mended, tmp_path).findings[0].name == "model.layers.0.feed_forward.w1"
 
 
+def test_a_request_that_was_preempted_is_right_once_computed_again(
+    mended: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, format = mended
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    usual, count = scheduler.schedule, 0
+
+    def preempting(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 4:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        return usual(*arguments)
+
+    monkeypatch.setattr(scheduler, "schedule", preempting)
+    recorder = vllm_recorder.record_with(llm, [PROMPT], 0, NEW + 2, format)
+    assert recorder.sizes == [len(PROMPT) + 3, 1, 1]  # three of its new tokens were computed already
+    report = report_of(recorder, tmp_path)
+    assert report.findings == ()
+
+
 def test_record_loads_runs_and_ends_an_engine(tmp_path: Path) -> None:
     """Last: two engines at once are one too many for vLLM."""
     options = {"enable_prefix_caching": True, "max_num_seqs": 1}

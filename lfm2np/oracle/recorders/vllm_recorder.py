@@ -110,7 +110,7 @@ def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_to
         for number, prompt in enumerate(prompts)
     ]
     runner = engine.model_executor.driver_worker.worker.model_runner
-    tap = Tap(runner, names[request], len(prompts[request]))
+    tap = Tap(runner, names[request])
     made: list[int] = []
     with attached(tap):
         while engine.has_unfinished_requests():
@@ -121,17 +121,16 @@ def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_to
 
 
 def filled(format: str, sequence: Sequence[int], steps: Sequence[Step]) -> Recorder:
-    """The steps, one after another. RequestError if one computes again what another had."""
-    expected = steps[0].start
-    recorder = Recorder(format=format, prefix=sequence[:expected])
-    for number, step in enumerate(steps):
-        if step.start != expected:
-            raise RequestError(
-                f"step {number}: rows from position {step.start} on, expected {expected}: the request was preempted: "
-                "expected a cache for all prompts at once (kv_cache_memory_bytes)"
-            )
-        expected += step.count
-        recorder.step(sequence[step.start : expected])
+    """The steps, one after another: of a request that was preempted, and computed again, those of the last time.
+
+    What came before those was in a cache. Logits are kept as far as no row of a later step is without.
+    """
+    begins = [n for n, step in enumerate(steps) if n == 0 or step.start != steps[n - 1].end]
+    kept = steps[begins[-1] :]
+    recorder = Recorder(format=format, prefix=sequence[: kept[0].start])
+    for number, step in enumerate(kept):
+        recorder.step(sequence[step.start : step.end])
         for name, rows in step.tensors.items():
-            recorder.keep(name, rows)
+            if name != "lm_head" or all(later.count == 1 for later in kept[number + 1 :]):
+                recorder.keep(name, rows)
     return recorder

@@ -36,6 +36,10 @@ class Step:
     count: int
     tensors: dict[str, Array] = field(default_factory=dict)
 
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
 
 # --- where a request's rows are
 
@@ -153,9 +157,8 @@ def parted(names: Sequence[str], widths: Sequence[int], given: Any, made: Any) -
 class Tap:
     """Of one request, what each pass that has rows of it makes."""
 
-    def __init__(self, runner: Any, name: str, prompt_tokens: int) -> None:
-        self.model, self._runner = runner.model, runner
-        self._name, self._prompt_tokens = name, prompt_tokens
+    def __init__(self, runner: Any, name: str) -> None:
+        self.model, self._runner, self._name = runner.model, runner, name
         self._layouts: dict[str, tuple[Array, Array]] = {}
         self._place: Place | None = None
         self.convolved: list[tuple[Any, Any]] = []  # of the layer that runs: rows of u and of the output, [t, D]
@@ -181,10 +184,9 @@ class Tap:
         self.keep(read(given, made))
 
     def keep_logits(self, _: Any, given: Any, logits: Any) -> None:
-        """One row for each request; of a prompt's chunks the last one's only, as a dump has the last rows."""
-        place = self._place
-        if place is not None and place.seen >= self._prompt_tokens:
-            self._put("lm_head", logits[place.index : place.index + 1])
+        """One row for each request: its last."""
+        if self._place is not None:
+            self._put("lm_head", logits[[self._place.index]])
 
     def keep_state(self, prefix: str, conv: Any, *_: Any) -> None:
         """Before a ShortConv runs: [1, L-1, D]."""

@@ -68,9 +68,19 @@ def test_steps_are_put_together_behind_the_prefix_that_they_found() -> None:
     assert found["x"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
 
 
-def test_a_step_that_computes_again_what_another_had_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"step 1: rows from position 0 on, expected 2: .*preempted"):
-        filled("float32", [10, 11, 12], [Step(0, 2), Step(0, 3)])
+def test_of_a_request_that_was_computed_again_the_last_time_counts() -> None:
+    first = [Step(0, 3, {"x": np.zeros((3, 1))}), Step(3, 1, {"x": np.zeros((1, 1))})]
+    again = [Step(2, 2, {"x": np.ones((2, 1))}), Step(4, 1, {"x": np.ones((1, 1))})]
+    found = filled("float32", [10, 11, 12, 13, 14, 15], first + again).tensors()
+    assert found["token_ids"].tolist() == [10, 11, 12, 13, 14]
+    assert found["steps"].tolist() == [2, 1]
+    assert found["x"].tolist() == [[1], [1], [1]]
+
+
+def test_logits_of_chunks_before_the_last_are_left_out() -> None:
+    steps = [Step(0, 2, {"lm_head": np.full((1, 1), 1)}), Step(2, 3, {"lm_head": np.full((1, 1), 4)})]
+    steps += [Step(5, 1, {"lm_head": np.full((1, 1), 5)})]
+    assert filled("float32", list(range(7)), steps).tensors()["lm_head"].tolist() == [[4], [5]]
 
 
 @pytest.mark.parametrize(
