@@ -1,0 +1,136 @@
+"""vLLM's activations, of its engine on a CPU in this process: runs requests and records one of them.
+
+Where vLLM keeps what is in vllm_taps.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
+from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.target import TargetError
+
+VERSIONS = ("0.32.0",)  # that this was run with
+IN_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine where hooks reach it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it leaves this process on the cores it had
+}
+CACHE_BYTES = 2**28
+
+
+def record(
+    model: Path, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str, **options: Any
+) -> Recorder:
+    """All prompts together, greedily, `max_tokens` new tokens each; of number `request` what its steps made.
+
+    options   arguments of vllm.LLM: max_num_batched_tokens (a prefill's chunks), block_size, enable_prefix_caching with
+              max_num_seqs=1 (one prompt after another, so that the second finds the first one's prefix)
+    errors    RequestError for what cannot be asked; TargetError if vLLM is missing, of another version, or fails
+    """
+    require_askable(model, prompts, request, max_tokens, format)
+    require_version()
+    llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})
+    try:
+        return record_with(llm, prompts, request, max_tokens, format)
+    except Lfm2npError:
+        raise
+    except Exception as problem:  # a kernel that does not have what the model needs tells only when it runs
+        raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def require_askable(model: Path, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str) -> None:
+    config = load_config(model)
+    if format not in PRECISIONS:
+        raise RequestError(f"format {format!r}: expected one of {', '.join(PRECISIONS)}")
+    if not 0 <= request < len(prompts):
+        raise RequestError(f"request {request}: expected one of the {len(prompts)} prompts, counted from 0")
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
+    for number, prompt in enumerate(prompts):
+        most = config.max_position_embeddings - max_tokens
+        if not 0 < len(prompt) <= most:
+            raise RequestError(f"prompt {number}: {len(prompt)} tokens, expected 1 to {most}")
+        wrong = [one for one in prompt if not 0 <= one < config.vocab_size]
+        if wrong:
+            raise RequestError(f"prompt {number}: {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
+
+
+def require_version() -> None:
+    try:
+        import vllm
+        from vllm.platforms import current_platform
+    except ImportError as problem:
+        raise TargetError(f"vllm: {problem}: expected vLLM {' or '.join(VERSIONS)} for CPUs") from None
+    if vllm.__version__.split("+")[0] not in VERSIONS:
+        raise TargetError(f"vllm: version {vllm.__version__}, expected {' or '.join(VERSIONS)}, that this was run with")
+    if not current_platform.is_cpu():
+        raise TargetError(f"vllm: platform {current_platform.device_name}, expected cpu, that this was run on")
+
+
+def load(model: Path, format: str, **options: Any) -> Any:
+    """A vllm.LLM of the checkpoint, computing in `format`; not compiled, as what is fused then has no hooks."""
+    for name, value in IN_PROCESS.items():
+        os.environ.setdefault(name, value)
+    import vllm
+
+    usual = {"enable_prefix_caching": False, "kv_cache_memory_bytes": CACHE_BYTES, "hf_overrides": missing_keys(model)}
+    own = {"dtype": format, "enforce_eager": True, "skip_tokenizer_init": True}
+    try:
+        return vllm.LLM(str(model), **{**usual, **options, **own})
+    except Exception as problem:
+        raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+
+
+def missing_keys(model: Path) -> dict[str, int]:
+    """What vLLM asks a config for, and transformers does not write."""
+    hidden = load_config(model).hidden_size
+    given = json.loads((model / "config.json").read_text("utf-8"))
+    return {name: hidden for name in ("block_dim", "conv_dim") if name not in given}
+
+
+def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str) -> Recorder:
+    """As `record`, of an engine that is loaded and idle."""
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    names = [
+        engine.add_request(str(number), {"prompt_token_ids": [int(one) for one in prompt]}, greedy)
+        for number, prompt in enumerate(prompts)
+    ]
+    runner = engine.model_executor.driver_worker.worker.model_runner
+    tap = Tap(runner, names[request])
+    made: list[int] = []
+    with attached(tap):
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished and output.request_id == str(request):
+                    made = list(output.outputs[0].token_ids)
+    return filled(format, [*prompts[request], *made], tap.steps)
+
+
+def filled(format: str, sequence: Sequence[int], steps: Sequence[Step]) -> Recorder:
+    """The steps, one after another: of a request that was preempted, and computed again, those of the last time.
+
+    What came before those was in a cache. Logits are kept as far as no row of a later step is without.
+    """
+    begins = [n for n, step in enumerate(steps) if n == 0 or step.start != steps[n - 1].end]
+    kept = steps[begins[-1] :]
+    recorder = Recorder(format=format, prefix=sequence[: kept[0].start])
+    for number, step in enumerate(kept):
+        recorder.step(sequence[step.start : step.end])
+        for name, rows in step.tensors.items():
+            if name != "lm_head" or all(later.count == 1 for later in kept[number + 1 :]):
+                recorder.keep(name, rows)
+    return recorder
