@@ -1,6 +1,7 @@
 """Which engine a recorder's target means, and one request's dump of it, in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
+    vllm:[DIR]                      vLLM on a CPU, in an environment that has it
     lfm2np:[NUMERICS]               this package's engine
     package.module:factory          an engine of yours, whose object has `record`
 
@@ -22,12 +23,13 @@ from lfm2np.numerics import NAMES
 from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
+from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm
 from lfm2np.oracle.targets.checked import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
 Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
-FORMS = "transformers:[padded:][DIR], lfm2np:[NUMERICS] or package.module:factory"
+FORMS = "transformers:[padded:][DIR], vllm:[DIR], lfm2np:[NUMERICS] or package.module:factory"
 PADDED = "padded:"
 
 
@@ -59,6 +61,11 @@ def transformers(rest: str, model: Path, format: str) -> Record:
     padded = rest.startswith(PADDED)
     directory = Path(rest.removeprefix(PADDED) or model)
     return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
+
+
+def vllm(rest: str, model: Path, format: str) -> Record:
+    directory = Path(rest or model)
+    return lambda prompts, request, new: record_vllm(directory, prompts, request, new, format).content()
 
 
 def own(rest: str, model: Path, format: str) -> Record:
@@ -100,4 +107,4 @@ def python_engine(target: str, model: Path, format: str) -> Record:
     return record
 
 
-KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "lfm2np": own}
+KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "vllm": vllm, "lfm2np": own}

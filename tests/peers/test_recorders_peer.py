@@ -1,0 +1,105 @@
+"""`transformers:` recorded as it generates: right in every format, alone and padded; its known bug is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.locate.dump import parse_dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.recorders import transformers_recorder
+from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.targets.target import TargetError
+
+pytestmark = pytest.mark.peers
+
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+TRAINED, BIASED = FIXTURES / "trained", FIXTURES / "torture" / "biased_two_taps"
+DIRECTORIES = [TRAINED, *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
+FORMATS = ("float32", "float16", "bfloat16")
+
+
+def prompts(directory: Path) -> list[list[int]]:
+    most = min(60, load_config(directory).vocab_size)
+    return [np.random.default_rng(length).integers(0, most, length).tolist() for length in (12, 5, 7)]
+
+
+def recorded(directory: Path, format: str, padded: bool = False, **options: Any) -> Recorder:
+    return transformers_recorder.record(directory, prompts(directory), 1, 4, format, padded, **options)
+
+
+def report_of(directory: Path, recorder: Recorder) -> Report:
+    config = load_config(directory)
+    return locate(open_checkpoint(directory, config), config, parse_dump(recorder.content(), "transformers", config))
+
+
+def eager(network: Any) -> None:
+    network.set_attn_implementation("eager")
+
+
+def attention_layers(directory: Path) -> int:
+    return load_config(directory).layer_types.count("full_attention")
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+def test_transformers_is_right_in_every_operation_of_every_step(directory: Path, format_name: str) -> None:
+    """On every fixture that it runs: without an attention layer `generate` stops."""
+    if attention_layers(directory) == 0:
+        with pytest.raises(ValueError, match="only contain LinearAttention layers"):
+            recorded(directory, format_name)
+        return
+    report = report_of(directory, recorded(directory, format_name))
+    assert (report.findings, report.unreached, report.unknown, report.format) == ((), (), (), format_name)
+    assert max(one.error for one in report.checks) < 0.7
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_eager_attention_shows_its_weights_also_beside_longer_prompts(format_name: str, padded: bool) -> None:
+    recorder = recorded(TRAINED, format_name, padded, prepare=eager)
+    report = report_of(TRAINED, recorder)
+    assert recorder.sizes == [5, 1, 1, 1]
+    assert report.findings == ()
+    weights = [one for one in report.checks if one.name.endswith(".weights")]
+    assert len(weights) == attention_layers(TRAINED) > 0
+
+
+def test_weights_that_are_wrong_are_named_and_not_what_comes_of_them() -> None:
+    recorder = recorded(TRAINED, "float32", prepare=eager)
+    recorder._kept["model.layers.2.self_attn.weights"][0][3, :8] *= 1.01  # head 0, its 8 positions
+    first, *others = report_of(TRAINED, recorder).findings
+    assert (first.name, first.rows) == ("model.layers.2.self_attn.weights", "only row 3")
+    assert [one.name for one in others] == ["model.layers.2.self_attn.attended"]  # of weights that were not these
+
+
+def test_padding_that_reaches_the_convolution_is_the_state_of_the_first_step() -> None:
+    """transformers, conv_bias=true: columns before a prompt are zero before in_proj, so with a bias not after it."""
+    assert report_of(BIASED, recorded(BIASED, "float32")).findings == ()
+    found = report_of(BIASED, recorded(BIASED, "float32", padded=True)).findings
+    assert {one.name.rpartition(".conv.")[2] for one in found} == {"state"}
+    assert (found[0].name, found[0].steps) == ("model.layers.0.conv.state", "step 0 of 4")
+
+
+def test_a_rotation_of_interleaved_pairs_is_the_rotation_and_not_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.lfm2 import modeling_lfm2
+
+    def interleaved(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
+
+    monkeypatch.setattr(modeling_lfm2, "rotate_half", interleaved)
+    names = [one.name for one in report_of(TRAINED, recorded(TRAINED, "float32")).findings]
+    assert names[:2] == ["model.layers.2.self_attn.q_rotated", "model.layers.2.self_attn.k_rotated"]
+    assert all(name.endswith("_rotated") for name in names)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57",))
+    with pytest.raises(TargetError, match=r"transformers 5\.\S+: its recorder was run with 4\.57, and knows no other"):
+        recorded(TRAINED, "float32")
