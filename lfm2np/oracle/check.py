@@ -17,7 +17,7 @@ from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.verdict import Position
-from lfm2np.oracle.workloads import Round, Writer, rounds
+from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
 
@@ -88,14 +88,14 @@ def ask_all(
     """
     abilities = target.probe()
     together = max(1, min(at_once, abilities.at_once))
-    plan = list(rounds(Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed), cases))
+    writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed)
+    split = [possible_asks(one, abilities) for one in rounds(writer, cases)]
+    not_put = [ask.id for _, impossible in split for ask in impossible]
+    plan = noted(possible for possible, _ in split)
     pairs: list[Pair] = []
-    not_put: list[str] = []
     for done, one in enumerate(plan):
         progress("asking", done, len(plan))
-        possible, impossible = possible_asks(one, abilities)
-        not_put += [ask.id for ask in impossible]
-        pairs += answered(target, possible, transcript)
+        pairs += answered(target, one, transcript)
     progress("asking", len(plan), len(plan))
     return Asked(abilities, tuple(pairs), tuple(not_put))
 

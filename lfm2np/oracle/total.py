@@ -10,8 +10,18 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.emulate import FORMATS
+from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words, root_mean_square
+from lfm2np.oracle.regions import described
+from lfm2np.oracle.verdict import (
+    FLIPS_LIMIT,
+    WRONG,
+    Position,
+    Verdict,
+    flip_probability,
+    probability_words,
+    root_mean_square,
+)
 from lfm2np.progress import Progress
 
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
@@ -44,14 +54,14 @@ def total(
     flips, chance = flip_probability(positions)
     ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
     sizes = [one.error_size for one in positions if one.error_size is not None]
-    wrong = [one for one in positions if one.verdict in (Verdict.BUG, Verdict.DRIFT)]
+    wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress, known)
     refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
     if refuted:
         name, why = refuted[0]
         told = f"{len(refuted)} answers that no right engine gives, first of {name}: {why}"
-        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in (Verdict.BUG, Verdict.DRIFT) else [])]
+        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else [])]
     return Total(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -92,7 +102,7 @@ def decided(
             reasons.append(
                 f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
             )
-        return Verdict.BUG, [*reasons, *factors.findings(positions)]
+        return Verdict.BUG, [*reasons, *findings(positions)]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer told the ids of its tokens: nothing could be judged"]
     if unanswered:
@@ -115,7 +125,10 @@ def explaining_format(
     """Another format under which all errors are as they should be, everywhere, no less; the finest of them.
 
     The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
+    Where a region is right under the declared format, so must it err under another: several bugs may leave no factor
+    without errors, and still no format has them.
     """
+    regions = described(positions)
     worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     for name in FORMATS:
@@ -123,12 +136,14 @@ def explaining_format(
             continue
         try:
             found = judge(model, name, first, progress, known)
-            if any(one.verdict in (Verdict.BUG, Verdict.DRIFT) for one in found):
+            if any(one.verdict in WRONG for one in found):
                 continue
             found = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
         size = root_mean_square([one.error_size for one in found if one.error_size is not None])
-        if size >= LEAST_SIZE and factors.is_uniform(found) and flip_probability(found)[1] >= FLIPS_LIMIT:
+        spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
+        everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
+        if size >= LEAST_SIZE and everywhere and flip_probability(found)[1] >= FLIPS_LIMIT:
             return name
     return None

@@ -33,6 +33,9 @@ class Verdict(StrEnum):
     BUG = "BUG"
 
 
+WRONG = (Verdict.DRIFT, Verdict.BUG)
+
+
 @dataclass(frozen=True)
 class Position:
     """One token of an engine against the oracle. Log-probabilities in nats; ratios in units of the format's noise."""

@@ -6,8 +6,8 @@ Everything is drawn from one seed, so two checks of one model ask the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -213,3 +213,31 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round
     for name, case in CASES.items():
         if cases is None or name in cases:
             yield from case.make(writer)
+
+
+def noted(plan: Iterable[Round]) -> list[Round]:
+    """The same asks; each one's factors say what only the whole plan knows, by which several bugs are told apart:
+
+    place  its index among those asked together
+    seen   how many tokens its prompt begins like one that was asked before it, or before it in the same round
+    abort  "beside" requests that are cancelled, or "after" such, or "none"
+    """
+    found: list[Round] = []
+    prompts: list[tuple[int, ...]] = []
+    abort = "none"
+    for one in plan:
+        asks = []
+        for place, ask in enumerate(one.asks):
+            seen = max((common(ask.prompt_token_ids, other) for other in prompts), default=0)
+            now = "beside" if one.aborted else abort
+            asks.append(replace(ask, factors={**ask.factors, "place": place, "seen": seen, "abort": now}))
+            prompts.append(ask.prompt_token_ids)
+        abort = "after" if one.aborted else abort
+        found.append(replace(one, asks=tuple(asks)))
+    return found
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts begin with alike."""
+    most = min(len(one), len(other))
+    return next((index for index in range(most) if one[index] != other[index]), most)

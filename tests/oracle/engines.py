@@ -22,3 +22,9 @@ def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
 def chunked(model: str, sizes: dict[str, Any]) -> Own:
     """In float32, with blocks and chunks small enough for short prompts to cross them."""
     return Own(load(Path(model), "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
+
+
+def small_steps(model: str, sizes: dict[str, Any]) -> Own:
+    """Exact, in blocks of 8 tokens and steps of 32."""
+    steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
+    return Own(load(Path(model)), {**PLENTY, **steps, **sizes})

@@ -12,13 +12,13 @@ import numpy as np
 import lfm2np
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.findings import findings
 from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.workloads import CASES
 
 SEVERITY = (Verdict.EXACT, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)
-WRONG = (Verdict.DRIFT, Verdict.BUG)
 NOISE = (
     "An error of 1 is the noise that the declared format is expected to have at that very position. Single errors are "
     f"counted beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole "
@@ -109,7 +109,7 @@ def wrong_of(checked: Checked) -> list[Position]:
 
 def suspects(checked: Checked) -> list[str]:
     """The classes of bug that the errors point to; none where another number format explains them."""
-    return factors.findings(checked.positions) if checked.total.verdict is Verdict.BUG else []
+    return findings(checked.positions) if checked.total.verdict is Verdict.BUG else []
 
 
 def messages(checked: Checked) -> list[tuple[str, int]]:

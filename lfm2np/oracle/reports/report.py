@@ -14,8 +14,8 @@ from typing import Any
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.parts import (
-    WRONG,
     case_rows,
     counts_in_words,
     environment,
@@ -31,7 +31,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     visible,
 )
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
+from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 
 MOST_LINES = 10  # of flips and of messages
 COMMAND = 4000  # characters
@@ -185,6 +185,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "exit_code": exit_code(total.verdict),
         "reasons": list(total.reasons),
         "suspects": suspects(checked),
+        "regions": regions_json(checked),
         "format": checked.format,
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
@@ -208,6 +209,12 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     }
     plain: dict[str, Any] = finite(fields)
     return plain
+
+
+def regions_json(checked: Checked) -> dict[str, Any] | None:
+    """Where a wrong engine is right, and what is wrong by itself; None if nothing tells right from wrong."""
+    found = described(checked.positions) if checked.total.verdict is Verdict.BUG else None
+    return None if found is None else found.as_json()
 
 
 def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:

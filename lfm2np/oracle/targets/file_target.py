@@ -13,6 +13,7 @@ from types import TracebackType
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.records import (
+    NOTED,
     Answer,
     Ask,
     answer_as_json,
@@ -142,5 +143,6 @@ def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:
 
 
 def as_text(ask: Ask) -> str:
-    """As JSON has it: a list and a tuple among the factors are the same."""
-    return json.dumps(ask_as_json(ask), sort_keys=True)
+    """As JSON has it: a list and a tuple among the factors are the same. Without what was only noted about it."""
+    factors = {name: value for name, value in ask.factors.items() if name not in NOTED}
+    return json.dumps({**ask_as_json(ask), "factors": factors}, sort_keys=True)

@@ -15,6 +15,8 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 
+NOTED = ("place", "seen", "abort")  # factors that say where an ask stands in the plan, and nothing of what is put
+
 
 @dataclass(frozen=True)
 class Ask:

@@ -1,0 +1,183 @@
+"""Two faults of the catalogue at once: the report names what each breaks by itself, or the one that hides the other.
+
+What a fault is expected to break stands in its sentence in the catalogue; BREAKS says how the report puts it. The
+engine is lfm2np's own in exact arithmetic, so the errors are the faults' alone, on any machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import lfm2np
+from lfm2np.faults import inject
+from lfm2np.faults.catalogue import by_name
+from lfm2np.loading import Model
+from lfm2np.oracle.check import Checked, answered, judged
+from lfm2np.oracle.factors import phase_of, place_of
+from lfm2np.oracle.judge import Known
+from lfm2np.oracle.regions import described
+from lfm2np.oracle.reports.html_page import as_html
+from lfm2np.oracle.reports.junit import as_junit
+from lfm2np.oracle.reports.report import as_json, as_text
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.verdict import Verdict
+from lfm2np.oracle.workloads import Round, Writer, noted, rounds
+
+pytestmark = pytest.mark.rounding  # the noise of the declared format
+
+TORTURE = Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config"
+CASES = ("short-prompts", "borders", "neighbours", "slot-reuse", "prefixes", "families")
+LONGEST, NEW = 60, 5  # tokens of a prompt, and new ones: what a fault needs to show, and little more
+KNOWN = Known()
+
+
+@cache
+def model() -> Model:
+    return lfm2np.load(TORTURE)
+
+
+@cache
+def plan() -> list[Round]:
+    kept = []
+    for one in rounds(Writer(model().config, None, 4), CASES):
+        asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
+        kept.append(Round(tuple(asks)))
+    return noted(one for one in kept if one.asks)
+
+
+@cache
+def checked(*faults: str) -> Checked:
+    """What comes of the engine with these faults. Their edits are of different functions: each replaces one whole."""
+    places = [edit.where for fault in faults for edit in by_name(fault).edits]
+    assert len(set(places)) == len(places)
+    with contextlib.ExitStack() as injected:
+        for fault in faults:
+            injected.enter_context(inject(fault))
+        target = PythonTarget("engines:small_steps", TORTURE)
+        pairs = [pair for one in plan() for pair in answered(target, one, None)]
+    result = judged(model(), Abilities("faulty"), "float32", pairs, known=KNOWN)
+    assert result.total.verdict is Verdict.BUG
+    return result
+
+
+def named(reasons: Sequence[str], words: str) -> list[str]:
+    """The lines that call this wrong by itself."""
+    return [one for one in reasons if one.startswith("wrong by itself: ") and words in one]
+
+
+# What each fault breaks by its sentence in the catalogue.
+BREAKS = {
+    "state-dropped-after-the-prompt": "decode",
+    "prompt-logprobs-off-by-one": "prefill",
+    "convolution-crosses-requests": "later in a batch",
+    "attention-crosses-requests": "later in a batch",
+    "state-zeroed-when-the-batch-is-repacked": "later in a batch",
+    "left-padding-enters-the-convolution": "first of a batch or later in a batch",
+    "prefix-hit-without-its-state": "were asked before",
+    "hit-blocks-omitted-from-the-plan": "were asked before",
+    "checkpoint-taken-before-the-chunk": "were asked before",
+    "one-token-prompt-reads-the-previous-tenants-state": "prompts of fewer than 2 tokens",
+    "positions-stop-at-40": "from position 32 on",  # the border below 40 among those that the report knows
+    "half-the-block-size-used-for-offsets": "from position 4 on",  # half of the 8 that its blocks have
+}
+PAIRS = (
+    ("state-dropped-after-the-prompt", "convolution-crosses-requests"),
+    ("state-dropped-after-the-prompt", "attention-crosses-requests"),
+    ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
+    ("state-dropped-after-the-prompt", "prefix-hit-without-its-state"),
+    ("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan"),
+    ("state-dropped-after-the-prompt", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("state-dropped-after-the-prompt", "positions-stop-at-40"),
+    ("prompt-logprobs-off-by-one", "convolution-crosses-requests"),
+    ("prompt-logprobs-off-by-one", "prefix-hit-without-its-state"),
+    ("prompt-logprobs-off-by-one", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("convolution-crosses-requests", "prefix-hit-without-its-state"),
+    ("convolution-crosses-requests", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("convolution-crosses-requests", "positions-stop-at-40"),
+    ("convolution-crosses-requests", "checkpoint-taken-before-the-chunk"),
+    ("attention-crosses-requests", "hit-blocks-omitted-from-the-plan"),
+    ("attention-crosses-requests", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("attention-crosses-requests", "half-the-block-size-used-for-offsets"),
+    ("left-padding-enters-the-convolution", "prefix-hit-without-its-state"),
+    ("left-padding-enters-the-convolution", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("state-zeroed-when-the-batch-is-repacked", "prefix-hit-without-its-state"),
+    ("state-zeroed-when-the-batch-is-repacked", "one-token-prompt-reads-the-previous-tenants-state"),
+    ("prefix-hit-without-its-state", "positions-stop-at-40"),
+    ("one-token-prompt-reads-the-previous-tenants-state", "hit-blocks-omitted-from-the-plan"),
+    ("one-token-prompt-reads-the-previous-tenants-state", "half-the-block-size-used-for-offsets"),
+)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_of_two_faults_both_are_named(one: str, other: str) -> None:
+    reasons = checked(one, other).total.reasons
+    lines = named(reasons, BREAKS[one]) + named(reasons, BREAKS[other])
+    assert len(set(lines)) == 2, reasons
+    assert not any(reason.startswith("wrong everywhere") for reason in reasons)
+
+
+EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
+HIDDEN = (
+    # hides, is hidden, what the report says of the first, why the second does not show
+    (
+        "feed-forward-residual-missing",
+        "state-dropped-after-the-prompt",
+        EVERYWHERE,
+        "each position has a wrong operator behind it",
+    ),
+    ("feed-forward-residual-missing", "prefix-hit-without-its-state", EVERYWHERE, "as above"),
+    (
+        "no-causal-mask",
+        "state-dropped-after-the-prompt",
+        "wrong by itself: prompts of 2 tokens or more: ",
+        "a state is dropped behind the same prompts: those of several tokens, which look ahead",
+    ),
+    (
+        "prefix-hit-without-its-state",
+        "hit-blocks-omitted-from-the-plan",
+        "right cold, wrong warm: ",
+        "both are of prefix hits, and of nothing else",
+    ),
+    (
+        "half-the-block-size-used-for-offsets",
+        "positions-stop-at-40",
+        "wrong by itself: from position 4 on: ",
+        "what is wrong from position 40 on is wrong from position 4 on",
+    ),
+)
+
+
+@pytest.mark.parametrize(("hides", "hidden", "words", "why"), HIDDEN)
+def test_a_fault_that_hides_another_is_named(hides: str, hidden: str, words: str, why: str) -> None:
+    reasons = checked(hides, hidden).total.reasons
+    assert any(one.startswith(words) for one in reasons), reasons
+    assert len([one for one in reasons if one.startswith("wrong by itself: ")]) <= 1, why
+
+
+def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> None:
+    """The state is lost between prefill and decode, and beside others only the first of a batch is right in prefill."""
+    result = checked("state-dropped-after-the-prompt", "convolution-crosses-requests")
+    regions = described(result.positions)
+    assert regions is not None
+    right = [one for one in result.positions if phase_of(one) == "prefill" and place_of(one) != "later"]
+    expected = [
+        f"right: prefill, alone or first of a batch ({len(right)} of {len(result.positions)} positions)",
+        "wrong by itself: decode: what prefill leaves behind is not what decode expects",
+        "wrong by itself: later in a batch: requests of a batch get at each other's rows, blocks or slots",
+    ]
+    told = as_json(result)
+    text, page, xml = as_text(result), html.unescape(as_html(result)), html.unescape(as_junit(result))
+    for line in expected:
+        assert line in result.total.reasons and line in told["suspects"]
+        assert line in text and line in page and line in xml
+    assert told["regions"]["right"] == ["prefill", "alone or first of a batch"]
+    assert [one["words"] for one in told["regions"]["wrong"]] == ["decode", "later in a batch"]
+    assert "wrong everywhere" not in text

@@ -1,0 +1,233 @@
+"""The largest right region, and what is wrong by itself: on positions made by hand, of which it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.oracle.check import possible_asks
+from lfm2np.oracle.factors import abort_of, phase_of, place_of
+from lfm2np.oracle.findings import findings
+from lfm2np.oracle.regions import SCALES, described
+from lfm2np.oracle.targets.file_target import Transcript
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.verdict import WRONG, Position, Verdict
+from lfm2np.oracle.workloads import Round, noted
+
+NEW = 4  # tokens of each request
+
+
+def ask_of(index: int, prompt: Sequence[int], beside: bool = False) -> Ask:
+    return Ask(
+        f"neighbours-{index}", "neighbours", tuple(prompt), NEW, factors={"length": len(prompt), "beside": beside}
+    )
+
+
+def plan() -> list[Round]:
+    """Prompts of 1 to 20 tokens alone, three times; then four at a time; then some beside which one is cancelled."""
+    count = iter(range(1000))
+    alone = []
+    for length in range(1, 21):
+        prompt = [next(count) + 1000 for _ in range(length)]
+        alone += [Round((ask_of(next(count), prompt),)) for _ in range(3)]
+    beside = []
+    for turn in range(12):  # those of one round begin alike
+        lengths = [3 * (1 + (turn + place) % 4) for place in range(4)]
+        start = 2000 + 100 * turn
+        beside.append(Round(tuple(ask_of(next(count), range(start, start + one), beside=True) for one in lengths)))
+    cancelled = []
+    for first in range(3200, 3500, 50):  # every other one comes after a cancelled request, and is beside none
+        asks = tuple(ask_of(next(count), range(start, start + 5), beside=True) for start in range(first, first + 48, 8))
+        cancelled.append(Round(asks, () if first % 100 else (asks[0].id,)))
+    return noted([*alone, *beside, *cancelled])
+
+
+PLAN = plan()
+
+
+def positions(is_wrong: Callable[[Position], bool], of: Sequence[Round] = tuple(PLAN)) -> list[Position]:
+    """Every row of every request that is judged. The wrong ones are a thousand times the noise off."""
+    found = []
+    for one in of:
+        for ask in one.asks:
+            if ask.id not in one.aborted:
+                for row in range(len(ask.prompt_token_ids) - 1 + NEW):
+                    is_new = row >= len(ask.prompt_token_ids) - 1
+                    right = Position(ask, row, is_new, 5, 5, 0.0, 0.0, 99.0, 0.0, 0.0, 0.0, Verdict.EXACT)
+                    wrong = replace(right, error=1.0, error_ratio=1e3, error_size=1e3, verdict=Verdict.DRIFT)
+                    found.append(wrong if is_wrong(right) else right)
+    return found
+
+
+def decode(one: Position) -> bool:
+    return phase_of(one) == "decode"
+
+
+def later(one: Position) -> bool:
+    return place_of(one) == "later"
+
+
+def warm(one: Position) -> bool:
+    return one.ask.factors["seen"] >= 8
+
+
+def words(found: Sequence[Position]) -> tuple[list[str], list[str]]:
+    """Of the right region, and of what is wrong by itself."""
+    regions = described(found)
+    return ([], []) if regions is None else ([one.words for one in regions.right], [one.words for one in regions.parts])
+
+
+WARM = "prompts whose first 8 tokens were asked before"
+COLD = "prompts whose first 8 tokens are new"
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "right", "parts"),
+    [
+        (decode, ["prefill"], ["decode"]),
+        (later, ["alone or first of a batch"], ["later in a batch"]),
+        (lambda one: place_of(one) != "alone", ["alone"], ["first of a batch or later in a batch"]),
+        (warm, [COLD], [WARM]),
+        (lambda one: one.row >= 8, ["before position 8"], ["from position 8 on"]),
+        (
+            lambda one: len(one.ask.prompt_token_ids) < 3,
+            ["prompts of 3 tokens or more"],
+            ["prompts of fewer than 3 tokens"],
+        ),
+        (
+            lambda one: decode(one) or later(one),
+            ["prefill", "alone or first of a batch"],
+            ["decode", "later in a batch"],
+        ),
+        (lambda one: decode(one) or warm(one), ["prefill", COLD], ["decode", WARM]),
+        (
+            lambda one: later(one) or one.row >= 8,
+            ["alone or first of a batch", "before position 8"],
+            ["later in a batch", "from position 8 on"],
+        ),
+        (
+            lambda one: decode(one) or later(one) or warm(one),
+            ["prefill", "alone or first of a batch", COLD],
+            ["decode", "later in a batch", WARM],
+        ),
+        (  # and those after are right
+            lambda one: abort_of(one) == "beside",
+            ["no request cancelled"],
+            ["beside cancelled requests"],
+        ),
+        (lambda one: decode(one) and later(one), ["prefill"], ["decode, later in a batch"]),
+    ],
+)
+def test_each_cause_is_named(is_wrong: Callable[[Position], bool], right: list[str], parts: list[str]) -> None:
+    assert words(positions(is_wrong)) == (right, parts)
+
+
+def test_nothing_is_described_where_all_is_right_or_all_is_wrong() -> None:
+    assert described(positions(lambda one: False)) is None
+    assert described(positions(lambda one: True)) is None
+    assert described([]) is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_no_region_is_right_by_chance(share: float) -> None:
+    """Requests that are wrong at random depend on nothing."""
+    for seed in range(8):
+        random = np.random.Generator(np.random.Philox(key=[seed, 0]))
+        wrong = {ask.id for one in PLAN for ask in one.asks if random.random() < share}
+        assert described(positions(lambda one, wrong=wrong: one.ask.id in wrong)) is None  # type: ignore[misc]
+
+
+def test_few_positions_are_no_region() -> None:
+    few = positions(decode, PLAN[6:8])
+    assert {one.ask.id for one in few} == {PLAN[6].asks[0].id, PLAN[7].asks[0].id}
+    assert described(few) is None
+
+
+SINGLE = st.sampled_from([decode, later, warm, lambda one: one.row >= 8, lambda one: len(one.ask.prompt_token_ids) < 3])
+
+
+@given(st.lists(SINGLE, min_size=1, max_size=3, unique=True))
+def test_the_right_region_is_right_and_what_is_wrong_by_itself_is_wrong(causes) -> None:  # type: ignore[no-untyped-def]
+    found = positions(lambda one: any(cause(one) for cause in causes))
+    regions = described(found)
+    assert regions is not None and 1 <= len(regions.right) <= len(causes)
+    inside = [one for one in found if (one.ask.id, one.row) in regions.inside]
+    assert inside and not any(one.verdict in WRONG for one in inside)
+    assert len(inside) >= 0.8 * sum(one.verdict not in WRONG for one in found)
+    assert len(regions.parts) == len(causes)
+    assert words(found) == words(list(reversed(found)))
+
+
+def test_every_level_that_an_ask_can_have_has_words() -> None:
+    for name, scale in SCALES.items():
+        assert set(scale.words) == set(scale.suspects), name
+        levels = {scale.level(one) for one in positions(lambda one: False)}
+        assert scale.edges or levels <= set(scale.words), name
+
+
+# --- findings
+
+
+EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
+
+
+def test_wrong_everywhere_is_said_only_if_every_request_is_wrong() -> None:
+    assert findings(positions(lambda one: True)) == [EVERYWHERE]
+    names = [ask.id for one in PLAN for ask in one.asks if ask.id not in one.aborted]
+    right = names[5]
+    (found,) = findings(positions(lambda one: one.ask.id != right))
+    apart = "which nothing that was asked sets apart"
+    assert found == f"wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
+    few = names[3:43:8]
+    found = findings(positions(lambda one: one.ask.id in few))[0]
+    assert found == f"wrong in {len(few)} of {len(names)} requests, {apart}; wrong: {', '.join(few[:3])}, ..."
+
+
+def test_what_one_factor_tells_is_not_told_again() -> None:
+    found = findings(positions(decode))
+    assert "right prefill, wrong decode: what prefill leaves behind is not what decode expects" in found
+    assert not any(one.startswith(("right: ", "wrong by itself: ")) for one in found)
+    found = findings(positions(lambda one: decode(one) or later(one)))
+    assert [one.split(": ")[1] for one in found if one.startswith("wrong by itself: ")] == [
+        "decode",
+        "later in a batch",
+    ]
+    (right,) = (one for one in found if one.startswith("right: "))
+    assert right.startswith("right: prefill, alone or first of a batch (")
+
+
+# --- what is noted of an ask
+
+
+def test_an_ask_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:
+    first, second = ask_of(1, [1, 2, 3]), ask_of(2, [1, 2, 4, 5], True)
+    third, fourth = ask_of(3, [1, 2, 4, 6, 7], True), ask_of(4, [9])
+    found = noted([Round((first,)), Round((second, third), (third.id,)), Round((fourth,))])
+    facts = [tuple(ask.factors[name] for name in ("place", "seen", "abort")) for one in found for ask in one.asks]
+    assert facts == [(0, 0, "none"), (0, 2, "beside"), (1, 3, "beside"), (0, 0, "after")]
+    assert [one.aborted for one in found] == [(), (third.id,), ()]
+    assert noted(found) == found
+
+
+def test_the_first_of_a_batch_is_the_first_that_could_be_put() -> None:
+    silent, told = ask_of(1, [1]), replace(ask_of(2, [2]), prompt_text="b")
+    possible, impossible = possible_asks(Round((silent, told)), Abilities("texts only", takes_token_ids=False))
+    assert impossible == [silent]
+    assert noted([possible])[0].asks[0].factors["place"] == 0
+
+
+def test_a_transcript_without_these_notes_still_answers(tmp_path: Path) -> None:
+    bare = ask_of(1, [1, 2, 3])
+    with Transcript(tmp_path / "earlier.jsonl") as transcript:
+        transcript.append(bare, Answer(bare.id, (5,)))
+    ((one,),) = (each.asks for each in noted([Round((bare,))]))
+    with Transcript(tmp_path / "earlier.jsonl") as transcript:
+        assert transcript.known(one) == Answer(bare.id, (5,))
+        assert transcript.known(replace(one, factors={**one.factors, "prefix": "warm"})) is None
