@@ -19,3 +19,11 @@ class Cause:
     beside: bool  # whether it has to run beside the others to be wrong
     finding: Mapping[str, Any] | None  # the first wrong tensor: the fields of locate.Finding; None: nothing was wrong
     lines: tuple[str, ...]  # in words
+
+    @property
+    def reason(self) -> str | None:
+        """One line for a verdict."""
+        if self.finding is None:
+            return None
+        where = "" if self.finding["layer"] is None else f"layer {self.finding['layer']}, "
+        return f"first wrong operation: {where}{self.finding['operation']} ({self.finding['name']})"

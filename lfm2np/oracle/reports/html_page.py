@@ -28,6 +28,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     wrong_of,
 )
+from lfm2np.oracle.reports.report import reasons_of
 from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
 
 MOST_ROWS = 100  # of one table
@@ -79,7 +80,7 @@ def head(checked: Checked) -> str:
         f"<h1>lfm2np check: {verdict_cell(total.verdict)}</h1>\n"
         f'<div class="verdict {total.verdict.lower()}">\n'
         f"<p>Engine: {foreign(checked.abilities.engine)}<br>Declared format: {foreign(checked.format)}</p>\n"
-        f"<p>{MEANS[total.verdict]}</p>\n{bullets([foreign(reason) for reason in total.reasons])}</div>\n"
+        f"<p>{MEANS[total.verdict]}</p>\n{bullets([foreign(reason) for reason in reasons_of(checked)])}</div>\n"
     )
 
 

@@ -68,13 +68,19 @@ def head_lines(checked: Checked) -> list[str]:
     chance = f"; a right engine has so many or more with probability {likely}" if total.flips else ""
     return [
         f"verdict    {total.verdict}",
-        *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(total.reasons)),
+        *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(reasons_of(checked))),
         f"engine     {visible(checked.abilities.engine)}",
         f"format     {visible(checked.format)}",
         f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
     ]
+
+
+def reasons_of(checked: Checked) -> list[str]:
+    """Why, and where it goes wrong if that is known."""
+    where = checked.cause.reason if checked.cause else None
+    return [*checked.total.reasons, *([where] if where else [])]
 
 
 def case_lines(checked: Checked) -> list[str]:
@@ -183,7 +189,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     fields = {
         "verdict": str(total.verdict),
         "exit_code": exit_code(total.verdict),
-        "reasons": list(total.reasons),
+        "reasons": reasons_of(checked),
         "suspects": suspects(checked),
         "regions": regions_json(checked),
         "format": checked.format,

@@ -44,6 +44,28 @@ def six_heads() -> Recorded:
     return recorded_under(SIX, FLOAT32, 12)
 
 
+@cache
+def six_heads_with_all() -> Recorded:
+    """With what an engine of one step finds in its caches, and the inside of attention, worked out here in float64."""
+    recorded = dict(six_heads())
+    heads, groups, head_dim = 6, 2, 10
+    for name in list(recorded):
+        layer, _, part = name.rpartition(".")
+        if name.endswith(".conv.u"):
+            recorded[f"{layer}.state"] = np.zeros((1, 2 * recorded[name].shape[1]), np.float32)
+        if part == "q_rotated":
+            keys, tokens = recorded[f"{layer}.k_rotated"], len(recorded[name])
+            recorded[f"{layer}.keys_read"], recorded[f"{layer}.values_read"] = keys, recorded[f"{layer}.v_proj"]
+            each = np.repeat(keys.reshape(tokens, groups, head_dim), heads // groups, axis=1).astype(np.float64)
+            scores = np.einsum("the,che->thc", recorded[name].reshape(tokens, heads, head_dim), each) / head_dim**0.5
+            scores[~np.tri(tokens, dtype=bool)[:, None].repeat(heads, 1)] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            recorded[f"{layer}.scores"] = np.where(np.isinf(scores), 0.0, scores).reshape(tokens, -1)
+            recorded[f"{layer}.weights"] = weights.reshape(tokens, -1)
+    return recorded
+
+
 def dump_of(recorded: Recorded, stored_as: str) -> Dump:
     dumped = {key: values.astype(np.float64) for key, values in recorded.items() if key not in ("token_ids", "steps")}
     sizes = tuple(recorded.get("steps", np.zeros(0)).tolist())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads
+from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_of, six_heads, six_heads_with_all
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
@@ -19,8 +19,11 @@ from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
 from lfm2np.oracle.locate.spread import PRECISIONS, Measured
+from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN
 
 pytestmark = pytest.mark.rounding
+
+PER = {one.name: one.per for one in operations(load_config(SIX))}
 
 # --- right engines stay within the bounds
 
@@ -58,18 +61,21 @@ def test_numbers_stored_in_less_than_the_engine_computes_in_are_right() -> None:
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-@pytest.mark.parametrize("tensor", [one.name for one in operations(load_config(SIX))])
+@pytest.mark.parametrize("tensor", PER)
 def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(tensor: str, name: str) -> None:
     """Behind it every tensor is what ITS inputs make."""
-    recorded = {key: one.copy() for key, one in six_heads().items()}
-    row, channel = 7, recorded[tensor].shape[1] - 2
+    recorded = {key: one.copy() for key, one in six_heads_with_all().items()}
+    row, channel = len(recorded[tensor]) // 2, recorded[tensor].shape[1] - 2
+    if tensor.endswith((".scores", ".weights")):
+        channel = 5 * len(recorded[tensor]) + 3  # the last head's, of a position that the row sees
     clean = finding_bound(recorded, tensor, name, row, channel)
     recorded[tensor] = recorded[tensor].astype(np.float64)
     recorded[tensor][row, channel] += 2.5 * clean
     first = report_of(SIX, recorded, name).findings[0]
     assert (first.name, first.row, first.channel, first.wrong_numbers) == (tensor, row, channel, 1)
     assert 1.4 < first.error < 3.6
-    assert first.rows == "only row 7"
+    words = {STEP: "the only step", CONTEXT: f"position {row} of 12, as step 0 read them", TOKEN: f"only row {row}"}
+    assert first.rows == words[PER[tensor]]
 
 
 def finding_bound(recorded: Recorded, tensor: str, name: str, row: int, channel: int) -> float:

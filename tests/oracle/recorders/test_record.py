@@ -163,11 +163,15 @@ def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
     assert main(["check", WRONG, "--cases", "short-prompts", "--locate", "--json", *files]) == 1
     cause = json.loads(capsys.readouterr().out)["cause"]
     assert cause["finding"]["name"] == "model.layers.0.conv.state"
+    where = "first wrong operation: layer 0, what the step found of the convolution"
     for name in ("html", "junit"):
         text = (tmp_path / name).read_text()
         assert "first wrong tensor  model.layers.0.conv.state (layer 0)" in text
+        assert where in text or name == "junit"
     assert main(["check", WRONG, "--cases", "short-prompts", "--locate"]) == 1
-    assert "\nwhere it goes wrong\nrecorded            " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "\nwhere it goes wrong\nrecorded            " in text
+    assert where in text.split("engine  ")[0]
 
 
 def test_a_target_that_cannot_be_recorded_is_refused_before_anything_is_asked(capsys: Any) -> None:
