@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
-from recipe import FIXTURES, REFUSED, RIGHT, WRONG, Recipe, Variant
+from recipe import REFUSED, RIGHT, WRONG, Recipe, Variant
 
-SERVED = f"{{python}} {FIXTURES}/served.py --port {{port}} --numerics {{format}} --model {{model}}"
+PROGRAM = "{python} {here}/../served.py --port {port}"
+SERVED = f"{PROGRAM} --numerics {{format}} --model {{model}}"
 FUZZ = "--max-model-len 28 --block-size 4"
 TARGET = "http://127.0.0.1:{port}"
 NUMPY = Recipe(
@@ -20,11 +21,13 @@ NUMPY = Recipe(
     shown=("numpy",),
     variants=(
         Variant("right", TARGET, RIGHT, SERVED, formats=("float32", "bfloat16"), fuzz=FUZZ),
-        Variant("wrong", TARGET, WRONG, f"{SERVED} --fault chunk-ignores-the-past-state", report="vllm-rotary"),
-        Variant("dies", TARGET, REFUSED, f"{{python}} {FIXTURES}/served.py --port {{port}} --model no-such-model"),
+        Variant("wrong", TARGET, WRONG, f"{SERVED} --fault convolution-gates-swapped", report="vllm-rotary"),
+        Variant("dies", TARGET, REFUSED, f"{PROGRAM} --model {{here}}/no-such-model"),
     ),
 )
-ELSEWHERE = Recipe("other", "another", ("no-such-distribution==1.0.0",), ("numpy",), (Variant("alone", "transformers:", RIGHT),))
+ELSEWHERE = Recipe(
+    "other", "another", ("no-such-distribution==1.0.0",), ("numpy",), (Variant("alone", "transformers:", RIGHT),)
+)
 RECIPES = (NUMPY, ELSEWHERE)
 GIVEN = [f"--python={recipe.name}={sys.executable}" for recipe in RECIPES]
 

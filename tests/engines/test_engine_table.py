@@ -96,6 +96,7 @@ def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_none():
     fuzz = record(kind="fuzz", verdict="finding", findings=[one], traces=1800, requests=9000)
     told = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), record(pins={"numpy": "1"}))
     assert [row[2] for row in told] == ["float32", "float32", "bfloat16", "float32"]
+    assert [row[4] for row in told[:3]] == ["EXACT, 1 run"] * 3
     assert told[1][3] == "1,234 positions of `--cases short-prompts`"
     assert told[3][3:] == [
         "`fuzz`: 1,800 traces, 9,000 requests",
