@@ -20,8 +20,10 @@ NAMES = [f"{recipe.name}/{variant.name}" for recipe, variant in PAIRS]
 
 
 def record(**fields: Any) -> dict[str, Any]:
-    head = {"engine": "ours", "variant": "right", "format": "float32", "run": 1, "kind": "check", "cases": ""}
-    told = {"pins": {}, "versions": {"numpy": "2.0"}, "command": "lfm2np check x", "verdict": "EXACT"}
+    """What a run of our own engine may leave; its command is the recipe's, unless another is given."""
+    head = {"engine": "ours", "variant": "right", "format": "float32", "run": 1, "kind": "check", "cases": "", **fields}
+    job = Job(NUMPY, NUMPY.variant("right"), head["format"], 1, head["cases"], float(head["kind"] == "fuzz"))
+    told = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
     numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10, "limits": []}
     return {**head, **told, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
 
@@ -91,10 +93,15 @@ def test_silence_is_counted_and_quoted():
     ]
 
 
-def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_none():
+def others() -> list[dict[str, Any]]:
+    """Of a recipe as it was once."""
+    return [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]
+
+
+def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
     one = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
     fuzz = record(kind="fuzz", verdict="finding", findings=[one], traces=1800, requests=9000)
-    told = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), record(pins={"numpy": "1"}))
+    told = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *others())
     assert [row[2] for row in told] == ["float32", "float32", "bfloat16", "float32"]
     assert [row[4] for row in told[:3]] == ["EXACT, 1 run"] * 3
     assert told[1][3] == "1,234 positions of `--cases short-prompts`"
@@ -108,7 +115,7 @@ def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_none():
 def test_a_run_is_known_by_its_whole_key():
     job = Job(NUMPY, NUMPY.variant("right"), "float32", 1)
     assert is_known(job.key, [record()])
-    for other in ({"run": 2}, {"format": "bfloat16"}, {"pins": {"numpy": "1"}}, {"cases": "borders"}, {"kind": "fuzz"}):
+    for other in ({"run": 2}, {"format": "bfloat16"}, {"pins": {"numpy": "1"}}, {"cases": "borders"}, {"command": "x"}):
         assert not is_known(job.key, [record(**other)])
 
 
