@@ -1,0 +1,154 @@
+"""Recipes are whole, records become rows, and the page has the table that the results make."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines_here import NUMPY
+from judging import Job, shown
+from recipe import HERE, OUTCOMES, Recipe, Variant
+from recipes import RECIPES
+from results import BEGIN, END, is_known, is_news, put_between, read, table
+from run import PAGE, RESULTS
+
+PAIRS = [(recipe, variant) for recipe in RECIPES for variant in recipe.variants]
+NAMES = [f"{recipe.name}/{variant.name}" for recipe, variant in PAIRS]
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    """What a run of our own engine may leave; its command is the recipe's, unless another is given."""
+    head = {"engine": "ours", "variant": "right", "format": "float32", "run": 1, "kind": "check", "cases": "", **fields}
+    job = Job(NUMPY, NUMPY.variant("right"), head["format"], 1, head["cases"], float(head["kind"] == "fuzz"))
+    told = {"pins": {}, "versions": {"numpy": "2.0"}, "command": shown(job), "verdict": "EXACT"}
+    numbers = {"counts": {"EXACT": 1234}, "rms": 0.75, "worst": 2.55, "flips": 0, "asked": 10, "limits": []}
+    return {**head, **told, **numbers, "suspects": [], "reasons": ["fine"], "unanswered": [], **fields}
+
+
+def rows(*records: dict[str, Any]) -> list[list[str]]:
+    lines = table(records, [NUMPY]).split("\n")[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
+def test_a_recipe_is_whole(recipe: Recipe, variant: Variant):
+    assert recipe.pins
+    assert set(recipe.shown) <= {*recipe.pins, *recipe.programs, "gguf"}
+    assert {variant.expected, variant.finds} <= {*OUTCOMES.values(), "untold", ""}
+    assert ("{port}" in variant.target) == ("{port}" in variant.start)
+    assert (HERE.parent / variant.model / "config.json").exists()
+    for name in re.findall(r"{here}/(\S+)", f"{variant.target} {variant.start}"):
+        assert (HERE / name).exists()
+    if variant.report:
+        assert {"issue.md", "reproduce.py"} <= {one.name for one in (HERE / "reports" / variant.report).iterdir()}
+
+
+@pytest.mark.parametrize(("recipe", "variant"), PAIRS, ids=NAMES)
+def test_the_command_that_is_shown_is_filled_in_and_names_nothing_of_this_machine(recipe: Recipe, variant: Variant):
+    for minutes in (0.0, 1.0) if variant.fuzz is not None else (0.0,):
+        told = shown(Job(recipe, variant, variant.formats[0], 1, fuzz_minutes=minutes))
+        assert "{" not in told
+        assert str(HERE) not in told
+        assert ("PORT" in told) == ("{port}" in variant.target)
+        assert f"--format {variant.formats[0]}" in told
+
+
+@pytest.mark.parametrize("script", list((HERE / "reports").glob("*/reproduce.py")), ids=lambda path: path.parent.name)
+def test_a_report_does_not_need_this_package(script: Path):
+    tree = ast.parse(script.read_text())
+    names = {alias.name for one in ast.walk(tree) if isinstance(one, ast.Import) for alias in one.names}
+    names |= {one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names}.isdisjoint({"lfm2np", "scheduler", "numpy"})
+
+
+def test_runs_of_one_question_are_one_row():
+    (row,) = rows(record(), record(run=2, worst=3.0), record(run=3))
+    assert row[3:5] == ["1,234 positions", "EXACT, 3 runs"]
+    assert row[5] == "RMS 0.75, worst 2.5 times the noise"
+
+
+def test_runs_that_differ_are_counted_and_the_wrong_one_is_shown():
+    bug = record(run=2, verdict="BUG", suspects=["right cold, wrong warm"], counts={"EXACT": 9, "BUG": 3}, flips=3)
+    (row,) = rows(record(), bug, record(run=3))
+    assert row[4] == "EXACT in 2 of 3 runs, **BUG** in 1 of 3 runs"
+    assert row[5] == "right cold, wrong warm; 3 positions BUG"
+
+
+def test_a_refusal_is_a_row_with_its_words():
+    why = {"verdict": "refused", "reasons": ["ValueError: a | b"]}
+    (row,) = [table([{**record(), **why}], [NUMPY]).split("\n")[2]]
+    assert "| nothing | refused, 1 run | ValueError: a \\| b |" in row
+
+
+def test_silence_is_counted_and_quoted():
+    silent = record(verdict="INCONCLUSIVE", reasons=["2 got no answer"], unanswered=[[2, "Invalid shape"]])
+    (row,) = rows(silent)
+    assert row[3:] == [
+        "1,234 positions; 2 of 10 requests unanswered",
+        "INCONCLUSIVE, 1 run",
+        "2 got no answer; Invalid shape",
+    ]
+
+
+def others() -> list[dict[str, Any]]:
+    """Of a recipe as it was once."""
+    return [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]
+
+
+def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
+    one = {"what": "wrong: token 3", "failed": 9, "replays": 10, "requests": 6, "traces": 72}
+    fuzz = record(kind="fuzz", verdict="finding", findings=[one], traces=1800, requests=9000)
+    told = rows(record(cases="short-prompts"), fuzz, record(format="bfloat16"), record(), *others())
+    assert [row[2] for row in told] == ["float32", "float32", "bfloat16", "float32"]
+    assert [row[4] for row in told[:3]] == ["EXACT, 1 run"] * 3
+    assert told[1][3] == "1,234 positions of `--cases short-prompts`"
+    assert told[3][3:] == [
+        "`fuzz`: 1,800 traces, 9,000 requests",
+        "**finding**, 1 run",
+        "wrong: token 3; after 72 traces; 6 requests, fails in 9 of 10 replays",
+    ]
+
+
+def test_a_run_is_known_by_its_whole_key():
+    job = Job(NUMPY, NUMPY.variant("right"), "float32", 1)
+    assert is_known(job.key, [record()])
+    for other in ({"run": 2}, {"format": "bfloat16"}, {"pins": {"numpy": "1"}}, {"cases": "borders"}, {"command": "x"}):
+        assert not is_known(job.key, [record(**other)])
+
+
+@pytest.mark.parametrize(
+    ("expected", "kind", "verdict", "news"),
+    [
+        ("right", "check", "TIE", False),
+        ("right", "check", "INCONCLUSIVE", True),
+        ("right", "fuzz", "finding", True),
+        ("wrong", "check", "EXACT", True),
+        ("wrong", "fuzz", "no finding", False),
+        ("refused", "check", "EXACT", True),
+        ("untold", "check", "INCONCLUSIVE", False),
+    ],
+)
+def test_news_is_what_is_not_known(expected: str, kind: str, verdict: str, news: bool):
+    assert is_news(record(kind=kind, verdict=verdict), Variant("any", "transformers:", expected)) is news
+
+
+def test_a_line_that_is_torn_is_named(tmp_path: Path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"engine": "ou')
+    with pytest.raises(ValueError, match=r"results\.jsonl:1: .*remove the line"):
+        read(path)
+
+
+def test_the_table_goes_between_its_marks_and_nowhere_else():
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert put_between(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="once each"):
+        put_between("before", "new")
+
+
+def test_the_page_has_the_table_that_the_results_make():
+    text = PAGE.read_text(encoding="utf-8")
+    assert put_between(text, table(read(RESULTS), RECIPES)) == text, "python fixtures/engines/run.py --table"
