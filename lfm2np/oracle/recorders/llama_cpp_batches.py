@@ -87,7 +87,8 @@ class Cells:
 
 def cached_rows(cached: Array, stream: int, cells: Array) -> Array:
     """[streams, G, C, E] -> [cells, G * E]"""
-    return cached[stream][:, cells].transpose(1, 0, 2).reshape(len(cells), -1)
+    found: Array = cached[stream][:, cells].transpose(1, 0, 2)
+    return found.reshape(len(cells), -1)
 
 
 def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens: int) -> Array:

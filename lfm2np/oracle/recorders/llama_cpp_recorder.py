@@ -230,13 +230,13 @@ class Session:
     def _taken(self, name: str, tensor: Any) -> dict[str, Any]:
         """What is read at this node, of it and of what it reads."""
         numbers = self.library.numbers
-        first, second = (one.contents if one else None for one in tensor.src[:2])
+        first, second = sources_of(tensor)
         prefix, _, part = name.rpartition(".")
         if part == "cells":
             return {"cells": numbers(second).reshape(-1)}
         values = numbers(tensor)
         if part == "state":  # the concatenation of the state and u, by channel
-            return {name: values[0, :, :, : first.ne[0]].swapaxes(1, 2)}
+            return {name: values[0, ..., : first.ne[0]].swapaxes(1, 2)}
         if part == "scores":
             return {name: values, f"{prefix}.keys": numbers(first), f"{prefix}.{LOOKS_AT}": looked_at(first)}
         if part == "weights":
@@ -248,6 +248,11 @@ class Session:
             return {name: values[0, 0], "tokens": numbers(second).reshape(-1)}
         rows = {name: values.reshape(len(self._graphs[-1]["tokens"]), -1)}
         return rows | {"positions": numbers(second).reshape(-1)} if part.endswith("_rotated") else rows
+
+
+def sources_of(tensor: Any) -> list[Any]:
+    """The first two tensors that a node reads; None where it reads fewer."""
+    return [one.contents if one else None for one in tensor.src[:2]]
 
 
 def looked_at(keys: Any) -> Cells:
