@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.oracle.targets.target import TargetError
+
 Array = NDArray[Any]
 OUTPUTS, LOOKS_AT = "out_ids", "looks_at"
 INPUTS = ("tokens", "positions", "cells", OUTPUTS)  # of a graph, beside its tensors
@@ -78,10 +80,12 @@ class Cells:
         return row // (rows // self.streams)
 
     def within(self, stream: int, numbers: Sequence[int]) -> Array:
-        """Where cells stand among those of a stream. ValueError if one is not among them."""
+        """Where cells stand among those of a stream. TargetError if one is not among them."""
         found = np.array(numbers, np.int64) - self.first - stream * self.between
         if not np.all((found >= 0) & (found < self.seen)):
-            raise ValueError(f"cells {list(numbers)}, expected {self.seen} from {self.first} on in stream {stream}")
+            raise TargetError(
+                f"llama.cpp: cells {list(numbers)}, expected {self.seen} from {self.first} on in stream {stream}"
+            )
         return found
 
 

@@ -14,6 +14,7 @@ The library is what llama-cpp-python was built with, or what LLAMA_CPP_LIB_PATH 
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig, load_config
-from lfm2np.errors import RequestError
+from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.recorders.versions import require_version
 from lfm2np.oracle.targets.target import TargetError
 
 Array = NDArray[Any]
@@ -54,7 +54,7 @@ def record(
     ubatch   most rows of a micro-batch (n_ubatch)
     unified  one cache for all sequences (kv_unified)
     """
-    require_request(prompts, request, max_tokens)
+    require_request(prompts, request, max_tokens, load_config(model))
     tokens = max(map(len, prompts)) + max_tokens
     with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:
         recorder = Recorder(format=format)
@@ -68,13 +68,18 @@ def record(
         return recorder
 
 
-def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int) -> None:
-    if not 0 <= request < len(prompts):
-        raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-    if not all(map(len, prompts)):
-        raise RequestError(f"prompt {[len(one) for one in prompts].index(0)}: empty, expected at least one token")
+def loaded() -> tuple[Any, Library]:
+    """llama-cpp-python's low-level interface, made silent, and the library behind it."""
+    require_version("llama_cpp_python", VERSIONS)
+    try:
+        from llama_cpp import _logger, llama_cpp
+    except Exception as problem:  # the package is there, its library may not be
+        raise TargetError(f"llama_cpp_python: {problem}") from None
+    _logger.logger.setLevel(logging.CRITICAL)
+    library = Library(llama_cpp._lib)
+    if not library.commit.startswith(COMMITS):
+        raise TargetError(f"llama.cpp: commit {library.commit}, expected {' or '.join(COMMITS)}")
+    return llama_cpp, library
 
 
 class Session:
@@ -92,29 +97,23 @@ class Session:
         unified: bool = False,
     ) -> None:
         """`tokens`: most of a sequence; `rows`: most of a batch."""
-        require_version("llama_cpp_python", VERSIONS)
-        from llama_cpp import llama_cpp
-
-        self.api: Any = llama_cpp
-        self.library = Library(llama_cpp._lib)
-        if not self.library.commit.startswith(COMMITS):
-            raise TargetError(f"llama.cpp: commit {self.library.commit}, expected {' or '.join(COMMITS)}")
-        if format not in FILE_TYPES:
-            raise RequestError(f"format {format!r}: expected one of {', '.join(FILE_TYPES)}")
+        require_format(format, list(FILE_TYPES))
+        self.api, self._library = loaded()
+        config = load_config(model)
+        if len(set(config.layer_types)) == 1:
+            raise TargetError(f"{model}: {config.layer_types[0]} layers alone, expected both kinds: llama.cpp aborts")
         self._sequences, self._ubatch, self._unified = sequences, ubatch, unified
         self._cells: dict[tuple[int, int], int] = {}  # by sequence and position
         self._batches: list[tuple[list[Row], dict[str, Any]]] = []
         self._graphs: list[dict[str, Any]] = []
         self._nodes: dict[int, str] = {}  # of the graph that runs: which of our tensors each is
         self._problem: BaseException | None = None
-        self._silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(str(gguf).encode(), llama_cpp.llama_model_default_params())
+        self.api.llama_backend_init()
+        self._model = self.api.llama_model_load_from_file(str(gguf).encode(), self.api.llama_model_default_params())
         if not self._model:
             raise TargetError(f"{gguf}: llama.cpp can't load it, expected a GGUF file of {model}")
-        self.require_same(load_config(model), gguf, format)
-        self.context = llama_cpp.llama_init_from_model(self._model, self._settings(format, tokens, rows))
+        self._require_same(config, gguf, format)
+        self.context = self.api.llama_init_from_model(self._model, self._settings(format, tokens, rows))
         if not self.context:
             raise TargetError(f"{gguf}: llama.cpp makes no context of {sequences} sequences of {tokens} tokens")
 
@@ -132,20 +131,20 @@ class Session:
         settings.cb_eval = self._callback
         return settings
 
-    def require_same(self, config: ModelConfig, gguf: Path, format: str) -> None:
+    def _require_same(self, config: ModelConfig, gguf: Path, format: str) -> None:
         """TargetError for a GGUF of another model or type."""
         vocabulary = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self._model))
         for what, found, expected in (
             ("layers", self.api.llama_model_n_layer(self._model), config.num_hidden_layers),
             ("hidden size", self.api.llama_model_n_embd(self._model), config.hidden_size),
             ("vocabulary", vocabulary, config.vocab_size),
-            ("general.file_type", int(self.fact("general.file_type") or 0), FILE_TYPES[format]),
+            ("general.file_type", int(self._fact("general.file_type") or 0), FILE_TYPES[format]),
         ):
             if found != expected:
                 reason = f" for {format}" if what.startswith("general") else ""
                 raise TargetError(f"{gguf}: {what} {found}, expected {expected}{reason}")
 
-    def fact(self, key: str) -> str:
+    def _fact(self, key: str) -> str:
         """A value of the GGUF's header; "" if it is not there."""
         text = ctypes.create_string_buffer(256)
         self.api.llama_model_meta_val_str(self._model, key.encode(), text, len(text))
@@ -219,8 +218,8 @@ class Session:
             known = self._nodes.get(ctypes.addressof(one))
             sources.append(Source(leaf=one.name.decode()) if known is None else Source(known))
             if sources[-1].leaf == OUTPUTS:
-                self._graphs[-1][OUTPUTS] = self.library.numbers(one).reshape(-1)
-        known, is_computed = known_as(self.library.op(tensor), sources)
+                self._graphs[-1][OUTPUTS] = self._library.numbers(one).reshape(-1)
+        known, is_computed = known_as(self._library.op(tensor), sources)
         if known == "model.embed_tokens":  # a graph begins
             self._nodes.clear()
             self._graphs.append({})
@@ -229,7 +228,7 @@ class Session:
 
     def _taken(self, name: str, tensor: Any) -> dict[str, Any]:
         """What is read at this node, of it and of what it reads."""
-        numbers = self.library.numbers
+        numbers = self._library.numbers
         first, second = sources_of(tensor)
         prefix, _, part = name.rpartition(".")
         if part == "cells":

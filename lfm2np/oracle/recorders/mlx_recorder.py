@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.errors import RequestError
+from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.recorders.versions import require_version
 from lfm2np.oracle.targets.target import TargetError
 
 Array = NDArray[Any]
@@ -51,7 +50,7 @@ def record(
     chunk    most tokens of a prompt in a pass (prefill_step_size)
     at_once  most requests of a batch; 1: one after another
     """
-    require_request(prompts, request, max_tokens)
+    require_request(prompts, request, max_tokens, load_config(model))
     network = load(model, format)
     from mlx_lm.generate import BatchGenerator
 
@@ -68,19 +67,11 @@ def record(
     return tap.recorder
 
 
-def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int) -> None:
-    if not 0 <= request < len(prompts):
-        raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-
-
 def load(model: Path, format: str) -> Any:
     """mlx-lm's network with all its numbers in `format`."""
     for package, known in VERSIONS.items():
         require_version(package, known)
-    if format not in FORMATS:
-        raise RequestError(f"format {format!r}: expected one of {', '.join(FORMATS)}")
+    require_format(format, FORMATS)
     import mlx.core as mx
     from mlx_lm.utils import load_model
 
