@@ -83,9 +83,8 @@ class Cells:
         """Where cells stand among those of a stream. TargetError if one is not among them."""
         found = np.array(numbers, np.int64) - self.first - stream * self.between
         if not np.all((found >= 0) & (found < self.seen)):
-            raise TargetError(
-                f"llama.cpp: cells {list(numbers)}, expected {self.seen} from {self.first} on in stream {stream}"
-            )
+            expected = f"{self.seen} from {self.first} on in stream {stream}"
+            raise TargetError(f"llama.cpp: cells {list(numbers)}, expected those of {expected}")
         return found
 
 
