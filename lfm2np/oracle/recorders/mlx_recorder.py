@@ -78,22 +78,27 @@ def load(model: Path, format: str) -> Any:
     try:
         network, _ = load_model(model, model_config=missing_keys(model))
     except Exception as problem:
-        raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {problem}") from None
+        reason = " ".join(str(problem).split())
+        raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {reason}") from None
     network.set_dtype(getattr(mx, format))
     return network
 
 
 def missing_keys(model: Path) -> dict[str, Any]:
-    """What mlx-lm demands of config.json beside what transformers writes; nothing if it is all there."""
+    """What mlx-lm demands of config.json and does not find there, as the checkpoint has it."""
     config, keys = load_config(model), json.loads((model / "config.json").read_text(encoding="utf-8"))
-    demanded = {
+    same = ("num_key_value_heads", "max_position_embeddings", "norm_eps", "conv_bias", "conv_L_cache", "rope_theta")
+    feed_forward = {
         "block_dim": config.hidden_size,
         "block_ff_dim": config.feed_forward_size,
         "block_auto_adjust_ff_dim": False,
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 1,
     }
-    return {} if all(key in keys for key in demanded) else demanded
+    missing = {key: getattr(config, key) for key in same if keys.get(key) is None}
+    if keys.get("layer_types") is None:
+        missing["layer_types"] = list(config.layer_types)
+    return missing | ({} if all(key in keys for key in feed_forward) else feed_forward)
 
 
 def names_of(network: Any) -> dict[int, str]:
