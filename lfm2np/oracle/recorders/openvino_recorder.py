@@ -89,7 +89,11 @@ class Engine:
             "EXECUTION_MODE_HINT": "ACCURACY",
             "INFERENCE_NUM_THREADS": 1,
         }
-        self._request: Any = openvino.Core().compile_model(model, "CPU", hints).create_infer_request()
+        compiled = openvino.Core().compile_model(model, "CPU", hints)
+        chosen = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        if chosen != HINTS[format]:  # a hint that this machine can't follow is passed over in silence
+            raise TargetError(f"OpenVINO: computes in {chosen} on this machine, expected {HINTS[format]} for {format}")
+        self._request: Any = compiled.create_infer_request()
         self._columns, self._done = config.conv_L_cache - 1, 0
 
     def reset(self) -> None:
