@@ -26,9 +26,10 @@ def graph() -> dict[str, Node]:
         return TOP + name
 
     def norm(module: str, read: str) -> str:
-        add(f"{module}/shared", "Constant")
-        power = add(f"{module}/Power", "Power", read, "w")
-        return add(f"{module}/Multiply_1", "Multiply", add(f"{module}/Multiply", "Multiply", read, power), "w")
+        power = add(f"{module}/Power", "Power", "w", read)
+        made = add(f"{module}/Multiply_1", "Multiply", add(f"{module}/Multiply", "Multiply", read, power), "w")
+        add(f"{module}/shared", "Constant")  # by other modules
+        return made
 
     def linear(module: str, read: str) -> str:
         return add(f"{module}/MatMul", "MatMul", read, "w")
@@ -51,7 +52,9 @@ def graph() -> dict[str, Node]:
     gated = add(f"{conv}/Multiply_3", "Multiply", parts, mixed)
     first = end("model.layers.0", linear(f"{conv}.out_proj", gated), embedded)
     normed = norm("model.layers.1.operator_norm", first)
-    seen = add(f"{own}/Concat_v", "Concat", "cache", add(f"{own}/View", "Reshape", linear(f"{own}.v_proj", normed)))
+    values = linear(f"{own}.v_proj", normed)
+    shape = add(f"{own}/Concat_shape", "Concat", add(f"{own}/ShapeOf", "ShapeOf", values))
+    seen = add(f"{own}/Concat_v", "Concat", "cache", add(f"{own}/View", "Reshape", values, shape))
     turned = {}
     for part in "kq":
         heads = norm(f"{own}.{part}_layernorm", linear(f"{own}.{part}_proj", normed))
