@@ -22,7 +22,7 @@ intel = pytest.importorskip("optimum.intel")
 
 pytestmark = pytest.mark.peers
 
-TRAINED = Path(__file__).parent.parent.parent / "fixtures" / "trained"
+TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
 PROMPTS = [[1, 17, 42, 66, 30, 8, 21], [5, 6], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19], [3]]
 
 

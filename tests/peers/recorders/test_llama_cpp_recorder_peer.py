@@ -26,7 +26,7 @@ write_gguf = pytest.importorskip("gguf_files").write_gguf
 
 pytestmark = pytest.mark.peers
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 PROMPTS = [[1, 17, 42, 66, 30, 8, 21], [5, 6], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]]
 
