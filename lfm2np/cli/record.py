@@ -9,9 +9,9 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import checkpoint_directory
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import parse_ids, terminal_text
-from lfm2np.errors import RequestError
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.demands import require_request
 from lfm2np.oracle.recorders.record import FORMS, record_of
 from lfm2np.work.whole_file import write_whole
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     directory = checkpoint_directory(arguments.model)
     config = load_config(directory)
     prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
-    require_sound(arguments, prompts, config.vocab_size, config.max_position_embeddings)
+    require_request(prompts, arguments.request, arguments.max_tokens, config)
     record = record_of(arguments.target, directory, arguments.format)
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
@@ -65,23 +65,6 @@ def as_json(output: str, dump: Dump) -> dict[str, object]:
         "tensors": {name: list(values.shape) for name, values in dump.tensors.items()},
         "unknown": list(dump.unknown),
     }
-
-
-def require_sound(arguments: argparse.Namespace, prompts: list[list[int]], vocabulary: int, longest: int) -> None:
-    """RequestError for what no engine could run."""
-    if not 0 <= arguments.request < len(prompts):
-        raise RequestError(f"--request {arguments.request}: expected 0 to {len(prompts) - 1}")
-    if arguments.max_tokens < 1:
-        raise RequestError(f"--max-tokens {arguments.max_tokens}: expected at least 1")
-    for prompt in prompts:
-        wrong = next((one for one in prompt if not 0 <= one < vocabulary), None)
-        if wrong is not None:
-            raise RequestError(f"--prompt-ids: {wrong}, expected 0 to {vocabulary - 1} (vocab_size)")
-        if not 0 < len(prompt) <= longest - arguments.max_tokens:
-            raise RequestError(
-                f"--prompt-ids: {len(prompt)} tokens, expected 1 to {longest - arguments.max_tokens}: "
-                f"max_position_embeddings={longest} less --max-tokens"
-            )
 
 
 def add_record(command: AddCommand) -> None:

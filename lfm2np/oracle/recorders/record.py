@@ -1,7 +1,12 @@
 """Which engine a recorder's target means, and one request's dump of it, in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
-    vllm:[DIR]                      vLLM on a CPU, in an environment that has it
+    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (and so for those that follow)
+    mlx:[DIR]                       mlx-lm on a CPU
+    llama.cpp:FILE.gguf             llama-cpp-python
+    llama.cpp:slot:FILE.gguf        the same, one slot of its server: requests one after another, of which the last is
+                                    recorded with what it found of those before it
+    openvino:DIR                    what `optimum-cli export openvino` wrote of the checkpoint
     lfm2np:[NUMERICS]               this package's engine
     package.module:factory          an engine of yours, whose object has `record`
 
@@ -20,6 +25,9 @@ from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES
+from lfm2np.oracle.recorders.llama_cpp_recorder import record as record_llama_cpp
+from lfm2np.oracle.recorders.mlx_recorder import record as record_mlx
+from lfm2np.oracle.recorders.openvino_recorder import record as record_openvino
 from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
@@ -29,8 +37,11 @@ from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
 Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
-FORMS = "transformers:[padded:][DIR], vllm:[DIR], lfm2np:[NUMERICS] or package.module:factory"
-PADDED = "padded:"
+FORMS = (
+    "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
+    "or package.module:factory"
+)
+PADDED, SLOT = "padded:", "slot:"
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
@@ -66,6 +77,31 @@ def transformers(rest: str, model: Path, format: str) -> Record:
 def vllm(rest: str, model: Path, format: str) -> Record:
     directory = Path(rest or model)
     return lambda prompts, request, new: record_vllm(directory, prompts, request, new, format).content()
+
+
+def mlx(rest: str, model: Path, format: str) -> Record:
+    directory = Path(rest or model)
+    return lambda prompts, request, new: record_mlx(directory, prompts, request, new, format).content()
+
+
+def llama_cpp(rest: str, model: Path, format: str) -> Record:
+    file = existing(rest.removeprefix(SLOT), "llama.cpp:[slot:]FILE.gguf")
+    if rest.startswith(SLOT):
+        return lambda prompts, request, new: record_restored(model, prompts[: request + 1], new, format, file)[
+            0
+        ].content()
+    return lambda prompts, request, new: record_llama_cpp(model, prompts, request, new, format, file).content()
+
+
+def openvino(rest: str, model: Path, format: str) -> Record:
+    folder = existing(rest, "openvino:DIR")
+    return lambda prompts, request, new: record_openvino(model, prompts, request, new, format, folder).content()
+
+
+def existing(path: str, form: str) -> Path:
+    if not path or not Path(path).exists():
+        raise RequestError(f"{path or 'no path'}: not there, expected {form}")
+    return Path(path)
 
 
 def own(rest: str, model: Path, format: str) -> Record:
@@ -107,4 +143,11 @@ def python_engine(target: str, model: Path, format: str) -> Record:
     return record
 
 
-KINDS: dict[str, Callable[[str, Path, str], Record]] = {"transformers": transformers, "vllm": vllm, "lfm2np": own}
+KINDS: dict[str, Callable[[str, Path, str], Record]] = {
+    "transformers": transformers,
+    "vllm": vllm,
+    "mlx": mlx,
+    "llama.cpp": llama_cpp,
+    "openvino": openvino,
+    "lfm2np": own,
+}

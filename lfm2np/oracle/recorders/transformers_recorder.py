@@ -16,13 +16,14 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.checkpoint.config import load_config
+from lfm2np.oracle.recorders.demands import require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
-from lfm2np.oracle.recorders.versions import require_version
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.transformers_target import generate, load_model
 
 Array = NDArray[Any]
-VERSIONS = ("5.23",)
+VERSIONS = ("5.23.0",)
 EMBEDDINGS = "model.embed_tokens"
 OUTPUTS = (EMBEDDINGS, "_proj", "_norm", "_layernorm", ".w1", ".w2", ".w3", "lm_head")  # ends of modules' names
 INPUTS = {  # by the end of a module's name, what its input is
@@ -46,8 +47,9 @@ def record(
 
     padded   all prompts in one left-padded batch; else the request runs alone
     prepare  is called with the loaded model: to choose another attention, say
-    errors   TargetError without the libraries, for other versions, or if they can't load the model
+    errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
     """
+    require_request(prompts, request, max_tokens, load_config(model))
     require_version("transformers", VERSIONS)
     network = load_model(str(model), format)
     prepare(network)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.recorders.demands import require_format, require_request
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
 from lfm2np.oracle.targets.checked import shortened
@@ -36,8 +37,9 @@ def record(
               max_num_seqs=1 (one prompt after another, so that the second finds the first one's prefix)
     errors    RequestError for what cannot be asked; TargetError if vLLM is missing, of another version, or fails
     """
-    require_askable(model, prompts, request, max_tokens, format)
-    require_version()
+    require_request(prompts, request, max_tokens, load_config(model))
+    require_format(format, list(PRECISIONS))
+    require_vllm()
     llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})
     try:
         return record_with(llm, prompts, request, max_tokens, format)
@@ -49,24 +51,7 @@ def record(
         llm.llm_engine.engine_core.shutdown()
 
 
-def require_askable(model: Path, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str) -> None:
-    config = load_config(model)
-    if format not in PRECISIONS:
-        raise RequestError(f"format {format!r}: expected one of {', '.join(PRECISIONS)}")
-    if not 0 <= request < len(prompts):
-        raise RequestError(f"request {request}: expected one of the {len(prompts)} prompts, counted from 0")
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
-    for number, prompt in enumerate(prompts):
-        most = config.max_position_embeddings - max_tokens
-        if not 0 < len(prompt) <= most:
-            raise RequestError(f"prompt {number}: {len(prompt)} tokens, expected 1 to {most}")
-        wrong = [one for one in prompt if not 0 <= one < config.vocab_size]
-        if wrong:
-            raise RequestError(f"prompt {number}: {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
-
-
-def require_version() -> None:
+def require_vllm() -> None:
     try:
         import vllm
         from vllm.platforms import current_platform

@@ -61,14 +61,24 @@ def test_what_is_written_is_told_as_json(tmp_path: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
+        (
+            ["llama.cpp:slot:nowhere.gguf", "--prompt-ids", "1"],
+            2,
+            "nowhere.gguf: not there, expected llama.cpp:",
+        ),
+        (["openvino:", "--prompt-ids", "1"], 2, "no path: not there, expected openvino:DIR"),
         (["mlx-lm:", "--prompt-ids", "1"], 2, "'mlx-lm:' can't be recorded: expected transformers:"),
         (["http://127.0.0.1:1", "--prompt-ids", "1"], 2, "can't be recorded"),
         (["lfm2np:float8", "--prompt-ids", "1"], 2, "lfm2np:float8: expected one of"),
-        (["lfm2np:", "--prompt-ids", "1,512"], 2, "512, expected 0 to 511"),
+        (["lfm2np:", "--prompt-ids", "1,512"], 2, "token 512, expected ids below vocab_size=512"),
         (["lfm2np:", "--prompt-ids", "1,x"], 2, "expected whole numbers"),
-        (["lfm2np:", "--prompt-ids", "1", "--request", "1"], 2, "--request 1: expected 0 to 0"),
-        (["lfm2np:", "--prompt-ids", "1", "--max-tokens", "0"], 2, "expected at least 1"),
-        (["lfm2np:", "--prompt-ids", ",".join(["1"] * 1024)], 2, "1024 tokens, expected 1 to 1020"),
+        (["lfm2np:", "--prompt-ids", "1", "--request", "1"], 2, "request 1: expected one of 1, from 0 on"),
+        (["lfm2np:", "--prompt-ids", "1", "--max-tokens", "0"], 2, "max_tokens 0: expected at least 1"),
+        (
+            ["lfm2np:", "--prompt-ids", ",".join(["1"] * 1024)],
+            2,
+            "1024 tokens and 4 new ones, expected at most",
+        ),
         (["os.path:join", "--prompt-ids", "1"], 3, "os.path:join: TypeError"),
         (["builtins:dict", "--prompt-ids", "1"], 3, "builtins:dict: "),
         (["collections:Counter", "--prompt-ids", "1"], 3, "collections:Counter"),

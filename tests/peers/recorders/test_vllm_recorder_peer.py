@@ -23,7 +23,7 @@ from lfm2np.oracle.recorders.recorder import Recorder
 
 pytestmark = pytest.mark.peers
 
-TRAINED = Path(__file__).parent.parent.parent / "fixtures" / "trained"
+TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
 CONFIG = load_config(TRAINED)
 PROMPT = [1, 17, 42, 99, 300, 8, 21, 5, 6, 7]
 NEW = 4

@@ -19,7 +19,7 @@ from lfm2np.oracle.targets.target import TargetError
 
 pytestmark = pytest.mark.peers
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED = FIXTURES / "trained", FIXTURES / "torture" / "biased_two_taps"
 DIRECTORIES = [TRAINED, *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
 FORMATS = ("float32", "float16", "bfloat16")
@@ -100,6 +100,6 @@ def test_a_rotation_of_interleaved_pairs_is_the_rotation_and_not_attention(monke
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57",))
-    with pytest.raises(TargetError, match=r"transformers 5\.\S+: its recorder was run with 4\.57, and knows no other"):
+    monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57.0",))
+    with pytest.raises(TargetError, match=r"transformers: version 5\.\S+, expected 4\.57\.0: no other is known here"):
         recorded(TRAINED, "float32")

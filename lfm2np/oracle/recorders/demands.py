@@ -1,0 +1,44 @@
+"""What every recorder demands: an engine of a version that it was run with, since it knows where that keeps what, and
+requests that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.target import TargetError
+
+
+def require_version(package: str, known: Sequence[str]) -> None:
+    """TargetError if a package is not installed, or is of another version than those that a recorder was run with."""
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
+    if found not in known:
+        raise TargetError(f"{package}: version {found}, expected {' or '.join(known)}: no other is known here")
+
+
+def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int, config: ModelConfig) -> None:
+    """RequestError for what no engine can run, before one answers nonsense or ends the process."""
+    if not 0 <= request < len(prompts):
+        raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens {max_tokens}: expected at least 1")
+    most = config.max_position_embeddings
+    for number, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise RequestError(f"prompt {number}: empty, expected at least one token")
+        wrong = [one for one in prompt if not 0 <= one < config.vocab_size]
+        if wrong:
+            raise RequestError(f"prompt {number}: token {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
+        if len(prompt) + max_tokens > most:
+            tokens = f"{len(prompt)} tokens and {max_tokens} new ones"
+            raise RequestError(f"prompt {number}: {tokens}, expected at most max_position_embeddings={most}")
+
+
+def require_format(format: str, known: Sequence[str]) -> None:
+    if format not in known:
+        raise RequestError(f"format {format!r}: expected one of {', '.join(known)}")

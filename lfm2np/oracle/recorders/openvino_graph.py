@@ -1,0 +1,128 @@
+"""Which node of the graph that optimum-intel exports is which of our tensors.
+
+Nodes within a module carry its name: what a module makes is its last node, what it reads comes from outside of it.
+What runs between modules (gates, rotation, the caches) is told by what it reads, since its names are numbers that
+differ from layer to layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.oracle.targets.target import TargetError
+
+CONSTANT = ("Constant", "Convert", "Parameter")  # weights, widened
+MEASURES = ("ShapeOf",)  # what depends on a tensor's shape does not depend on its numbers
+TOP = "__module.model."
+
+
+@dataclass(frozen=True)
+class Node:
+    """Its operation, and the names of the nodes that it reads."""
+
+    op: str
+    reads: tuple[str, ...]
+
+
+Graph = Mapping[str, Node]  # by name, each node behind those that it reads
+
+
+def tensors_of(graph: Graph, config: ModelConfig) -> dict[str, str]:
+    """Our name of each tensor that can be tapped, in the model's order -> the node that makes it."""
+    found = {"model.embed_tokens": made_by(graph, "model.embed_tokens")}
+    for index, kind in enumerate(config.layer_types):
+        prefix = f"model.layers.{index}"
+        found[f"{prefix}.operator_norm"] = made_by(graph, f"{prefix}.operator_norm")
+        found |= convolution(graph, prefix) if kind == "conv" else attention(graph, prefix)
+        found[f"{prefix}.residual"] = read_by(graph, f"{prefix}.ffn_norm")
+        for part in ("ffn_norm", "feed_forward.w1", "feed_forward.w3", "feed_forward.w2"):
+            found[f"{prefix}.{part}"] = made_by(graph, f"{prefix}.{part}")
+        found[f"{prefix}.feed_forward.gated"] = read_by(graph, f"{prefix}.feed_forward.w2")
+        down = found[f"{prefix}.feed_forward.w2"]
+        found[prefix] = the(graph, f"{prefix}/", "Add", partial(reads, down))
+    found["model.embedding_norm"] = made_by(graph, "model.embedding_norm")
+    found["lm_head"] = made_by(graph, "lm_head")
+    return found
+
+
+def convolution(graph: Graph, prefix: str) -> dict[str, str]:
+    """`state` is the convolution's whole input, u behind the state."""
+    conv = f"{prefix}.conv"
+    gated = read_by(graph, f"{conv}.out_proj")
+    gated = graph[gated].reads[0] if graph[gated].op == "Transpose" else gated
+    u = the(graph, f"{conv}/", "Multiply", lambda node: all(graph[one].op == "VariadicSplit" for one in node.reads))
+    mixed = [one for one in graph[gated].reads if graph[one].op != "VariadicSplit"]
+    if len(mixed) != 1:
+        names = ", ".join(graph[gated].reads)
+        raise TargetError(f"OpenVINO: {gated} reads {names}, expected gate_out and a convolution")
+    return {
+        f"{conv}.in_proj": made_by(graph, f"{conv}.in_proj"),
+        f"{conv}.u": u,
+        f"{conv}.state": the(graph, f"{conv}/", "Concat", partial(reads, u)),
+        f"{conv}.conv": mixed[0],
+        f"{conv}.gated": gated,
+        f"{conv}.out_proj": made_by(graph, f"{conv}.out_proj"),
+    }
+
+
+def attention(graph: Graph, prefix: str) -> dict[str, str]:
+    own = f"{prefix}.self_attn"
+    parts = ("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm")
+    found = {f"{own}.{part}": made_by(graph, f"{own}.{part}") for part in parts}
+    for part in "qk":
+        found[f"{own}.{part}_rotated"] = first_behind(graph, found[f"{own}.{part}_layernorm"], f"{own}/", "Add")
+    keys = found[f"{own}.k_rotated"]
+    return found | {
+        f"{own}.keys_read": the(graph, f"{own}/", "Concat", partial(reads, keys)),
+        f"{own}.values_read": first_behind(graph, found[f"{own}.v_proj"], f"{own}/", "Concat"),
+        f"{own}.attended": read_by(graph, f"{own}.out_proj"),
+        f"{own}.out_proj": made_by(graph, f"{own}.out_proj"),
+    }
+
+
+def reads(name: str, node: Node) -> bool:
+    return name in node.reads
+
+
+def within(graph: Graph, start: str) -> Iterator[str]:
+    """Nodes whose names begin so, in order."""
+    return (name for name in graph if name.startswith(TOP + start))
+
+
+def made_by(graph: Graph, module: str) -> str:
+    """A module's last node; constants may be shared with other modules."""
+    found = [name for name in within(graph, f"{module}/") if graph[name].op not in CONSTANT]
+    if not found:
+        raise TargetError(f"OpenVINO: no node of {module}, expected what optimum-intel exports of it")
+    return found[-1]
+
+
+def read_by(graph: Graph, module: str) -> str:
+    """The first node outside of a module that it reads, and that is no weight."""
+    for name in within(graph, f"{module}/"):
+        for one in graph[name].reads:
+            if not one.startswith(f"{TOP}{module}/") and graph[one].op not in CONSTANT:
+                return one
+    raise TargetError(f"OpenVINO: no input of {module}, expected what optimum-intel exports of it")
+
+
+def the(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
+    """The one node of an operation, in a module, that fits."""
+    found = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
+    if len(found) != 1:
+        raise TargetError(f"OpenVINO: {len(found)} fitting nodes {op} in {start.rstrip('/')}, expected one")
+    return found[0]
+
+
+def first_behind(graph: Graph, start: str, module: str, op: str) -> str:
+    """The first node of an operation, in a module, that depends on the numbers of the node `start`."""
+    behind = {start}
+    for name, node in graph.items():
+        if node.op not in MEASURES and not behind.isdisjoint(node.reads):
+            behind.add(name)
+            if node.op == op and name.startswith(TOP + module):
+                return name
+    raise TargetError(f"OpenVINO: no {op} in {module.rstrip('/')} behind {start}, expected one")

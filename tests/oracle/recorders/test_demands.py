@@ -1,0 +1,56 @@
+"""What every recorder refuses, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.errors import RequestError
+from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
+from lfm2np.oracle.targets.target import TargetError
+
+CONFIG = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
+
+
+def test_a_package_that_is_not_there_is_named_with_its_version() -> None:
+    with pytest.raises(TargetError, match="no_such_engine: not installed, expected no_such_engine==2"):
+        require_version("no_such_engine", ("1", "2"))
+
+
+def test_another_version_is_refused_and_the_known_one_taken() -> None:
+    import numpy
+
+    require_version("numpy", (numpy.__version__,))
+    with pytest.raises(TargetError, match=f"numpy: version {numpy.__version__}, expected 0.1"):
+        require_version("numpy", ("0.1",))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "request_number", "max_tokens", "message"),
+    [
+        ([[1]], 1, 1, "request 1: expected one of 1"),
+        ([[1]], -1, 1, "request -1: expected one of 1"),
+        ([[1]], 0, 0, "max_tokens 0: expected at least 1"),
+        ([[1], []], 0, 1, "prompt 1: empty"),
+        ([[1], [2, 512]], 0, 1, "prompt 1: token 512, expected ids below vocab_size=512"),
+        ([[1], [-1]], 0, 1, "prompt 1: token -1"),
+        ([[1] * 1000], 0, 25, "expected at most max_position_embeddings=1024"),
+    ],
+)
+def test_requests_that_no_engine_can_run_are_refused(
+    prompts: list[list[int]], request_number: int, max_tokens: int, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        require_request(prompts, request_number, max_tokens, CONFIG)
+
+
+def test_a_request_that_just_fits_is_taken() -> None:
+    require_request([[1] * 1000, [511]], 1, 24, CONFIG)
+
+
+def test_a_format_is_one_of_the_known() -> None:
+    require_format("float32", ("float32",))
+    with pytest.raises(RequestError, match="format 'int8': expected one of float32, bfloat16"):
+        require_format("int8", ("float32", "bfloat16"))

@@ -1,0 +1,80 @@
+"""A checkpoint as GGUF, as llama.cpp's convert_hf_to_gguf.py names its tensors, without a tokenizer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import widened
+
+TYPES = {
+    "float32": gguf.GGMLQuantizationType.F32,
+    "float16": gguf.GGMLQuantizationType.F16,
+    "bfloat16": gguf.GGMLQuantizationType.BF16,
+}
+FILE_TYPES = {
+    "float32": gguf.LlamaFileType.ALL_F32,
+    "float16": gguf.LlamaFileType.MOSTLY_F16,
+    "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
+}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.embedding_norm": "token_embd_norm",
+    "lm_head": "output",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+}
+
+
+def gguf_name(name: str) -> str:
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+    if layer is None:
+        return NAMES[name.removesuffix(".weight")] + ".weight"
+    return f"blk.{layer[1]}.{NAMES[layer[2]]}.weight"
+
+
+def write_gguf(model: Path, path: Path, format: str) -> Path:
+    """Norms and convolutions are float32 in every format, as llama.cpp's converter has them."""
+    config = load_config(model)
+    tensors = open_checkpoint(model, config)
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_file_type(FILE_TYPES[format])
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.feed_forward_size)
+    writer.add_head_count(config.num_attention_heads)
+    has_keys = [kind != "conv" for kind in config.layer_types]
+    writer.add_head_count_kv([config.num_key_value_heads * one for one in has_keys])
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_tokenizer_model("none")
+    for name in tensors:
+        values = np.asarray(widened(tensors, name))
+        values = values[:, 0, :] if values.ndim == 3 else values
+        kind = TYPES[format] if values.ndim == 2 and "conv.conv" not in name else TYPES["float32"]
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,79 @@
+"""mlx-lm recorded: right in every operation that can be tapped, and named where it is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.recorders import mlx_recorder
+from lfm2np.oracle.recorders.mlx_recorder import record
+
+pytest.importorskip("mlx_lm")
+cache = pytest.importorskip("mlx_lm.models.cache")
+
+pytestmark = pytest.mark.peers
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+TRAINED = FIXTURES / "trained"
+PROMPTS = [[1, 17, 42, 66, 30, 8, 21], [5, 6], [9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19], [3]]
+SCORES = (".scores", ".weights")
+
+
+def report_of(folder: Path, model: Path, format: str = "float32", request: int = 0, **options: int) -> Report:
+    recorder = record(model, PROMPTS, request, 4, format, **options)
+    recorder.path = folder / "dump.safetensors"
+    recorder.save()
+    config = load_config(model)
+    return locate(open_checkpoint(model, config), config, read_dump(recorder.path, config))
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"at_once": 1}], ids=str)
+def test_mlx_lm_is_right_in_every_operation(tmp_path: Path, format: str, options: dict[str, int]) -> None:
+    for request in range(len(PROMPTS)):
+        report = report_of(tmp_path, TRAINED, format, request, **options)
+        assert report.findings == ()
+        assert max(one.error for one in report.checks) < 0.6
+        left_out = {one.name for one in operations(load_config(TRAINED))} - {one.name for one in report.checks}
+        assert len(left_out) == 4 and all(name.endswith(SCORES) for name in left_out)
+
+
+def test_tokens_are_the_same_together_and_one_after_another() -> None:
+    together = record(TRAINED, PROMPTS, 2, 4, "float32")
+    alone = record(TRAINED, PROMPTS, 2, 4, "float32", at_once=1)
+    assert together.token_ids == alone.token_ids
+    np.testing.assert_allclose(together.tensors()["lm_head"], alone.tensors()["lm_head"], atol=1e-3)
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_a_state_that_is_taken_from_the_padding_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setattr(cache.ArraysCache, "prepare", lambda self, **given: None)
+    first = report_of(tmp_path, TRAINED, format).findings[0]
+    assert (first.name, first.steps) == ("model.layers.0.conv.state", "steps 1 to 2 of 5")
+
+
+def test_keys_that_are_left_behind_the_padding_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cache.dynamic_roll
+    monkeypatch.setattr(cache, "dynamic_roll", lambda x, shifts, axis: original(x, shifts * 0, axis))
+    assert report_of(tmp_path, TRAINED).findings[0].name == "model.layers.2.self_attn.keys_read"
+
+
+def test_rows_of_another_request_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder broken, not the engine."""
+
+    def rows(self: Any, batch: Any) -> Any:
+        row = (self._pass.row + 1) % len(batch)
+        return mlx_recorder.numbers(batch[row, : self._pass.count]).reshape(self._pass.count, -1)
+
+    monkeypatch.setattr(mlx_recorder.Tap, "_rows", rows)
+    assert report_of(tmp_path, TRAINED).findings[0].name == "model.embed_tokens"
