@@ -17,7 +17,9 @@ recorder of one of them.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES
 from lfm2np.oracle.recorders.llama_cpp_recorder import record as record_llama_cpp
+from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
 from lfm2np.oracle.recorders.mlx_recorder import record as record_mlx
 from lfm2np.oracle.recorders.openvino_recorder import record as record_openvino
 from lfm2np.oracle.recorders.own import RecordedEngine
@@ -55,11 +58,12 @@ def record_of(target: str, model: Path, format: str) -> Record:
 
 
 def guarded(target: str, record: Record) -> Record:
-    """Whatever an engine raises becomes a TargetError of one line."""
+    """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
 
     def recorded(prompts: Prompts, request: int, new: int) -> bytes:
         try:
-            return record(prompts, request, new)
+            with contextlib.redirect_stdout(sys.stderr):
+                return record(prompts, request, new)
         except Lfm2npError:
             raise
         except Exception as problem:
@@ -86,11 +90,14 @@ def mlx(rest: str, model: Path, format: str) -> Record:
 
 def llama_cpp(rest: str, model: Path, format: str) -> Record:
     file = existing(rest.removeprefix(SLOT), "llama.cpp:[slot:]FILE.gguf")
-    if rest.startswith(SLOT):
-        return lambda prompts, request, new: record_restored(model, prompts[: request + 1], new, format, file)[
-            0
-        ].content()
-    return lambda prompts, request, new: record_llama_cpp(model, prompts, request, new, format, file).content()
+
+    def in_one_slot(prompts: Prompts, request: int, new: int) -> bytes:
+        return record_restored(model, prompts[: request + 1], new, format, file)[0].content()
+
+    def together(prompts: Prompts, request: int, new: int) -> bytes:
+        return record_llama_cpp(model, prompts, request, new, format, file).content()
+
+    return in_one_slot if rest.startswith(SLOT) else together
 
 
 def openvino(rest: str, model: Path, format: str) -> Record:

@@ -24,6 +24,7 @@ VERSIONS = ("0.32.0",)  # that this was run with
 IN_PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine where hooks reach it
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it leaves this process on the cores it had
+    "VLLM_LOGGING_LEVEL": "ERROR",
 }
 CACHE_BYTES = 2**28
 
@@ -39,7 +40,6 @@ def record(
     """
     require_request(prompts, request, max_tokens, load_config(model))
     require_format(format, list(PRECISIONS))
-    require_vllm()
     llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})
     try:
         return record_with(llm, prompts, request, max_tokens, format)
@@ -52,6 +52,8 @@ def record(
 
 
 def require_vllm() -> None:
+    for name, value in IN_PROCESS.items():
+        os.environ.setdefault(name, value)
     try:
         import vllm
         from vllm.platforms import current_platform
@@ -65,8 +67,7 @@ def require_vllm() -> None:
 
 def load(model: Path, format: str, **options: Any) -> Any:
     """A vllm.LLM of the checkpoint, computing in `format`; not compiled, as what is fused then has no hooks."""
-    for name, value in IN_PROCESS.items():
-        os.environ.setdefault(name, value)
+    require_vllm()
     import vllm
 
     usual = {"enable_prefix_caching": False, "kv_cache_memory_bytes": CACHE_BYTES, "hf_overrides": missing_keys(model)}
