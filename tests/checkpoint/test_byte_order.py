@@ -199,8 +199,20 @@ NATIVE = {  # why that is right
         "buffer[entry.begin:entry.end].view(DTYPES[entry.dtype])",
         "np.frombuffer(content, WHOLE[dtype])",
         "np.frombuffer(content, STORED[dtype])",
+        "np.frombuffer(content, STORED[kind])",
         "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
         "chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))",
+    },
+    "memory of llama.cpp, in this process and in its own order": {
+        "np.frombuffer(bytes(tensor.op_params), np.float32)",
+        "ctypes.cast(pointer, ctypes.POINTER(Tensor))",
+    },
+    "shapes of PyTorch's tensors": {
+        "flat_query.view(query.shape)",
+        "flat_key.view(key.shape)",
+        "query.clone().view(shape)",
+        "key.clone().view(shape)",
+        "q.view(tokens, HEADS, DIM)",
     },
     "single bytes": {
         "np.memmap(path, dtype=np.uint8, mode='r')",
