@@ -18,7 +18,7 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.locate.operations import OPTIONAL, operations
 
 pytestmark = pytest.mark.peers
 
@@ -90,9 +90,8 @@ def test_transformers_is_right_in_every_operation(tmp_path: Path, directory: Pat
     assert report.findings == ()
     assert max(one.error for one in report.checks) < 0.7
     names = {one.name for one in operations(load_config(directory))}
-    assert names - {one.name for one in report.checks} == {
-        one for one in names if one.endswith(("attended", "residual"))
-    }
+    between = (".u", ".gated", "_rotated", "attended", "residual", *OPTIONAL)  # no module's output
+    assert names - {one.name for one in report.checks} == {one for one in names if one.endswith(between)}
 
 
 def interleaved(x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +106,8 @@ def test_transformers_with_another_rotation_is_wrong_in_its_first_attention(
     monkeypatch.setattr(modeling_lfm2, "rotate_half", interleaved)
     first = report_of(loaded(DIRECTORIES[0], TYPES[name]), DIRECTORIES[0], tmp_path).findings[0]
     assert first.name == "model.layers.2.self_attn.out_proj"
-    assert first.recomputed == ("model.layers.2.self_attn.attended",)
+    parts = ("q_rotated", "k_rotated", "attended")
+    assert first.recomputed == tuple(f"model.layers.2.self_attn.{part}" for part in parts)
     assert "from row 1 on" in first.rows or "from row 2 on" in first.rows
 
 
