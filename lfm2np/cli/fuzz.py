@@ -23,7 +23,6 @@ from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.emulate import FORMATS
-from lfm2np.oracle.targets.http_client import HttpClient, HttpError
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.work.place import Place
 
@@ -142,7 +141,7 @@ def require_numbers(arguments: argparse.Namespace) -> None:
 def player_of(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[Player, StartedServer | None]]:
     """The way to the engine, and its process if it is started here."""
     from lfm2np.fuzz.play_http import HttpPlayer
-    from lfm2np.fuzz.started import StartedServer
+    from lfm2np.fuzz.started import StartedServer, answers
 
     target, is_http = arguments.target, arguments.target.startswith(("http:", "https:"))
     if arguments.start is not None and not is_http:
@@ -178,20 +177,6 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
         if player.steps():
             return player
     return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model))
-
-
-def answers(url: str) -> bool:
-    """Whether somebody is there who is ready: llama.cpp answers 503 while it loads."""
-    client = HttpClient(url, 5.0, retries=0)
-    try:
-        client.get_text("/health")
-    except HttpError as problem:
-        return problem.status is not None and problem.status < 500
-    except TargetError:
-        return False
-    finally:
-        client.close()
-    return True
 
 
 def found(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.http_client import HttpClient, HttpError
 from lfm2np.oracle.targets.target import TargetError
 
 GRACE, LOOK = 10.0, 0.02  # seconds
@@ -78,3 +79,17 @@ class StartedServer:
                 process.wait(wait)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def answers(url: str) -> bool:
+    """Whether somebody is there who is ready: llama.cpp answers 503 while it loads."""
+    client = HttpClient(url, 5.0, retries=0)
+    try:
+        client.get_text("/health")
+    except HttpError as problem:
+        return problem.status is not None and problem.status < 500
+    except TargetError:
+        return False
+    finally:
+        client.close()
+    return True
