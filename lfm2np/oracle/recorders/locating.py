@@ -15,10 +15,9 @@ from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.words import finding_lines, shortened
 from lfm2np.oracle.recorders.record import Record
 from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.verdict import Position, Verdict
+from lfm2np.oracle.verdict import WRONG, Position
 from lfm2np.progress import Progress
 
-WRONG = (Verdict.BUG, Verdict.DRIFT)
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
 

@@ -33,7 +33,7 @@ Dump = dict[str, Array]
 Found = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
 
 
-class Recorder:
+class RecordingNumerics:
     """An arithmetic that keeps what passes through it: of each forward pass its `passes` and what it `found`."""
 
     def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
@@ -170,7 +170,7 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
 def record(model: LoadedModel, token_ids: Sequence[int]) -> Dump:
     """All tensors [T, width] of one sequence as reference.py computes them, and `token_ids`."""
     ids = model.prompt_ids(list(token_ids))
-    recorder = Recorder(model.weights, model.numerics)
+    recorder = RecordingNumerics(model.weights, model.numerics)
     numerics = cast(Numerics, recorder)
     states = reference.hidden_states(model.weights, model.config, numerics, ids)
     logits = reference.output_logits(model.weights, numerics, states)
@@ -185,7 +185,7 @@ class RecordedEngine:
     """
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
-        self._recorder = Recorder(model.weights, model.numerics)
+        self._recorder = RecordingNumerics(model.weights, model.numerics)
         self._trace = io.StringIO()
         recorded = replace(model, numerics=cast(Numerics, self._recorder))
         self.engine = Engine(recorded, trace=self._trace, **options)
@@ -270,7 +270,7 @@ def rows_by_prefix(
 ) -> dict[tuple[int, ...], Dump]:
     """By a token and all before it: its row of every tensor. Those of the request `own` come before any other's.
 
-    Rows of rejected drafts have no prefix of a sequence, but that of a request which ended: they stand behind its end.
+    A row counts if the tokens that were computed are those of the sequence: drafts that were rejected are not.
     """
     found: dict[tuple[int, ...], Dump] = {}
     for scheduled, tensors in zip(plans, passes, strict=True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lfm2np.conformance.protocol import load_factory
@@ -51,25 +51,29 @@ def record_of(target: str, model: Path, format: str) -> Record:
     """How a target is recorded, computing in `format`. RequestError for one of no known form."""
     kind, _, rest = target.partition(":")
     if kind in KINDS:
-        return guarded(target, KINDS[kind](rest, model, format))
-    if re.fullmatch(r"[\w.]+:[\w.]+", target) and kind not in ("http", "https", "exec"):
-        return guarded(target, python_engine(target, model, format))
-    raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
-
-
-def guarded(target: str, record: Record) -> Record:
-    """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
+        record = KINDS[kind](rest, model, format)
+    elif re.fullmatch(r"[\w.]+:[\w.]+", target) and kind not in ("http", "https", "exec"):
+        record = python_engine(target, model, format)
+    else:
+        raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
 
     def recorded(prompts: Prompts, request: int, new: int) -> bytes:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                return record(prompts, request, new)
-        except Lfm2npError:
-            raise
-        except Exception as problem:
-            raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
+        with guarded(target):
+            return record(prompts, request, new)
 
     return recorded
+
+
+@contextlib.contextmanager
+def guarded(target: str) -> Iterator[None]:
+    """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except Lfm2npError:
+        raise
+    except Exception as problem:
+        raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
 
 
 def transformers(rest: str, model: Path, format: str) -> Record:
@@ -131,12 +135,8 @@ def own(rest: str, model: Path, format: str) -> Record:
 
 def python_engine(target: str, model: Path, format: str) -> Record:
     """TargetError if its object has no `record`."""
-    try:
+    with guarded(target):
         engine = load_factory(target)(str(model), {})
-    except Lfm2npError:
-        raise
-    except Exception as problem:
-        raise TargetError(f"{target}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
     if not callable(getattr(engine, "record", None)):
         raise TargetError(
             f"{target}: {type(engine).__name__} has no method record(prompts, request, max_tokens, recorder)"
