@@ -18,7 +18,7 @@ from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked, ask_all, check, judged
-from lfm2np.oracle.locate.dump import read_dump
+from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.record import record_of
@@ -191,8 +191,6 @@ def test_a_target_that_cannot_be_recorded_is_refused_before_anything_is_asked(ca
 
 def test_steps_of_the_wrong_engine_are_those_of_its_sequence() -> None:
     content = record_of(WRONG, TRAINED, "float32")([[5, 6, 7]], 0, 3)
-    from lfm2np.oracle.locate.dump import parse_dump
-
     dump = parse_dump(content, "dump", CONFIG)
     assert dump.sizes == (3, 1, 1)
     assert np.array_equal(dump.tensors["model.layers.0.conv.state"][0], np.zeros(256))

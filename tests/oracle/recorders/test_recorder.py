@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
+from lfm2np.oracle.recorders.recorder import content_of
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 CONFIG = load_config(FIXTURES / "trained")  # D = 128, L = 3, G * E = 64, H = 4
@@ -124,16 +126,12 @@ def test_what_cannot_be_kept_is_an_error_that_says_why() -> None:
 def test_steps_and_rows_that_do_not_fit_are_an_error(
     sizes: list[int], name: str, shape: tuple[int, int], words: str
 ) -> None:
-    from lfm2np.oracle.recorders.recorder import content_of
-
     tensors = {"token_ids": np.arange(4), "steps": np.array(sizes), name: np.zeros(shape, np.float32)}
     with pytest.raises(DumpError, match=words):
         parse_dump(content_of(tensors), "dump", CONFIG)
 
 
 def test_a_format_that_is_none_is_an_error() -> None:
-    from safetensors.numpy import save
-
     with pytest.raises(DumpError, match="format 'int3' in its metadata"):
         parse_dump(save({"token_ids": np.arange(2)}, {"format": "int3"}), "dump", CONFIG)
     assert parse_dump(save({"token_ids": np.arange(2)}, {"format": "pt"}), "dump", CONFIG).format is None

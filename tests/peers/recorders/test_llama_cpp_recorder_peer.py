@@ -22,7 +22,8 @@ from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
 
 pytest.importorskip("llama_cpp")
-write_gguf = pytest.importorskip("gguf_files").write_gguf
+pytest.importorskip("gguf")
+from gguf_files import write_gguf
 
 pytestmark = pytest.mark.peers
 

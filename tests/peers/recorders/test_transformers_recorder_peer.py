@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from lfm2np.oracle.recorders import transformers_recorder
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
 
-pytestmark = pytest.mark.peers
+KNOWN = transformers_recorder.VERSIONS
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.skipif(version("transformers") not in KNOWN, reason=f"recorded only: {', '.join(KNOWN)}"),
+]
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED = FIXTURES / "trained", FIXTURES / "torture" / "biased_two_taps"
