@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import Stored, safetensors_bytes, stored
-from dumps import SIX, checkpoint, six_heads, stored_dump, written
+from dumps import SIX, checkpoint, six_heads, six_heads_with_all, stored_dump, written
 
 from lfm2np.cli import locate as cli_locate
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
@@ -52,6 +52,18 @@ def test_every_dtype_is_read_and_is_the_default_format(tmp_path: Path, dtype: st
     report = locate(tensors, config, dump)
     assert report.format == {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
     assert report.findings == () or dtype == "BF16"  # `stored` cuts: one spread of a rounding and nearly one more
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, 7.0, np.nan])
+def test_scores_of_positions_that_a_row_does_not_see_are_the_engines_own(tmp_path: Path, hidden: float) -> None:
+    config, tensors = checkpoint(SIX)
+    recorded = dict(six_heads_with_all())
+    later = np.triu(np.ones((12, 12), bool), 1)[:, None].repeat(6, 1).reshape(12, -1)
+    for name in [name for name in recorded if name.endswith(".scores")]:
+        recorded[name] = np.where(later, hidden, recorded[name])
+    dump = read(written(tmp_path, stored_dump(recorded)))
+    report = locate(tensors, config, dump, "float32")
+    assert report.findings == () and max(one.error for one in report.checks) < 0.7
 
 
 @pytest.mark.parametrize("dtype", ["I32", "U32", "U16", "I64"])

@@ -24,6 +24,7 @@ from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.record import record_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import TargetError
+from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
 
 pytestmark = pytest.mark.rounding
 
@@ -101,6 +102,27 @@ class Failing:
 
     def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
         raise ValueError("first line\nsecond line")
+
+
+class Printing(SmallEngine):
+    """An engine that writes to standard output as it loads and runs."""
+
+    def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+        print("loading")
+        super().__init__(model, state_of_the_sequence)
+
+    def record(self, prompts: Any, request: int, max_tokens: int, recorder: Any) -> None:
+        print("running")
+        super().record(prompts, request, max_tokens, recorder)
+
+
+def test_what_an_engine_prints_does_not_stand_in_the_answer(tmp_path: Path, capsys: Any) -> None:
+    """Pinned: vLLM's log in front of the JSON of `check --locate`."""
+    output = str(tmp_path / "dump.safetensors")
+    assert main(["record", "test_record:Printing", "--prompt-ids", "5,6", "--json", "-o", output]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["output"] == output
+    assert told.err == "loading\nrunning\n"
 
 
 def test_whatever_an_engine_raises_is_one_line() -> None:
