@@ -146,6 +146,8 @@ def test_a_format_that_is_none_is_an_error() -> None:
         (TOKEN, [5], "from step 1 on (1 row from position 5 on), right in step 0"),
         (TOKEN, [2, 3, 4, 5, 6], "each of the 3"),
         (TOKEN, [3], "step 0 of 3"),
+        (TOKEN, [1], ""),  # of what another step computed
+        (TOKEN, [1, 3], "step 0 of 3"),
         (TOKEN, [5, 6], "from step 1 on (1 row from position 5 on), right in step 0"),
         (STEP, [1], "step 1 of 3"),
         (STEP, [2], "from step 2 on (1 row from position 6 on), right in steps 0 to 1"),
