@@ -71,7 +71,13 @@ def talk(draw: st.DrawFn, name: str) -> Request:
         ignore_eos=draw(st.booleans()),
         seed=draw(st.sampled_from([None, 0, 1])),
     )
-    return Request(name, tuple(trained().tokenizer.encode_chat([{"role": "user", "content": said}])), params)
+    return Request(name, said_by_a_user(said), params)
+
+
+@cache
+def said_by_a_user(text: str) -> Ids:
+    """The prompt of a conversation; kept, as each rendering starts a process."""
+    return tuple(trained().tokenizer.encode_chat([{"role": "user", "content": text}]))
 
 
 def stop_strings(factory: Factory, example: tuple[list[str], list[str], bool, int]) -> None:
