@@ -1,10 +1,12 @@
 """LFM2 for one sequence, with no cache: read it top to bottom and believe it.
 
 Whatever else computes the network (batched, paged, chunked) has to equal this file bit for bit.
-Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2/modeling_lfm2.py, whose class stands in
-each docstring. Only `Numerics` does arithmetic, so this text is the same for every number format.
+Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2/modeling_lfm2.py and, for the mixture of
+experts, models/lfm2_moe/modeling_lfm2_moe.py, whose class stands in each docstring. Only `Numerics` does arithmetic, so
+this text is the same for every number format.
 
-T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps.
+T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps,
+N experts, K experts of a token.
 Activations are float32 between operations (float64 in the arithmetic of that name).
 """
 
@@ -17,8 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import widen
-from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.weights import (
+    AttentionWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    MixtureWeights,
+    ModelWeights,
+    ShortConvWeights,
+)
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
@@ -60,7 +69,7 @@ def block(layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array
     else:
         x = numerics.add(attention(layer.operator, config, numerics, normed, rotary), x)
     normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return numerics.add(x, feed_forward(layer, numerics, normed))
+    return numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))
 
 
 def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array) -> Array:
@@ -99,10 +108,43 @@ def queries_keys_values(
     return queries, keys, values
 
 
-def feed_forward(layer: LayerWeights, numerics: Numerics, x: Array) -> Array:
+def feed_forward(
+    weights: FeedForwardWeights | MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array
+) -> Array:
+    """Dense, or of each token's own experts, [T, D] -> [T, D]."""
+    if isinstance(weights, FeedForwardWeights):
+        return gated(weights, numerics, x)
+    return mixture_of_experts(weights, config, numerics, x)
+
+
+def gated(weights: FeedForwardWeights, numerics: Numerics, x: Array) -> Array:
     """w2(silu(w1 x) * w3 x), [T, D] -> [T, D] (Lfm2MLP)."""
-    gate, up = np.split(numerics.linear(x, layer.gate_up_proj), 2, axis=-1)  # each [T, F]
-    return numerics.linear(numerics.swiglu(gate, up), layer.down_proj)
+    gate, up = np.split(numerics.linear(x, weights.gate_up_proj), 2, axis=-1)  # each [T, F]
+    return numerics.linear(numerics.swiglu(gate, up), weights.down_proj)
+
+
+def mixture_of_experts(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array) -> Array:
+    """The outputs of each token's experts, by their weights, [T, D] -> [T, D] (Lfm2MoeSparseMoeBlock).
+
+    An expert is one product over all tokens that chose it, as its rows do not depend on each other.
+    """
+    chosen, shares = route(weights, config, numerics, x)
+    made = np.zeros((*chosen.shape, x.shape[1]), x.dtype)  # [T, K, D]
+    for expert in np.unique(chosen):
+        tokens, places = np.nonzero(chosen == expert)
+        made[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])
+    return numerics.mix(made, shares)
+
+
+def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: Array) -> tuple[Array, Array]:
+    """Each token's experts and their weights, each [T, K] (Lfm2MoeTopKRouter): the bias chooses, and does not weigh."""
+    mixture = config.mixture
+    assert mixture is not None
+    scores = numerics.sigmoid(numerics.linear(x, weights.router))  # [T, N]
+    preferred = scores if weights.bias is None else numerics.prefer(scores, weights.bias)
+    chosen = numerics.best(preferred, mixture.num_experts_per_tok)
+    own = np.take_along_axis(scores, chosen, axis=-1)
+    return chosen, numerics.shares(own, mixture.norm_topk_prob, mixture.routed_scaling_factor)
 
 
 def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:

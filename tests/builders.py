@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.tensors import expected_tensors
+from lfm2np.checkpoint.layout import expected_tensors
 
 Stored = tuple[str, tuple[int, ...], bytes]
 SPECIALS = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")

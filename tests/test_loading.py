@@ -25,7 +25,8 @@ from truths import greedy_steps
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.tensors import open_checkpoint, widen
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.engine import engine
 from lfm2np.engine.generation import collect
 from lfm2np.errors import CheckpointError, NumericsError, RequestError, TokenizerError

@@ -18,7 +18,7 @@ from lfm2np.bench.sides.cells import PREFILL, Cell
 from lfm2np.bench.sides.peak_memory import available_bytes
 from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import parameter_count
+from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
 

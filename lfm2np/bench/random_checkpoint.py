@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.tensors import SINGLE, expected_tensors
+from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.tensors import SINGLE
 from lfm2np.errors import CheckpointError
 from lfm2np.progress import Progress
 

@@ -1,50 +1,36 @@
 """`ModelConfig` from config.json: old and new spellings, the effective feed-forward width, refusals instead of guesses.
 
-Source: transformers models/lfm2, Lfm2Config and Lfm2MLP. Absent keys take Lfm2Config's defaults; keys that change
-nothing in the computation are ignored; a key that asks for another computation, or two keys that contradict each
-other where transformers would silently ignore one, raise ConfigError.
+Source: transformers models/lfm2, Lfm2Config and Lfm2MLP, and models/lfm2_moe (see mixture.py). Absent keys take the
+defaults of the model_type's class; keys that change nothing in the computation are ignored; a key that asks for another
+computation, or two keys that contradict each other where transformers would silently ignore one, raise ConfigError.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lfm2np.checkpoint.config_values import (
+    REALS,
+    SIZES,
+    require_bool,
+    require_real,
+    require_size,
+    require_token_id,
+    same,
+)
+from lfm2np.checkpoint.mixture import MixtureConfig, parse_mixture
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
 from lfm2np.values import show
 
-SIZES: dict[str, tuple[int, int]] = {
-    # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
-    # 2**17 is also the most terms that exact arithmetic adds: of a softmax over the vocabulary or over the context.
-    "vocab_size": (1, 2**17),
-    "hidden_size": (1, 2**17),
-    "num_hidden_layers": (1, 1024),
-    "num_attention_heads": (1, 1024),
-    "num_key_value_heads": (1, 1024),
-    "head_dim": (2, 2**12),
-    "intermediate_size": (1, 2**18),  # as the file spells it, before the adjustment
-    "block_ff_dim": (1, 2**18),
-    "block_multiple_of": (1, 2**17),
-    "feed_forward_size": (1, 2**17),
-    "conv_L_cache": (1, 64),
-    "max_position_embeddings": (1, 2**17),
-}
-REALS: dict[str, tuple[float, float]] = {
-    "norm_eps": (1e-30, 1.0),
-    "rope_theta": (1.0, 1e30),
-    "block_ffn_dim_multiplier": (1e-6, 1e3),
-}
 ONLY: dict[str, tuple[object, ...]] = {
     # Keys that would change the computation, and the values under which they don't; absent is fine.
     "block_use_swiglu": (True, None),
     "use_pos_enc": (True, None),
     "sliding_window": (None,),
     "use_sliding_window": (False, None),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
     "hidden_act": ("silu", None),
     "hidden_activation": ("silu", None),
     "attention_bias": (False, None),
@@ -54,6 +40,7 @@ ONLY: dict[str, tuple[object, ...]] = {
     "compression_config": (None,),
     "per_layer_config": (None,),
 }
+DENSE_ONLY: dict[str, tuple[object, ...]] = {"num_experts": (None, 0), "num_local_experts": (None, 0)}  # likewise
 ECHOES: dict[str, str] = {
     # Old, redundant keys that transformers ignores: they must repeat the key that counts.
     "block_dim": "hidden_size",
@@ -65,16 +52,19 @@ ECHOES: dict[str, str] = {
     "rms_norm_eps": "norm_eps",
     "theta": "rope_theta",
 }
+MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
 LAYER_TYPES = ("conv", "full_attention")
-NOT_YET = {"lfm2_moe": "LFM2 mixture-of-experts", "lfm3": "LFM3"}
+MODEL_TYPES = ("lfm2", "lfm2_moe")
+NOT_YET = {"lfm3": "LFM3"}
 _Raw = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One dense LFM2 model; construction checks every value and raises ConfigError.
+    """One LFM2 model; construction checks every value and raises ConfigError.
 
-    feed_forward_size is the effective width (rows of w1); layer_types has one of LAYER_TYPES per layer.
+    feed_forward_size is the effective width (rows of w1) of dense layers; layer_types has one of LAYER_TYPES per layer;
+    mixture is None where all layers are dense.
     """
 
     vocab_size: int
@@ -94,6 +84,11 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
+    mixture: MixtureConfig | None = None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether that layer's feed-forward is a mixture of experts."""
+        return self.mixture is not None and layer >= self.mixture.num_dense_layers
 
     def __post_init__(self) -> None:
         for name in (key for key in SIZES if hasattr(self, key)):
@@ -134,10 +129,10 @@ def load_config(directory: Path) -> ModelConfig:
 def parse_config(raw: _Raw, source: str) -> ModelConfig:
     """ModelConfig from the parsed config.json; `source` names the file in every ConfigError."""
     try:
-        _require_dense_lfm2(raw)
+        _require_lfm2(raw)
         config = _build(raw, source)
-        for key, name in ECHOES.items():
-            if raw.get(key) is not None and not _same(raw[key], getattr(config, name)):
+        for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
+            if raw.get(key) is not None and not same(raw[key], getattr(config, name)):
                 raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
     except ConfigError as problem:
         text = str(problem)
@@ -146,7 +141,8 @@ def parse_config(raw: _Raw, source: str) -> ModelConfig:
 
 
 def _build(raw: _Raw, source: str) -> ModelConfig:
-    hidden_size = _size(raw, "hidden_size", 2560)
+    is_mixture = raw["model_type"] == "lfm2_moe"
+    hidden_size = _size(raw, "hidden_size", 2048 if is_mixture else 2560)
     heads = _size(raw, "num_attention_heads", 32)
     layers = _size(raw, "num_hidden_layers", 32)
     tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
@@ -157,7 +153,7 @@ def _build(raw: _Raw, source: str) -> ModelConfig:
         num_attention_heads=heads,
         num_key_value_heads=_size(raw, "num_key_value_heads", 8),
         head_dim=_head_dim(raw, hidden_size, heads),
-        feed_forward_size=effective_width(raw),
+        feed_forward_size=_size(raw, "intermediate_size", 7168) if is_mixture else effective_width(raw),
         conv_L_cache=_size(raw, "conv_L_cache", 3),
         conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
         layer_types=_layer_types(raw, layers),
@@ -168,6 +164,7 @@ def _build(raw: _Raw, source: str) -> ModelConfig:
         bos_token_id=_optional_id(raw, "bos_token_id", 1),
         eos_token_ids=_eos_ids(raw, source, 2),
         pad_token_id=_optional_id(raw, "pad_token_id", 0),
+        mixture=parse_mixture(raw) if is_mixture else None,
     )
 
 
@@ -188,14 +185,14 @@ def effective_width(raw: _Raw) -> int:
     return width
 
 
-def _require_dense_lfm2(raw: _Raw) -> None:
+def _require_lfm2(raw: _Raw) -> None:
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and model_type in NOT_YET:
         raise ConfigError(f"model_type: {model_type!r}: {NOT_YET[model_type]} is not supported yet, expected 'lfm2'")
-    if model_type != "lfm2":
-        raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2'")
-    for key, allowed in ONLY.items():
-        if key in raw and not any(_same(raw[key], value) for value in allowed):
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2' or 'lfm2_moe'")
+    for key, allowed in (ONLY | (DENSE_ONLY if model_type == "lfm2" else {})).items():
+        if key in raw and not any(same(raw[key], value) for value in allowed):
             raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
         if raw.get(key) is not None and not isinstance(raw[key], str):
@@ -226,6 +223,8 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
             raise ConfigError(f"full_attn_idxs: {show(indices)}, expected no index twice")
         from_indices = tuple("full_attention" if i in set(indices) else "conv" for i in range(layers))
     named = raw.get("layer_types")
+    if named is None and from_indices is None and raw["model_type"] == "lfm2_moe":
+        raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
     if named is None:
         return from_indices if from_indices is not None else ("full_attention",) * layers
     if not isinstance(named, list | tuple):
@@ -270,7 +269,7 @@ def _theta_of(key: str, value: object, top: float) -> float:
     unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
     if unknown:
         raise ConfigError(f"{key}.{show(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
-    if not any(_same(value.get("partial_rotary_factor"), whole) for whole in ONLY["partial_rotary_factor"]):
+    if not any(same(value.get("partial_rotary_factor"), whole) for whole in ONLY["partial_rotary_factor"]):
         raise ConfigError(f"{key}.partial_rotary_factor: {show(value['partial_rotary_factor'])}, expected 1.0")
     return require_real("rope_theta", value.get("rope_theta", top), integers=True)
 
@@ -294,29 +293,6 @@ def _size(raw: _Raw, key: str, default: int) -> int:
     return require_size(key, raw.get(key, default))
 
 
-def require_size(name: str, value: object) -> int:
-    """An integer within SIZES[name]; True and "12" are not integers."""
-    low, high = SIZES[name]
-    if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{name}: {show(value)}, expected an integer from {low} to {high}")
-    return value
-
-
-def require_real(name: str, value: object, integers: bool = False) -> float:
-    """A float (or an integer where transformers takes one) within REALS[name]; NaN and infinity are outside."""
-    low, high = REALS[name]
-    if not (type(value) is float or (integers and type(value) is int)) or not low <= value <= high:
-        raise ConfigError(f"{name}: {show(value)}, expected a {'number' if integers else 'float'} from {low} to {high}")
-    return float(value)
-
-
-def require_bool(name: str, value: object) -> bool:
-    """True or False, nothing that merely looks like it."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: {show(value)}, expected true or false")
-    return value
-
-
 def require_layer_types(types: tuple[object, ...], layers: int) -> None:
     """One of LAYER_TYPES for each layer."""
     for index, kind in enumerate(types):
@@ -324,18 +300,3 @@ def require_layer_types(types: tuple[object, ...], layers: int) -> None:
             raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(LAYER_TYPES)}")
     if len(types) != layers:
         raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")
-
-
-def require_token_id(name: str, value: object, vocab_size: int) -> None:
-    """An integer in [0, vocab_size)."""
-    if type(value) is not int or not 0 <= value < vocab_size:
-        raise ConfigError(f"{name}: {show(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")
-
-
-def _same(left: object, right: object) -> bool:
-    """Equality in which true is not 1."""
-    return isinstance(left, bool) == isinstance(right, bool) and left == right and not _is_nan(left)
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import StoredTensor, expected_tensors, parameter_count, require_finite
+from lfm2np.checkpoint.layout import expected_tensors, parameter_count
+from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined, matrix_parts
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.exact import prove_grid

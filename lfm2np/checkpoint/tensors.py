@@ -12,13 +12,14 @@ import struct
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, layout_of, require_shape, taken_apart
+from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
 from lfm2np.values import plain, show
@@ -27,29 +28,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
-_EXPONENT_BITS = {"BF16": 0x7F80, "F16": 0x7C00}
-_CHUNK = 2**20  # elements looked at together: keeps temporaries small
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-Array = npt.NDArray[np.generic]
-Dim = tuple[int, str]  # a dimension and the key of config.json it comes from
-
-
-@dataclass(frozen=True, eq=False)
-class StoredTensor:
-    """A tensor as the file holds it.
-
-    dtype   "BF16", "F16" or "F32"
-    values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
-            order, little-endian, whatever the machine's own is
-    source  the file, for messages
-    """
-
-    name: str
-    dtype: str
-    values: Array
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,16 +40,6 @@ class _Entry:
     end: int
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor the model needs; `lm_head.weight` only where the head is not tied."""
-    return {name: tuple(size for size, _ in dims) for name, dims in _layout(config).items()}
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Numbers in all expected tensors; a tied head counts once."""
-    return sum(math.prod(shape) for shape in expected_tensors(config).values())
-
-
 def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
     """Name -> tensor for exactly `expected_tensors(config)`; raises CheckpointError naming the file.
 
@@ -80,86 +48,9 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     """
     try:
         tensors, source = _open_all(directory)
-        return _select(tensors, config, source)
+        return _select(taken_apart(tensors, config), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
-
-
-def widen(values: Array, dtype: str) -> npt.NDArray[np.float32]:
-    """A fresh float32 array with exactly the stored values: bfloat16 is the upper half of a float32."""
-    if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {show(dtype)}, expected one of {', '.join(DTYPES)}")
-    if dtype == "BF16":
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)
-
-
-def require_finite(tensor: StoredTensor) -> None:
-    """Raises CheckpointError naming the tensor and the first index that holds NaN or an infinity."""
-    flat = tensor.values.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        chunk = flat[start : start + _CHUNK]
-        bad = np.flatnonzero(_not_finite(chunk, tensor.dtype))
-        if bad.size:
-            index = tuple(int(i) for i in np.unravel_index(start + int(bad[0]), tensor.values.shape))
-            value = float(widen(chunk[bad[:1]], tensor.dtype)[0])
-            where = f"{tensor.source}: " if tensor.source else ""
-            raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
-
-
-def _not_finite(chunk: Array, dtype: str) -> npt.NDArray[np.bool_]:
-    if dtype == "F32":
-        return np.logical_not(np.isfinite(chunk.astype(np.float32, copy=False)))
-    mask = np.uint16(_EXPONENT_BITS[dtype])
-    bits = chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))  # the file's order, not the machine's
-    all_ones: npt.NDArray[np.bool_] = (bits & mask) == mask
-    return all_ones
-
-
-def _layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    """Every tensor with the origin of each dimension. Source: transformers models/lfm2, parameter names."""
-    hidden = (config.hidden_size, "hidden_size")
-    layout: dict[str, tuple[Dim, ...]] = {_EMBEDDING: ((config.vocab_size, "vocab_size"), hidden)}
-    for index, kind in enumerate(config.layer_types):
-        prefix = f"model.layers.{index}"
-        layout[f"{prefix}.operator_norm.weight"] = (hidden,)
-        layout[f"{prefix}.ffn_norm.weight"] = (hidden,)
-        width = (config.feed_forward_size, "feed_forward_size")
-        layout[f"{prefix}.feed_forward.w1.weight"] = (width, hidden)
-        layout[f"{prefix}.feed_forward.w2.weight"] = (hidden, width)
-        layout[f"{prefix}.feed_forward.w3.weight"] = (width, hidden)
-        operator = _conv_layout(config) if kind == "conv" else _attention_layout(config)
-        layout.update({f"{prefix}.{name}": dims for name, dims in operator.items()})
-    layout["model.embedding_norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        layout[_HEAD] = layout[_EMBEDDING]
-    return layout
-
-
-def _conv_layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    hidden, triple = (config.hidden_size, "hidden_size"), (3 * config.hidden_size, "3*hidden_size")
-    layout: dict[str, tuple[Dim, ...]] = {
-        "conv.in_proj.weight": (triple, hidden),
-        "conv.conv.weight": (hidden, (1, "depthwise"), (config.conv_L_cache, "conv_L_cache")),
-        "conv.out_proj.weight": (hidden, hidden),
-    }
-    if config.conv_bias:
-        layout |= {"conv.in_proj.bias": (triple,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
-    return layout
-
-
-def _attention_layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    hidden, head_dim = (config.hidden_size, "hidden_size"), (config.head_dim, "head_dim")
-    queries = (config.num_attention_heads * config.head_dim, "num_attention_heads*head_dim")
-    keys = (config.num_key_value_heads * config.head_dim, "num_key_value_heads*head_dim")
-    return {
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.out_proj.weight": (hidden, queries),
-        "self_attn.q_layernorm.weight": (head_dim,),
-        "self_attn.k_layernorm.weight": (head_dim,),
-    }
 
 
 def _open_all(directory: Path) -> tuple[dict[str, StoredTensor], str]:
@@ -273,8 +164,8 @@ def _entry(path: Path, name: str, fields: object, origin: int, size: int) -> _En
 
 def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
     """Exactly the expected tensors, each of the expected shape."""
-    layout = _layout(config)
-    allowed = layout | {_HEAD: layout[_EMBEDDING]}  # tied checkpoints may repeat the embedding as the head
+    layout = layout_of(config)
+    allowed = layout | {HEAD: layout[EMBEDDING]}  # tied checkpoints may repeat the embedding as the head
     missing, unexpected = layout.keys() - tensors, tensors.keys() - allowed
     if missing:
         raise CheckpointError(f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(missing)}")
@@ -283,23 +174,14 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
             f"{source}: {len(unexpected)} unexpected beside the {len(layout)} tensors: {_listed(unexpected)}"
         )
     for name, tensor in tensors.items():
-        _require_shape(tensor, allowed[name])
-    if _HEAD in tensors and config.tie_word_embeddings:
-        _require_equal_bytes(tensors[_HEAD], tensors[_EMBEDDING])
+        require_shape(tensor, allowed[name])
+    if HEAD in tensors and config.tie_word_embeddings:
+        _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
     return {name: tensors[name] for name in layout}
 
 
 def _listed(names: Set[str]) -> str:
     return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
-    shape, expected = tensor.values.shape, tuple(size for size, _ in dims)
-    if shape == expected:
-        return
-    differing = dims if len(shape) != len(dims) else [d for d, size in zip(dims, shape, strict=True) if d[0] != size]
-    origins = ", ".join(f"{origin}={size}" for size, origin in differing)
-    raise CheckpointError(f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins}")
 
 
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
@@ -313,5 +195,5 @@ def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
 
 def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
     flat = tensor.values.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        yield flat[start : start + _CHUNK].view(np.uint8)
+    for start in range(0, flat.size, CHUNK):
+        yield flat[start : start + CHUNK].view(np.uint8)

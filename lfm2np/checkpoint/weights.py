@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
 from lfm2np.numerics.matrix import AttentionScale, Matrix
@@ -40,12 +41,28 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class FeedForwardWeights:
+    """A dense layer's, or one expert's."""
+
+    gate_up_proj: Matrix  # [2F, D]: w1, then w3
+    down_proj: Matrix  # [D, F]: w2
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureWeights:
+    """`expert(e)` prepares an expert's weights when they are first asked for, and keeps them."""
+
+    router: Matrix  # [N, D], called gate in the checkpoint
+    bias: Float32 | None  # [N], expert_bias
+    expert: Callable[[int], FeedForwardWeights]
+
+
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     operator_norm: Float32  # [D]
     operator: ShortConvWeights | AttentionWeights
     ffn_norm: Float32  # [D]
-    gate_up_proj: Matrix  # [2F, D]: w1, then w3
-    down_proj: Matrix  # [D, F]: w2
+    feed_forward: FeedForwardWeights | MixtureWeights
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +73,11 @@ class ModelWeights:
     head: Matrix  # [V, D]
 
 
-def matrix_parts(config: ModelConfig) -> Iterator[tuple[str, ...]]:
-    """The tensors that make up each Matrix, in the network's order: those that share an input are one product."""
+def matrix_parts(config: ModelConfig, experts: bool = True) -> Iterator[tuple[str, ...]]:
+    """The tensors that make up each Matrix, in the network's order: those that share an input are one product.
+
+    Without `experts` those of experts are left out.
+    """
     for index, layer_type in enumerate(config.layer_types):
         prefix = f"model.layers.{index}."
         if layer_type == "conv":
@@ -66,9 +86,24 @@ def matrix_parts(config: ModelConfig) -> Iterator[tuple[str, ...]]:
         else:
             yield tuple(f"{prefix}self_attn.{part}_proj.weight" for part in "qkv")
             yield (prefix + "self_attn.out_proj.weight",)
-        yield (prefix + "feed_forward.w1.weight", prefix + "feed_forward.w3.weight")
-        yield (prefix + "feed_forward.w2.weight",)
+        prefix += "feed_forward."
+        if not config.is_sparse(index):
+            yield from feed_forward_parts(prefix)
+            continue
+        yield (prefix + "gate.weight",)
+        for expert in range(num_experts(config) if experts else 0):
+            yield from feed_forward_parts(f"{prefix}experts.{expert}.")
     yield ("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight",)
+
+
+def feed_forward_parts(prefix: str) -> Iterator[tuple[str, ...]]:
+    yield (prefix + "w1.weight", prefix + "w3.weight")
+    yield (prefix + "w2.weight",)
+
+
+def num_experts(config: ModelConfig) -> int:
+    """Of each sparse layer; 0 where all are dense."""
+    return 0 if config.mixture is None else config.mixture.num_experts
 
 
 def widened(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
@@ -117,42 +152,50 @@ def prepare_weights(
     progress: Progress | None = None,
     streamed: bool = False,
 ) -> ModelWeights:
-    """Widens, checks and prepares all tensors; `progress(done, total)` counts matrices. `streamed` leaves them stored.
+    """Widens, checks and prepares all tensors; an expert is checked now, and prepared when it is first chosen.
 
+    `progress(done, total)` counts matrices. `streamed` leaves them stored.
     Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
     """
-    parts = list(matrix_parts(config))
+    prepare = partial(prepared, tensors, numerics, streamed)
+    parts = list(matrix_parts(config, experts=False))
     matrices: dict[str, Matrix] = {}  # by the name of the first tensor in each
     for names in parts:
-        what = " + ".join(names)
-        matrices[names[0]] = (
-            numerics.stream_matrix(stored_rows(tensors, names), what)
-            if streamed
-            else numerics.prepare_matrix(joined(tensors, names), what)
-        )
+        matrices[names[0]] = prepare(names)
         if progress:
             progress(len(matrices), len(parts))
+    for name in tensors:
+        if ".experts." in name:
+            require_finite(tensors[name])
     # Norms, biases and taps: whatever is no matrix.
     vectors = {name: widened(tensors, name) for name in tensors if len(tensors[name].values.shape) != 2}
     layers = tuple(
-        layer_weights(index, kind, tensors, matrices, vectors) for index, kind in enumerate(config.layer_types)
+        layer_weights(index, config, tensors, matrices, vectors, prepare) for index in range(config.num_hidden_layers)
     )
     embedding = tensors["model.embed_tokens.weight"]
     require_finite(embedding)
     return ModelWeights(embedding, layers, vectors["model.embedding_norm.weight"], matrices[parts[-1][0]])
 
 
+def prepared(tensors: Mapping[str, StoredTensor], numerics: Numerics, streamed: bool, names: tuple[str, ...]) -> Matrix:
+    what = " + ".join(names)
+    if streamed:
+        return numerics.stream_matrix(stored_rows(tensors, names), what)
+    return numerics.prepare_matrix(joined(tensors, names), what)
+
+
 def layer_weights(
     index: int,
-    kind: str,
+    config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
     matrices: Mapping[str, Matrix],
     vectors: Mapping[str, Float32],
+    prepare: Callable[[tuple[str, ...]], Matrix],
 ) -> LayerWeights:
     prefix = f"model.layers.{index}."
     conv, attention = prefix + "conv.", prefix + "self_attn."
     operator: ShortConvWeights | AttentionWeights
-    if kind == "conv":
+    if config.layer_types[index] == "conv":
         operator = ShortConvWeights(
             in_proj=matrices[conv + "in_proj.weight"],
             in_bias=vectors.get(conv + "in_proj.bias"),
@@ -174,6 +217,24 @@ def layer_weights(
         operator_norm=vectors[prefix + "operator_norm.weight"],
         operator=operator,
         ffn_norm=vectors[prefix + "ffn_norm.weight"],
-        gate_up_proj=matrices[prefix + "feed_forward.w1.weight"],
-        down_proj=matrices[prefix + "feed_forward.w2.weight"],
+        feed_forward=feed_forward_weights(
+            prefix + "feed_forward.", config.is_sparse(index), matrices, vectors, prepare
+        ),
     )
+
+
+def feed_forward_weights(
+    prefix: str,
+    is_sparse: bool,
+    matrices: Mapping[str, Matrix],
+    vectors: Mapping[str, Float32],
+    prepare: Callable[[tuple[str, ...]], Matrix],
+) -> FeedForwardWeights | MixtureWeights:
+    if not is_sparse:
+        return FeedForwardWeights(*(matrices[names[0]] for names in feed_forward_parts(prefix)))
+
+    @cache
+    def expert(number: int) -> FeedForwardWeights:
+        return FeedForwardWeights(*map(prepare, feed_forward_parts(f"{prefix}experts.{number}.")))
+
+    return MixtureWeights(matrices[prefix + "gate.weight"], vectors.get(prefix + "expert_bias"), expert)

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from lfm2np.checkpoint.loaded import hand_fixture
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.orders import Orders, both_orders
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.weights import ShortConvWeights
 from lfm2np.errors import ProofError
 from lfm2np.network.cache import Cache

@@ -10,10 +10,10 @@ from lfm2np.faults.edits import Edit, Fault
 
 STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.network.step:forward"
 BLOCK, PARTS = "lfm2np.reference:block", "lfm2np.reference:queries_keys_values"
-FEED_FORWARD = "lfm2np.reference:feed_forward"
+FEED_FORWARD = "lfm2np.reference:gated"
 HEAD, WANTED = "lfm2np.reference:output_logits", "lfm2np.network.step:wanted_logits"
 EXACT = "lfm2np.numerics.exact:"
-SPLIT = "gate, up = np.split(numerics.linear(x, layer.gate_up_proj), 2, axis=-1)"
+SPLIT = "gate, up = np.split(numerics.linear(x, weights.gate_up_proj), 2, axis=-1)"
 HEADS = "queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)"
 EMBEDDED = "x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))"
 MIXED = "mixed.reshape(len(x), -1)"
@@ -346,12 +346,14 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                BLOCK, "numerics.add(x, feed_forward(layer, numerics, normed))", "feed_forward(layer, numerics, normed)"
+                BLOCK,
+                "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))",
+                "feed_forward(layer.feed_forward, config, numerics, normed)",
             ),
             Edit(
                 FORWARD,
-                "numerics.add(x, reference.feed_forward(layer, numerics, normed))",
-                "reference.feed_forward(layer, numerics, normed)",
+                "numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))",
+                "reference.feed_forward(layer.feed_forward, config, numerics, normed)",
             ),
         ),
     ),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
@@ -58,7 +58,7 @@ def hidden_states(
                 mixed = attention(layer.operator, config, numerics, normed, rotary, runs)
             x = numerics.add(mixed, x)
             normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-            x = numerics.add(x, reference.feed_forward(layer, numerics, normed))
+            x = numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
         return numerics.rms_norm(x, weights.final_norm, config.norm_eps), runs
 
 

@@ -2,7 +2,8 @@
 
 T tokens in this step, of S requests, each a run of rows. What one operation may look at decides how it is batched:
 
-    one product over all tokens   projections, feed-forward, head
+    one product over all tokens   projections, feed-forward, router, head
+    one product per expert        the experts of a mixture, each over the tokens of the step that chose it
     row by row                    norms, rotation, gates
     per request                   attention (its own blocks), convolution (its own last L-1 columns), sampling
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
 from lfm2np.network.cache import Cache, block_runs, commit, move, read_tokens
@@ -89,7 +90,7 @@ def forward(
                 attention_layer += 1
             x = numerics.add(mixed, x)
             normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-            x = numerics.add(x, reference.feed_forward(layer, numerics, normed))
+            x = numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
             if progress:
                 progress(attention_layer + convolution_layer, len(weights.layers))
         states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)

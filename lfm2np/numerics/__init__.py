@@ -1,7 +1,8 @@
 """The arithmetics of the network: `exact` (default), `float32`, `float64` and emulated `bfloat16`.
 
 Each offers the operations of `Numerics`; reference.py is written in them and in nothing else.
-Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps.
+Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps,
+N experts, K experts of a token.
 Every room may import it; it imports nothing but errors.
 """
 
@@ -57,6 +58,21 @@ class Numerics(Protocol):
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         """silu(gate) * up, elementwise."""
+
+    def sigmoid(self, x: Array) -> Array:
+        """1 / (1 + exp(-x)): the router's scores [T, N]."""
+
+    def prefer(self, scores: Array, bias: NDArray[np.float32]) -> Array:
+        """Scores [T, N] plus the experts' bias [N], by which they are chosen."""
+
+    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        """The experts [T, count] with the largest of preferred [T, N], best first; of equal ones the lowest ids."""
+
+    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        """Chosen experts' scores [T, K] as weights: divided by their sum + 1e-6 if `normalised`, times `factor`."""
+
+    def mix(self, made: Array, weights: Array) -> Array:
+        """Outputs [T, K, D] of each token's experts, times their weights [T, K], added best expert first: [T, D]."""
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
         """Rotary embedding of x [T, heads, E] by the angles [T, E/2] of its pairs (i, i + E/2)."""

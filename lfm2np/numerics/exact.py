@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
@@ -29,20 +28,33 @@ from lfm2np.numerics.attention import (
     stacked_scores,
     weighted_values,
 )
+from lfm2np.numerics.grids import (
+    SUM_BITS,
+    TERMS,
+    Exponents,
+    Float32,
+    Float64,
+    exact_sum,
+    exponent_of,
+    power_of_two,
+    round_to_grid,
+    sum_exponent,
+    to_units,
+)
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
+from lfm2np.numerics.routing import best as best
+from lfm2np.numerics.routing import mix as mix
+from lfm2np.numerics.routing import prefer as prefer
+from lfm2np.numerics.routing import shares as shares
+from lfm2np.numerics.routing import sigmoid as sigmoid
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Exponents = NDArray[np.int32]
 
 name = "exact"
 weight_bytes = 8
 
-SUM_BITS = 53  # integers up to 2**53 are float64
 WEIGHT_BITS = 20  # weights: bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9
 LOW_WEIGHT_BITS = 16  # the second slice of float32 weights
 LEAST_BITS = 16  # coarser inputs are refused
@@ -50,58 +62,7 @@ MOST_BITS = 30  # a finer grid gains nothing over float32 operands
 VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
-TERMS = 2**17  # the most terms of exact_sum, and the longest context
 longest_context = TERMS
-TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
-
-
-def exponent_of(x: Float32 | Float64) -> Exponents:
-    """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
-    largest = np.maximum(x.max(-1, keepdims=True), -x.min(-1, keepdims=True)).astype(np.float64)
-    return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
-
-
-def power_of_two(exponents: Exponents) -> Float64:
-    """2**exponents. To multiply by it is to ldexp: both round just once, and only to a subnormal result."""
-    return np.asarray(np.ldexp(1.0, exponents))
-
-
-def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
-    """The integers nearest to x * 2**shift, ties to even."""
-    units: Float64 = x * power_of_two(shift)
-    return np.rint(units, out=units)
-
-
-def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
-    """Each row (last axis) in steps of 2**-bits of its own power of two; ties to even."""
-    shift = bits - exponent_of(x)
-    units = to_units(x, shift)
-    units *= power_of_two(-shift)
-    return units
-
-
-def exact_sum(x: Float64) -> Float64:
-    """Sum over the last axis of at most 2**17 terms in any order; off by less than 2**-52 of sum|x|.
-
-    Each term is split into high + low, multiples of 2**-36 and of 2**-72 of the row's power of two. Each of the two
-    sums has at most 2**17 terms of at most 2**36 units, hence is exact; only adding them rounds.
-    """
-    if x.shape[-1] > TERMS:
-        raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
-    shift = TERM_BITS - exponent_of(x)
-    low: Float64 = x * power_of_two(shift)
-    high = np.rint(low)
-    low -= high
-    low *= 2.0**TERM_BITS
-    np.rint(low, out=low)
-    total = high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)
-    return np.asarray(np.ldexp(total, -shift)[..., 0])
-
-
-def sum_exponent(x: Float64) -> Exponents:
-    """An e [..., 1] for each row of non-negative terms, not all zero: its sum, on exact_sum's grid, is below 2**e."""
-    shift = TERM_BITS - exponent_of(x)
-    return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)
 
 
 def prove_grid(weight: Rows, what: str) -> Grid:

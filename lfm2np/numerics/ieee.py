@@ -29,6 +29,7 @@ from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
+from lfm2np.numerics.routing import LEAST_SUM, best
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Array = NDArray[Any]
@@ -103,6 +104,26 @@ class Ieee:
             silu = self.keep(np.divide(gate[rows], silu, out=silu))
             gated[rows] = self.keep(np.multiply(silu, up[rows], out=silu))
         return gated
+
+    def sigmoid(self, x: Array) -> Array:
+        with np.errstate(over="ignore"):  # as in swiglu
+            return self.keep(np.asarray(1 / (1 + np.exp(-x)), self.dtype))
+
+    def prefer(self, scores: Array, bias: Float32) -> Array:
+        """Not rounded to bfloat16: the bias is float32 in a bfloat16 model, too, and so is the sum."""
+        return np.asarray(scores + bias.astype(self.dtype))
+
+    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        return best(preferred, count)
+
+    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        if normalised:
+            total = self.keep(scores.sum(-1, keepdims=True)) + np.asarray(LEAST_SUM, self.dtype)
+            scores = self.keep(scores / self.keep(total))
+        return self.keep(scores * np.asarray(factor, self.dtype))
+
+    def mix(self, made: Array, weights: Array) -> Array:
+        return self.keep(self.keep(made * weights[..., None]).sum(axis=1))
 
     def rotate(self, x: Array, cos: Float64, sin: Float64) -> Array:
         half = x.shape[-1] // 2

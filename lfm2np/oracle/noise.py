@@ -27,7 +27,7 @@ from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import NumericsError
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics, elementary
-from lfm2np.numerics.exact import exact_sum
+from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
 from lfm2np.progress import Progress

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 import lfm2np
 from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.tensors import open_checkpoint, widen
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.oracle.recorders import Recorder
 

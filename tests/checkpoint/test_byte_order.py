@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.tensors import DTYPES, StoredTensor, require_finite, widen
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor, require_finite, widen
 from lfm2np.errors import CheckpointError
 from lfm2np.loading import load
 from lfm2np.oracle.locate import dump
@@ -217,7 +217,7 @@ NATIVE = {  # why that is right
     "single bytes": {
         "np.memmap(path, dtype=np.uint8, mode='r')",
         "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
-        "flat[start:start + _CHUNK].view(np.uint8)",
+        "flat[start:start + CHUNK].view(np.uint8)",
     },
 }
 READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.checkpoint.config import load_config, parse_config
-from lfm2np.checkpoint.tensors import parameter_count
+from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.errors import ConfigError, Lfm2npError
 
 SIXTEEN = [2, 5, 8, 10, 12, 14]
@@ -145,7 +145,7 @@ REFUSALS = [
     ({"model_type": "llama"}, "model_type: 'llama', expected 'lfm2'"),
     ({"model_type": None}, "model_type: None"),
     ({"model_type": ["lfm2"]}, "model_type"),
-    ({"model_type": "lfm2_moe"}, "mixture-of-experts is not supported yet"),
+    ({"model_type": "lfm2_moe", "layer_types": None}, "layer_types: absent"),
     ({"model_type": "lfm3"}, "LFM3 is not supported yet"),
     ({"layer_types": ["conv", "sliding_attention"]}, "layer_types[1]: 'sliding_attention'"),
     ({"layer_types": ["conv", 3]}, "layer_types[1]: 3"),

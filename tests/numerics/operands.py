@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
-from lfm2np.numerics import exact
+from lfm2np.numerics import grids
 from lfm2np.numerics.matrix import Matrix
 
 LARGEST_WIDTH = 11776
@@ -59,7 +59,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def rounded_operands(x: np.ndarray, matrix: Matrix) -> np.ndarray:
     assert matrix.grid is not None
-    return exact.round_to_grid(np.ldexp(x.astype(np.float64), matrix.grid.columns), matrix.grid.activation_bits)
+    return grids.round_to_grid(np.ldexp(x.astype(np.float64), matrix.grid.columns), matrix.grid.activation_bits)
 
 
 def expected_products(x: np.ndarray, matrix: Matrix) -> np.ndarray:

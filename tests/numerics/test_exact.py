@@ -20,7 +20,7 @@ from operands import (
 )
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics import exact
+from lfm2np.numerics import exact, grids
 from lfm2np.numerics.ieee import FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.numerics.matrix import Matrix
 
@@ -57,8 +57,8 @@ def test_the_bound_that_makes_a_product_exact_holds_for_any_input(seed, x_kind, 
     grid = matrix.grid
     assert grid is not None
     assert grid.row_sum_bits + grid.activation_bits <= 53
-    weight_exponents = exact.exponent_of(np.ldexp(weight.astype(np.float64), -grid.columns))[:, 0]
-    x_exponents = exact.exponent_of(np.ldexp(x.astype(np.float64), grid.columns))[:, 0]
+    weight_exponents = grids.exponent_of(np.ldexp(weight.astype(np.float64), -grid.columns))[:, 0]
+    x_exponents = grids.exponent_of(np.ldexp(x.astype(np.float64), grid.columns))[:, 0]
     weight_units = [
         e - exact.WEIGHT_BITS - s * exact.LOW_WEIGHT_BITS for s in range(grid.slices) for e in weight_exponents
     ]
@@ -159,7 +159,7 @@ def test_inputs_finer_than_proved_are_not_summed_exactly():
     weight, x = (rng.uniform(1.9, 2.0, (1, LARGEST_WIDTH)).astype(np.float32) for _ in range(2))
     matrix = exact.prepare_matrix(weight, "w")
     assert matrix.grid is not None
-    fine = exact.round_to_grid(x.astype(np.float64) * 1.1, matrix.grid.activation_bits + 8)
+    fine = grids.round_to_grid(x.astype(np.float64) * 1.1, matrix.grid.activation_bits + 8)
     assert Fraction(float((fine @ matrix.values.T)[0, 0])) != integer_dot(fine[0], matrix.values[0])
 
 
@@ -168,8 +168,8 @@ def test_an_exact_sum_is_right_to_2_to_the_minus_52_and_ignores_order(seed, kind
     rng = np.random.default_rng(seed)
     x = np.abs(adversarial(rng, (2, terms), kind)).astype(np.float64)
     x *= x
-    total = exact.exact_sum(x)
-    assert total.tobytes() == exact.exact_sum(x[:, rng.permutation(terms)]).tobytes()
+    total = grids.exact_sum(x)
+    assert total.tobytes() == grids.exact_sum(x[:, rng.permutation(terms)]).tobytes()
     for row, value in zip(x, total, strict=True):
         truth = sum((Fraction(float(v)) for v in row), Fraction(0))
         assert abs(Fraction(float(value)) - truth) <= truth * Fraction(1, 2**52)
@@ -177,20 +177,20 @@ def test_an_exact_sum_is_right_to_2_to_the_minus_52_and_ignores_order(seed, kind
 
 def test_the_longest_sums_are_exact_and_longer_ones_are_refused():
     rng = np.random.default_rng(5)
-    x = rng.uniform(0.9, 1.0, (1, exact.TERMS))
+    x = rng.uniform(0.9, 1.0, (1, grids.TERMS))
     truth = sum((Fraction(float(v)) for v in x[0]), Fraction(0))
-    assert abs(Fraction(float(exact.exact_sum(x)[0])) - truth) <= truth * Fraction(1, 2**52)
-    for part in (np.floor(x * 2.0**exact.TERM_BITS), np.rint(x * 2.0**exact.TERM_BITS)):
+    assert abs(Fraction(float(grids.exact_sum(x)[0])) - truth) <= truth * Fraction(1, 2**52)
+    for part in (np.floor(x * 2.0**grids.TERM_BITS), np.rint(x * 2.0**grids.TERM_BITS)):
         assert int(part.sum()) == sum(int(v) for v in part[0]), "the high parts of the longest sum are exact"
     with pytest.raises(NumericsError, match="sum of 131073 terms"):
-        exact.exact_sum(np.ones((1, exact.TERMS + 1)))
+        grids.exact_sum(np.ones((1, grids.TERMS + 1)))
 
 
 def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
-    assert exact.TERMS << exact.TERM_BITS == 1 << exact.SUM_BITS
-    assert ((1 << exact.SHARE_BITS) + exact.TERMS) << exact.VALUE_BITS < 1 << exact.SUM_BITS
-    assert exact.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS < 1 << exact.SUM_BITS
-    assert LONGEST_CONTEXT < exact.TERMS
+    assert grids.TERMS << grids.TERM_BITS == 1 << grids.SUM_BITS
+    assert ((1 << exact.SHARE_BITS) + grids.TERMS) << exact.VALUE_BITS < 1 << grids.SUM_BITS
+    assert grids.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS < 1 << grids.SUM_BITS
+    assert LONGEST_CONTEXT < grids.TERMS
 
 
 @given(seeds, kinds, st.integers(1, 400), st.integers(1, 400))
@@ -198,10 +198,10 @@ def test_terms_of_zero_change_no_bit_of_a_sum(seed, kind, terms, more):
     rng = np.random.default_rng(seed)
     x = np.abs(adversarial(rng, (2, terms), kind)).astype(np.float64)
     padded = np.concatenate([x, np.zeros((2, more))], axis=1)[:, rng.permutation(terms + more)]
-    assert exact.exact_sum(padded).tobytes() == exact.exact_sum(x).tobytes()
+    assert grids.exact_sum(padded).tobytes() == grids.exact_sum(x).tobytes()
     if x.any(axis=1).all():
-        assert exact.sum_exponent(padded).tolist() == exact.sum_exponent(x).tolist()
-        assert (2.0 ** exact.sum_exponent(x)[:, 0] > x.sum(axis=1) * (1 - 2.0**-18)).all()
+        assert grids.sum_exponent(padded).tolist() == grids.sum_exponent(x).tolist()
+        assert (2.0 ** grids.sum_exponent(x)[:, 0] > x.sum(axis=1) * (1 - 2.0**-18)).all()
 
 
 @given(seeds, kinds, st.integers(1, 7), st.integers(1, 12))

@@ -18,7 +18,7 @@ from operands import (
 )
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics import exact
+from lfm2np.numerics import exact, grids
 from lfm2np.numerics.ieee import FLOAT64
 from lfm2np.numerics.matrix import AttentionScale
 
@@ -96,18 +96,18 @@ def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
 def test_weighted_values_over_the_longest_context_equal_python_integers(kind: str, sharpness: float):
     """Both products, for flat and for peaked attention; and their terms, in absolute value, stay below 2**53."""
     rng = np.random.default_rng(13)
-    values = adversarial(rng, (exact.TERMS, 1, 2), kind)
+    values = adversarial(rng, (grids.TERMS, 1, 2), kind)
     units, exponents = exact.value_units(values, no_scale(1, 2))
     assert np.abs(units).max() <= 2**24
-    scores = sharpness * rng.normal(size=(1, 1, 1, exact.TERMS))
-    sizes = exact.power_of_two(exponents.T[:, None, None])
+    scores = sharpness * rng.normal(size=(1, 1, 1, grids.TERMS))
+    sizes = grids.power_of_two(exponents.T[:, None, None])
     high, low, _ = exact.share_units(exact.elementary.exp(scores - scores.max()) * sizes)
     for shares in (high, low):
         for channel in range(2):
             terms = [int(a) * int(u) for a, u in zip(shares.ravel(), units[:, 0, channel], strict=True)]
             assert sum(map(abs, terms)) < 2**53
             assert Fraction(float((shares @ units[:, 0])[0, 0, 0, channel])) == sum(terms)
-    assert sum(int(share) for share in high.ravel()) <= 2**28 + exact.TERMS
+    assert sum(int(share) for share in high.ravel()) <= 2**28 + grids.TERMS
 
 
 @given(seeds, kinds, st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 8, 64]), st.integers(1, 40))

@@ -13,11 +13,12 @@ import pytest
 from lfm2np import numerics
 
 FOLDER = Path(numerics.__file__).parent
-FILES = ("exact.py", "elementary.py", "rope.py", "attention.py", "product.py", "ragged.py")
+FILES = ("exact.py", "grids.py", "routing.py", "elementary.py", "rope.py", "attention.py", "product.py", "ragged.py")
 
 # Elementwise operations that IEEE 754 defines to the last bit, choices among values, and array bookkeeping.
 ALLOWED = {
     *("abs", "clip", "floor", "frexp", "ldexp", "maximum", "max", "multiply", "rint", "sqrt", "where"),
+    "argsort",  # of equal numbers the first comes first: see below
     *("isfinite", "isnan", "any", "arange", "argwhere", "asarray", "concatenate", "copyto", "empty", "full"),
     *("result_type", "zeros", "zeros_like", "errstate"),
     *("float32", "float64", "int32", "int64", "uint32", "inf"),
@@ -61,6 +62,17 @@ def test_matrix_products_are_taken_of_grid_values_only(file: str):
         asked = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)} & (PRODUCTS | {"stacked_scores"})
         if file == "exact.py":
             assert asked == MAY_MULTIPLY_MATRICES.get(function.name, set()), function.name
+
+
+def test_sorting_keeps_the_order_of_equal_numbers():
+    sorts = [
+        node
+        for file in FILES
+        for node in ast.walk(ast.parse((FOLDER / file).read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "np.argsort"
+    ]
+    assert sorts
+    assert all("kind='stable'" in ast.unparse(one) for one in sorts)
 
 
 def test_the_places_that_sum_and_multiply_are_all_there():

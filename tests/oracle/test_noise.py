@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model

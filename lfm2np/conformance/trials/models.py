@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.tensors import expected_tensors
+from lfm2np.checkpoint.layout import expected_tensors
 from lfm2np.loading import Model, load
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.weights import ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix
@@ -141,9 +141,12 @@ def names_of(weights: ModelWeights) -> dict[int, tuple[int | None, str]]:
         named: dict[str, object] = {
             "operator_norm": layer.operator_norm,
             "ffn_norm": layer.ffn_norm,
-            "feed_forward.w1, w3": layer.gate_up_proj,
-            "feed_forward.w2": layer.down_proj,
         }
+        if isinstance(layer.feed_forward, FeedForwardWeights):
+            named |= {
+                "feed_forward.w1, w3": layer.feed_forward.gate_up_proj,
+                "feed_forward.w2": layer.feed_forward.down_proj,
+            }
         if isinstance(operator, ShortConvWeights):
             named |= {"conv.in_proj": operator.in_proj, "conv.conv": operator.taps, "conv.out_proj": operator.out_proj}
         else:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
-from lfm2np.checkpoint.tensors import widen
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations
 from lfm2np.oracle.locate.spread import PRECISIONS

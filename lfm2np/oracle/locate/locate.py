@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import StoredTensor
+from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.operations import Operation, Oracle, operations

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.tensors import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.checkpoint.weights import widened
 from lfm2np.numerics.rope import angles, rotary_table
 from lfm2np.oracle.locate import spread

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.tensors import widen
+from lfm2np.checkpoint.stored import widen
 
 Array = NDArray[Any]
 F32, F16, I32, I64, BF16 = 0, 1, 26, 27, 30  # enum ggml_type

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.numerics import Numerics
@@ -161,9 +161,10 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
             names = tuple(f"self_attn.{part}_proj" for part in "qkv")
             found[id(layer.operator.qkv_proj)] = prefix, names, (heads_width, keys_width, keys_width)
             found[id(layer.operator.out_proj)] = prefix, ("self_attn.out_proj",), (hidden,)
-        width = layer.down_proj.inputs
-        found[id(layer.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
-        found[id(layer.down_proj)] = prefix, ("feed_forward.w2",), (hidden,)
+        if isinstance(layer.feed_forward, FeedForwardWeights):
+            width = layer.feed_forward.down_proj.inputs
+            found[id(layer.feed_forward.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
+            found[id(layer.feed_forward.down_proj)] = prefix, ("feed_forward.w2",), (hidden,)
     return found
 
 

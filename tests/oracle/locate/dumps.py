@@ -11,7 +11,8 @@ import numpy as np
 from builders import Stored, safetensors_bytes, stored
 
 from lfm2np.checkpoint.config import ModelConfig, load_config
-from lfm2np.checkpoint.tensors import StoredTensor, open_checkpoint
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32

@@ -1,0 +1,95 @@
+"""The mixture of experts of a config.json whose model_type is lfm2_moe.
+
+Source: transformers models/lfm2_moe, Lfm2MoeConfig, Lfm2MoeTopKRouter and Lfm2MoeSparseMoeBlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lfm2np.checkpoint.config_values import require_bool, require_real, require_size, same
+from lfm2np.errors import ConfigError
+from lfm2np.values import show
+
+KEYS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "num_dense_layers",
+    "use_expert_bias",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+)
+OF_ROUTERS = (
+    "expert",
+    "router",
+    "routed",
+    "moe",
+    "topk",
+    "scoring",
+    "n_group",
+)  # a key with one of these is about them
+IGNORED = ("output_router_logits", "router_aux_loss_coef")  # for training
+DENSE_ONLY: dict[str, tuple[object, ...]] = {
+    # Lfm2Config's adjustment of the feed-forward's width, which Lfm2MoeConfig does not know, and where it does nothing.
+    "block_auto_adjust_ff_dim": (False, None),
+    "block_ffn_dim_multiplier": (None, 1.0, 1),
+}
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Experts of all layers from `num_dense_layers` on; construction checks every value and raises ConfigError.
+
+    moe_intermediate_size is an expert's width. A token's experts are those with the largest score,
+    plus `expert_bias` if there is one; their weights are the scores alone, divided by their sum if `norm_topk_prob`,
+    times routed_scaling_factor.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    num_dense_layers: int
+    use_expert_bias: bool
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers"):
+            require_size(name, getattr(self, name))
+        for name in ("use_expert_bias", "norm_topk_prob"):
+            require_bool(name, getattr(self, name))
+        require_real("routed_scaling_factor", self.routed_scaling_factor)
+        if self.num_experts_per_tok > self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok: {self.num_experts_per_tok}, expected at most num_experts={self.num_experts}"
+            )
+
+
+def parse_mixture(raw: Mapping[str, object]) -> MixtureConfig:
+    """From the parsed config.json of an lfm2_moe; absent keys take Lfm2MoeConfig's defaults."""
+    for key in raw:
+        if key not in KEYS + IGNORED and key != "num_local_experts" and any(part in key for part in OF_ROUTERS):
+            raise ConfigError(
+                f"{show(key)}: {show(raw[key])}: not a key of LFM2's router, expected one of {list(KEYS)}"
+            )
+    for key, allowed in DENSE_ONLY.items():
+        if key in raw and not any(same(raw[key], value) for value in allowed):
+            raise ConfigError(f"{key}: {show(raw[key])}, expected {show(allowed[0])} or no such key in an lfm2_moe")
+    mixture = MixtureConfig(
+        num_experts=require_size("num_experts", raw.get("num_experts", 32)),
+        num_experts_per_tok=require_size("num_experts_per_tok", raw.get("num_experts_per_tok", 4)),
+        moe_intermediate_size=require_size("moe_intermediate_size", raw.get("moe_intermediate_size", 1792)),
+        num_dense_layers=require_size("num_dense_layers", raw.get("num_dense_layers", 2)),
+        use_expert_bias=require_bool("use_expert_bias", raw.get("use_expert_bias", True)),
+        norm_topk_prob=require_bool("norm_topk_prob", raw.get("norm_topk_prob", True)),
+        routed_scaling_factor=require_real(
+            "routed_scaling_factor", raw.get("routed_scaling_factor", 1.0), integers=True
+        ),
+    )
+    if raw.get("num_local_experts") is not None and not same(raw["num_local_experts"], mixture.num_experts):
+        raise ConfigError(
+            f"num_local_experts: {show(raw['num_local_experts'])}, expected num_experts={mixture.num_experts}"
+        )
+    return mixture

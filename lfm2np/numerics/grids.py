@@ -1,0 +1,65 @@
+"""Grids of powers of two, and sums on them that are exact: what the proof of exact.py stands on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.errors import NumericsError
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Exponents = NDArray[np.int32]
+
+SUM_BITS = 53  # integers up to 2**53 are float64
+TERMS = 2**17  # the most terms of exact_sum, and the longest context
+TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
+
+
+def exponent_of(x: Float32 | Float64) -> Exponents:
+    """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
+    largest = np.maximum(x.max(-1, keepdims=True), -x.min(-1, keepdims=True)).astype(np.float64)
+    return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
+
+
+def power_of_two(exponents: Exponents) -> Float64:
+    """2**exponents. To multiply by it is to ldexp: both round just once, and only to a subnormal result."""
+    return np.asarray(np.ldexp(1.0, exponents))
+
+
+def to_units(x: Float32 | Float64, shift: Exponents) -> Float64:
+    """The integers nearest to x * 2**shift, ties to even."""
+    units: Float64 = x * power_of_two(shift)
+    return np.rint(units, out=units)
+
+
+def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
+    """Each row (last axis) in steps of 2**-bits of its own power of two; ties to even."""
+    shift = bits - exponent_of(x)
+    units = to_units(x, shift)
+    units *= power_of_two(-shift)
+    return units
+
+
+def exact_sum(x: Float64) -> Float64:
+    """Sum over the last axis of at most 2**17 terms in any order; off by less than 2**-52 of sum|x|.
+
+    Each term is split into high + low, multiples of 2**-36 and of 2**-72 of the row's power of two. Each of the two
+    sums has at most 2**17 terms of at most 2**36 units, hence is exact; only adding them rounds.
+    """
+    if x.shape[-1] > TERMS:
+        raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
+    shift = TERM_BITS - exponent_of(x)
+    low: Float64 = x * power_of_two(shift)
+    high = np.rint(low)
+    low -= high
+    low *= 2.0**TERM_BITS
+    np.rint(low, out=low)
+    total = high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)
+    return np.asarray(np.ldexp(total, -shift)[..., 0])
+
+
+def sum_exponent(x: Float64) -> Exponents:
+    """An e [..., 1] for each row of non-negative terms, not all zero: its sum, on exact_sum's grid, is below 2**e."""
+    shift = TERM_BITS - exponent_of(x)
+    return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)
