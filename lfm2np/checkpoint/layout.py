@@ -20,7 +20,7 @@ Dim = tuple[int, str]  # a dimension and the key of config.json it comes from
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor the model needs; `lm_head.weight` only where the head is not tied."""
+    """Name -> shape of every tensor the model needs, in an order that random checkpoints are drawn in; `lm_head.weight` only where the head is not tied."""
     return {name: tuple(size for size, _ in dims) for name, dims in layout_of(config).items()}
 
 
@@ -38,7 +38,7 @@ def layout_of(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
         layout[f"{prefix}.operator_norm.weight"] = (hidden,)
         layout[f"{prefix}.ffn_norm.weight"] = (hidden,)
         operator = _conv_layout(config) if kind == "conv" else _attention_layout(config)
-        layout |= {f"{prefix}.{name}": dims for name, dims in (operator | _feed_forward_layout(config, index)).items()}
+        layout |= {f"{prefix}.{name}": dims for name, dims in (_feed_forward_layout(config, index) | operator).items()}
     layout["model.embedding_norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         layout[HEAD] = layout[EMBEDDING]
