@@ -20,7 +20,10 @@ Dim = tuple[int, str]  # a dimension and the key of config.json it comes from
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor the model needs, in an order that random checkpoints are drawn in; `lm_head.weight` only where the head is not tied."""
+    """Name -> shape of every tensor the model needs; `lm_head.weight` only where the head is not tied.
+
+    Random checkpoints are drawn in this order.
+    """
     return {name: tuple(size for size, _ in dims) for name, dims in layout_of(config).items()}
 
 

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.records import Routes
 from lfm2np.sampling.params import SamplingParams
 
 SIZES = (
@@ -130,6 +131,7 @@ class Completion:
     logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
     text: str | None = None  # without a stop token, and as far as a stop string says
     stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
+    routes: Routes | None = None  # of a mixture of experts: see oracle/targets/records.py
 
 
 def missing(engine: Any, needs: Sequence[str]) -> str | None:

@@ -64,7 +64,7 @@ def wrong_answer(
         sent = trace.requests[index]
         for answer in reply.answers:
             ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens)
-            fitted = fitting(ask, answer, model.config.vocab_size)
+            fitted = fitting(ask, answer, model.config)
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
                 return Finding(IMPOSSIBLE, f"request {index}: {why}", index, seen=answer)

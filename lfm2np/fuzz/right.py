@@ -34,7 +34,7 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     pair = (ask, Answer("right", tuple(tokens)))
     positions = judge(model, format_name, [pair], known=known)
     (truth,) = truths_of(model, [pair], known).values()
-    noise, bits = known.noises[format_name, truth.token_ids], format_named(format_name).bits
+    noise, bits = known.noises[format_name, truth.spoken], format_named(format_name).bits
     found = []
     for one in positions:
         column = truth.at(one.row, one.token_id)
@@ -49,7 +49,7 @@ def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, .
     """None of an answer that can't be scored."""
     if seen is None:
         return ()
-    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config.vocab_size).token_ids or ()
+    return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config).token_ids or ()
 
 
 def greedy(model: Model, sent: Sent) -> tuple[int, ...]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.judge import Known, Pair, judge
+from lfm2np.oracle.routes import fitted
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -114,7 +117,7 @@ def judged(
     def scoring(done: int, count: int) -> None:
         progress(SCORING, done, count)
 
-    pairs = [(ask, fitting(ask, answer, model.config.vocab_size)) for ask, answer in pairs]
+    pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     verdict = total(model, format_name, pairs, positions, scoring, known)
@@ -150,7 +153,19 @@ def answered(target: Target, one: Round, transcript: Transcript | None) -> list[
     return [(ask, known[ask.id]) for ask in judged_asks]
 
 
-def fitting(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
+def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
+    """The answer, with its routes in the oracle's form; or what is wrong with it: see fitting_tokens, routes.fitted."""
+    answer = fitting_tokens(ask, answer, config.vocab_size)
+    if answer.error is not None or answer.token_ids is None or answer.routes is None:
+        return answer
+    rows = len(ask.prompt_token_ids) + len(answer.token_ids) - 1
+    try:
+        return replace(answer, routes=fitted(answer.routes, rows, config))
+    except RequestError as problem:
+        return failed(ask, str(problem))
+
+
+def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
     """The answer, or what is wrong with it: ids outside the vocabulary, more tokens than were asked for, positive
     log-probabilities."""
     if answer.error is not None or answer.token_ids is None:

@@ -10,6 +10,8 @@ fused norm, gate, rotary  rounded after each operation (PyTorch's eager kernels)
 attention                 scores and weights rounded (eager), or not (flash kernels)
 residual stream           in the format, or in float32 (llama.cpp)
 logits                    in the format, or in float32
+router                    scores and weights in the format, or in float32; its own weights are not quantised
+sum over experts          rounded after each, or once
 frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
 quantised weights         which of the two nearest steps a weight goes to: at random, as its scheme is not known
 """
@@ -29,6 +31,7 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.routing import LEAST_SUM
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -95,8 +98,10 @@ class Emulated(Ieee):
     def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
         order = self.random.permutation(weight.shape[1])
         cuts = np.sort(self.random.integers(0, weight.shape[1], int(self.random.integers(0, 8))))
-        values = quantised(weight, self.format, self.random) if self.format.levels else self.format.keep(weight)
-        wide = self.wide_logits and what.split(".")[-2] in ("embed_tokens", "lm_head")
+        name = what.split(".")[-2]
+        is_quantised = self.format.levels and name != "gate"
+        values = quantised(weight, self.format, self.random) if is_quantised else self.format.keep(weight)
+        wide = (self.wide_logits and name in ("embed_tokens", "lm_head")) or (self.fused and name == "gate")
         return Shuffled(np.ascontiguousarray(values[:, order]), None, order, tuple(map(int, cuts)), wide)
 
     def embed(self, rows: Float32) -> Array:
@@ -127,6 +132,25 @@ class Emulated(Ieee):
         with np.errstate(over="ignore"):
             silu = gate / (1 + np.exp(-gate))
         return self.keep((silu if self.fused else self.keep(silu)) * up)
+
+    def sigmoid(self, x: Array) -> Array:
+        with np.errstate(over="ignore"):
+            scores = 1 / (1 + np.exp(-x))
+        return scores if self.fused else self.keep(scores)
+
+    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        if not self.fused:
+            return super().shares(scores, normalised, factor)
+        return np.asarray((scores / (scores.sum(-1, keepdims=True) + LEAST_SUM) if normalised else scores) * factor)
+
+    def mix(self, made: Array, weights: Array) -> Array:
+        """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
+        total = np.zeros_like(made[:, 0])
+        for place in self.random.permutation(made.shape[1]):
+            part = made[:, place] * weights[:, place, None]
+            total = total + (part if self.fused else self.keep(part))
+            total = total if self.flash else self.keep(total)
+        return self.keep(total)
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
         """By angles that are a little off, as the engine's frequencies are."""

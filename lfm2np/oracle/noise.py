@@ -8,14 +8,18 @@ With errors d[v] of the logits, independent and of one size tau, the error of to
 d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): next to nothing for a token that is
 nearly certain. That is one estimate, from all tokens; the other is what the emulations differ by at this very token.
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
+
+In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
+routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see judge.py.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +34,7 @@ from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
+from lfm2np.oracle.routes import OWN, from_key, num_sparse_layers, routed
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of
@@ -41,20 +46,34 @@ LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
 
 
+class Spoken(NamedTuple):
+    """One sequence, and the routes that its tokens were told to have taken: see routes.as_key."""
+
+    token_ids: Ids
+    routes: bytes = b""
+
+
 @dataclass(frozen=True, eq=False)
 class Truth:
     """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
 
-    The distribution's own numbers (best, certainty) are over the whole vocabulary.
+    The distribution's own numbers (best, certainty) are over the whole vocabulary. L sparse layers, N experts, K of a
+    token; where there are none, `routes` and `preferred` are None.
     """
 
-    token_ids: Ids
+    spoken: Spoken
     columns: NDArray[np.int64]  # [T, J] token ids, ascending
     logprobs: NDArray[np.float64]  # [T, J]
     best: NDArray[np.int64]  # [T] the greedy token
     squares: NDArray[np.float64]  # [T] sum of p^2
     largest: NDArray[np.float64]  # [T] the largest logit, in absolute value
     vocab_size: int
+    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: those told, the network's own otherwise
+    preferred: NDArray[np.float32] | None = None  # [T, L, N] scores by which they are chosen
+
+    @property
+    def token_ids(self) -> Ids:
+        return self.spoken.token_ids
 
     def at(self, row: int, token_id: int) -> int:
         """The column of a token. KeyError if it was not among those looked at."""
@@ -74,6 +93,8 @@ class Noise:
 
     errors: NDArray[np.float32]  # [K, T, J]
     spread: NDArray[np.float64]  # [T] tau: the size of the logits' errors
+    squares: NDArray[np.float32] | None = None  # [T, L, N] mean squares of the errors of a Truth's `preferred`
+    rerouted: NDArray[np.bool_] | None = None  # [K, T] where an engine took other experts than the Truth
 
     def scale(self, truth: Truth, row: int, column: int) -> float:
         """Standard deviation of one token's log-probability."""
@@ -103,31 +124,61 @@ def truths_of(
 
     NumericsError if exact arithmetic can't hold the model's numbers.
     """
-    items = [
-        {"token_ids": list(ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
-        for ids, rows in wanted.items()
-    ]
+    return spoken_truths(model, {Spoken(ids): rows for ids, rows in wanted.items()}, place, progress)
+
+
+def spoken_truths(
+    model: LoadedModel,
+    wanted: Mapping[Spoken, Mapping[int, Sequence[int]]],
+    place: AnyPlace = None,
+    progress: Progress | None = None,
+) -> list[Truth]:
+    """The same of sequences that were told to have taken certain routes."""
+    items = []
+    for spoken, rows in wanted.items():
+        item = {"token_ids": list(spoken.token_ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
+        items.append(item | ({"routes": from_key(spoken.routes, model.config)} if spoken.routes else {}))
     truths = []
-    for ids, result in zip(wanted, compute(TRUTH, model, items, place, progress), strict=True):
+    for spoken, result in zip(wanted, compute(TRUTH, model, items, place, progress), strict=True):
         if "error" in result:
             raise NumericsError(result["error"])
-        truths.append(Truth(token_ids=ids, vocab_size=model.config.vocab_size, **result))
+        truths.append(Truth(spoken=spoken, vocab_size=model.config.vocab_size, **result))
     return truths
 
 
 def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each sequence the arrays of its Truth, or `error`: the same bits on every machine."""
     sequences = [item["token_ids"][:-1] for item in items]
-    states, runs = ragged.hidden_states(model.weights, model.config, model.numerics, sequences)
+    given = given_routes(model, sequences, [item.get("routes") for item in items])
+    numerics, kept = routed(model.numerics, given)
+    states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
     found: list[dict[str, Any]] = []
     for item, run in zip(items, runs, strict=True):
         try:
             if run.error:
                 raise run.error
-            found.append(truth_rows(model, states[run.rows], dict(item["wanted"])))
+            result = truth_rows(model, states[run.rows], dict(item["wanted"]))
+            if given is not None:
+                result |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
+            found.append(result)
         except NumericsError as error:
             found.append({"error": str(error)})
     return found
+
+
+def given_routes(
+    model: LoadedModel, sequences: Sequence[Sequence[int]], told: Sequence[NDArray[np.int64] | None]
+) -> NDArray[np.int64] | None:
+    """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
+    if not num_sparse_layers(model.config):
+        return None
+    assert model.config.mixture is not None
+    shape = (num_sparse_layers(model.config), model.config.mixture.num_experts_per_tok)
+    parts = [
+        np.full((len(ids), *shape), OWN, np.int64) if routes is None else np.asarray(routes, np.int64)[: len(ids)]
+        for ids, routes in zip(sequences, told, strict=True)
+    ]
+    return np.concatenate(parts)
 
 
 def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
@@ -184,8 +235,11 @@ def noise_of(
     seed: int = 0,
     place: AnyPlace = None,
     progress: Progress | None = None,
+    own_routes: bool = False,
 ) -> list[Noise]:
     """The noise at each of these sequences' positions; `progress(done, total)` counts tokens.
+
+    The engines that could be take the routes of the truth; with `own_routes` those that they choose themselves.
 
     Sequences go through an emulated engine in this order, some of them in one ragged pass, and each pass takes its
     engine's next random numbers: so an executor gets whole engines. Their products are the machine's float32, so no
@@ -194,28 +248,61 @@ def noise_of(
     """
     if not truths:
         return []
-    rows = [[list(one.token_ids), one.columns, one.logprobs] for one in truths]
+    rows = [[list(one.token_ids), one.columns, one.logprobs, one.routes, one.preferred] for one in truths]
     most = place_of(place).max_num_batched_tokens
-    engine = {"format": format_name, "seed": seed, "max_num_batched_tokens": most, "truths": rows}
+    engine = {"format": format_name, "seed": seed, "max_num_batched_tokens": most, "own_routes": own_routes}
+    engine["truths"] = rows
     items = [{**engine, "draw": draw} for draw in range(draws)]
-    errors = compute(NOISE, model, items, place, progress)
-    return [Noise(each, spread_of(each)) for each in map(np.stack, zip(*errors, strict=True))]
+    found = compute(NOISE, model, items, place, progress)
+    return [noise_from(of_engines) for of_engines in zip(*found, strict=True)]
 
 
-def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[list[NDArray[np.float32]]]:
-    """Of each engine that could be, the errors [T, J] of its log-probabilities at the columns of each truth."""
+def noise_from(of_engines: Sequence[Mapping[str, Array]]) -> Noise:
+    """Of one sequence, from what each engine erred by: see errors_under."""
+    errors = np.stack([own["errors"] for own in of_engines])
+    if "squares" not in of_engines[0]:
+        return Noise(errors, spread_of(errors))
+    squares = np.mean([own["squares"] for own in of_engines], axis=0)
+    return Noise(errors, spread_of(errors), squares, np.stack([own["rerouted"] for own in of_engines]))
+
+
+def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Array]]]:
+    """Of each engine that could be what it errs by at each truth: see errors_under."""
     found = []
     for item in items:
         numerics = emulated(item["format"], item["seed"], item["draw"])
         weights = prepare_weights(open_checkpoint(model.path, model.config), model.config, numerics)
         truths = item["truths"]
-        errors: list[NDArray[np.float32]] = []
-        sizes = [len(ids) - 1 for ids, _, _ in truths]
+        own: list[dict[str, Array]] = []
+        sizes = [len(truth[0]) - 1 for truth in truths]
         for indices in cut(range(len(truths)), sizes, item["max_num_batched_tokens"]):
-            sequences, columns, exact = zip(*(truths[index] for index in indices), strict=True)
-            rounded = logprobs_under(model, weights, numerics, sequences, columns)
-            errors += [(own - right).astype(np.float32) for own, right in zip(rounded, exact, strict=True)]
-        found.append(errors)
+            own += errors_under(model, weights, numerics, [truths[index] for index in indices], item["own_routes"])
+        found.append(own)
+    return found
+
+
+def errors_under(
+    model: LoadedModel, weights: ModelWeights, numerics: Numerics, truths: Sequence[Sequence[Any]], own_routes: bool
+) -> list[dict[str, Array]]:
+    """What another arithmetic errs by at each truth, all of them in one ragged pass.
+
+    errors    [T, J] of log-probabilities, at the truth's columns
+    squares   [T, L, N] of the errors of experts' scores, and
+    rerouted  [T] where a token took other experts: only in a mixture of experts
+    """
+    sequences, columns, exact, routes, preferred = zip(*truths, strict=True)
+    given = given_routes(model, [ids[:-1] for ids in sequences], [None] * len(truths) if own_routes else routes)
+    arithmetic, kept = routed(numerics, given)
+    rounded = logprobs_under(model, weights, arithmetic, sequences, columns)
+    found = [{"errors": (own - right).astype(np.float32)} for own, right in zip(rounded, exact, strict=True)]
+    if given is None:
+        return found
+    ends = np.cumsum([len(one["errors"]) for one in found])[:-1]
+    scores, chosen = np.split(kept.preferred(), ends), np.split(kept.chosen(), ends)
+    for index, one in enumerate(found):
+        one["squares"] = np.square(scores[index] - preferred[index], dtype=np.float32)
+        same = np.sort(chosen[index], axis=-1) == np.sort(routes[index], axis=-1)
+        one["rerouted"] = ~same.all(axis=(1, 2))
     return found
 
 
@@ -243,9 +330,24 @@ def logprobs_under(
 
 def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:
     """[T] tau of errors [K, T, J]: what is common to a row's tokens is the normalisation, not the logits."""
+    return np.asarray(np.sqrt(np.mean(centred_squares(errors), axis=0)))
+
+
+def centred_squares(errors: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[K, T] mean squares of errors [K, T, J] without what is common to a row's tokens."""
     wide = errors.astype(np.float64)
-    centred = wide - wide.mean(axis=2, keepdims=True)
-    return np.asarray(np.sqrt(np.mean(centred**2, axis=(0, 2))))
+    return np.asarray(np.mean((wide - wide.mean(axis=2, keepdims=True)) ** 2, axis=2))
+
+
+def loosened(noises: Sequence[Noise]) -> list[Noise]:
+    """Noises of engines with routes of their own, each with a spread that is at least that of all rerouted tokens.
+
+    A token whose experts are near a tie may go elsewhere in an engine though it did not in those that were drawn.
+    """
+    rerouted = [centred_squares(one.errors)[one.rerouted] for one in noises if one.rerouted is not None]
+    pooled = np.concatenate(rerouted) if rerouted else np.zeros(0)
+    least = math.sqrt(float(np.mean(pooled))) if len(pooled) else 0.0
+    return [replace(one, spread=np.maximum(one.spread, least)) for one in noises]
 
 
 def num_truth_tokens(item: Mapping[str, Any]) -> int:
@@ -254,7 +356,7 @@ def num_truth_tokens(item: Mapping[str, Any]) -> int:
 
 
 def num_noise_tokens(item: Mapping[str, Any]) -> int:
-    return sum(len(ids) - 1 for ids, _, _ in item["truths"])
+    return sum(len(truth[0]) - 1 for truth in item["truths"])
 
 
 TRUTH = Work("truth", truth_items, num_truth_tokens)

@@ -15,12 +15,14 @@ from lfm2np.oracle.judge import Known, Pair, judge
 from lfm2np.oracle.regions import described
 from lfm2np.oracle.verdict import (
     FLIPS_LIMIT,
+    LIMIT,
     WRONG,
     Position,
     Verdict,
     flip_probability,
     probability_words,
     root_mean_square,
+    route_probability,
 )
 from lfm2np.progress import Progress
 
@@ -29,7 +31,7 @@ LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in
 
 @dataclass(frozen=True)
 class Total:
-    """`verdict` is EXACT, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the most important first."""
+    """`verdict` is EXACT, ROUTE, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the most important first."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -40,6 +42,8 @@ class Total:
     flip_chance: float  # that a right engine of this format flips so often
     first_wrong: Position | None
     unanswered: tuple[str, ...]  # ids of asks that got no usable answer
+    rerouted: int = 0  # tokens that went to other experts, as far as that is known
+    route_chance: float = 1.0  # that a right engine of this format sends so many elsewhere
 
 
 def total(
@@ -52,11 +56,12 @@ def total(
 ) -> Total:
     """All positions together; where they drift, the other formats are tried as an explanation."""
     flips, chance = flip_probability(positions)
+    rerouted, route_chance = route_probability(positions)
     ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
     sizes = [one.error_size for one in positions if one.error_size is not None]
     wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
-    verdict, reasons = decided(model, format_name, pairs, positions, chance, unanswered, progress, known)
+    verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
     refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
     if refuted:
         name, why = refuted[0]
@@ -70,6 +75,8 @@ def total(
         worst=max(map(abs, ratios), default=0.0),
         flips=flips,
         flip_chance=chance,
+        rerouted=rerouted,
+        route_chance=route_chance,
         first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
         unanswered=unanswered,
     )
@@ -80,27 +87,31 @@ def decided(
     format_name: str,
     pairs: Sequence[Pair],
     positions: Sequence[Position],
-    chance: float,
     unanswered: Sequence[str],
     progress: Progress | None,
     known: Known | None,
 ) -> tuple[Verdict, list[str]]:
     bugs = [one for one in positions if one.verdict is Verdict.BUG]
     drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
+    chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
     size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
-    if bugs or drifts or chance < FLIPS_LIMIT or size > factors.OFF:
+    if bugs or drifts or min(chance, route_chance) < FLIPS_LIMIT or size > factors.OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
         like = None if fits else explaining_format(model, format_name, pairs, positions, progress, known)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
         reasons = []
         if bugs:
-            reasons.append(f"{len(bugs)} tokens are further behind the oracle's than {format_name} explains")
+            reasons += bug_reasons(bugs, format_name)
         if drifts:
             reasons.append(f"{len(drifts)} log-probabilities are further off than {format_name} explains")
         if chance < FLIPS_LIMIT:
             reasons.append(
                 f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
+            )
+        if route_chance < FLIPS_LIMIT:
+            reasons.append(
+                f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
             )
         return Verdict.BUG, [*reasons, *findings(positions)]
     if not positions:
@@ -111,7 +122,26 @@ def decided(
         return Verdict.INCONCLUSIVE, ["no log-probabilities were told: errors that flip no token can't be seen"]
     if any(one.verdict is Verdict.TIE for one in positions):
         return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
+    if any(one.is_rerouted for one in positions):
+        return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
+
+
+def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
+    """Tokens that are too far behind, and tokens that went to experts that are."""
+    sent = [one for one in bugs if one.route is not None and one.route.ratio > LIMIT]
+    reasons = []
+    if len(sent) < len(bugs):
+        count = len(bugs) - len(sent)
+        reasons.append(f"{count} tokens are further behind the oracle's than {format_name} explains")
+    if sent:
+        worst = max((one.route for one in sent if one.route), key=lambda one: one.ratio)
+        reasons.append(
+            f"{len(sent)} tokens went to experts whose scores are further behind than {format_name} explains; in layer "
+            f"{worst.layer} one to expert {worst.expert} instead of {worst.instead_of}, {worst.ratio:.3g} times the "
+            "noise behind"
+        )
+    return reasons
 
 
 def explaining_format(

@@ -6,6 +6,8 @@ largest logit in that format, a difference x is beyond it if x > u + LIMIT * s.
 
 EXACT         the oracle's greedy token; its log-probability, where it is told, is off by no more than the format may
 TIE           another token, whose logit is behind by no more than the format may
+ROUTE         in a mixture of experts: what only another expert explains, whose score is behind by no more than the
+              format may; the token went there instead, and so may a right engine send it
 DRIFT         log-probabilities further off than the format explains
 BUG           a token that is further behind than the format explains
 INCONCLUSIVE  the engine did not tell
@@ -18,6 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from lfm2np.oracle.routes import RouteDifference
 from lfm2np.oracle.targets.records import Ask
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
@@ -28,6 +33,7 @@ SPREAD = 2.0  # how much a right engine's errors may exceed the scale, on the av
 class Verdict(StrEnum):
     EXACT = "EXACT"
     TIE = "TIE"
+    ROUTE = "ROUTE"
     INCONCLUSIVE = "INCONCLUSIVE"
     DRIFT = "DRIFT"
     BUG = "BUG"
@@ -52,22 +58,36 @@ class Position:
     error_ratio: float | None  # by how much it exceeds a unit of the logits; the largest of this token and others told
     error_size: float | None  # that error in units of the noise and of the logits' unit together: for averages
     verdict: Verdict
+    route: RouteDifference | None = None  # from the oracle's, of an engine that tells its routes or reveals one
+    is_rerouted: bool = False  # its token went to another expert, as far as that is known
+    route_chance: float = 0.0  # that a right engine's does, as far as it would be noticed
 
     @property
     def is_flip(self) -> bool:
-        return self.is_new and self.token_id != self.best
+        """A token that rerouting explains is none: those are counted apart."""
+        return self.is_new and self.token_id != self.best and self.verdict is not Verdict.ROUTE
 
 
-def position_verdict(is_new: bool, token_id: int, best: int, gap_ratio: float, error_ratio: float | None) -> Verdict:
+def position_verdict(
+    is_new: bool,
+    token_id: int,
+    best: int,
+    gap_ratio: float,
+    error_ratio: float | None,
+    tells_routes: bool = False,
+    route: RouteDifference | None = None,
+) -> Verdict:
     """See the module's docstring; a token of the prompt was not chosen by the engine, so it is no flip."""
     flip = is_new and token_id != best
-    if flip and gap_ratio > LIMIT:
+    if (flip and gap_ratio > LIMIT) or (route is not None and route.ratio > LIMIT):
         return Verdict.BUG
     if error_ratio is not None and abs(error_ratio) > LIMIT:
         return Verdict.DRIFT
-    if not is_new and error_ratio is None:
-        return Verdict.INCONCLUSIVE
-    return Verdict.TIE if flip else Verdict.EXACT
+    if flip:
+        return Verdict.TIE
+    if route is not None:
+        return Verdict.ROUTE
+    return Verdict.EXACT if is_new or error_ratio is not None or tells_routes else Verdict.INCONCLUSIVE
 
 
 def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
@@ -78,14 +98,29 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     """
     new = [one for one in positions if one.is_new]
     flips = sum(one.is_flip for one in new)
-    chances = [0.5 * math.erfc(one.margin_ratio / (SPREAD * math.sqrt(2.0))) for one in new]
-    below = [1.0] + [0.0] * flips  # below[k]: exactly k flips so far, k < flips; the last: so many or more
-    for chance in chances if flips else ():
-        below[flips] += below[flips - 1] * chance  # never 1 minus the others, which can't tell 0 from 1e-17
-        for k in range(flips - 1, 0, -1):
-            below[k] = below[k] * (1.0 - chance) + below[k - 1] * chance
-        below[0] *= 1.0 - chance
-    return flips, min(1.0, below[flips])
+    return flips, so_many_or_more(flips, [tie_chance(one.margin_ratio) for one in new])
+
+
+def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
+    """How many tokens are known to have gone to other experts, and how likely so many or more in a right engine do."""
+    rerouted = sum(one.is_rerouted for one in positions)
+    return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * one.route_chance) for one in positions])
+
+
+def tie_chance(margin_ratio: float) -> float:
+    """That noise, times SPREAD, exceeds a margin in units of the noise."""
+    return 0.5 * math.erfc(margin_ratio / (SPREAD * math.sqrt(2.0)))
+
+
+def so_many_or_more(count: int, chances: Sequence[float]) -> float:
+    """The probability of at least so many of independent events with these chances."""
+    below = np.zeros(count + 1)  # below[k]: exactly k so far, k < count; the last: so many or more
+    below[0] = 1.0
+    for chance in chances if count else ():
+        one_more = below[:-1] * chance
+        below[:-1] -= one_more
+        below[1:] += one_more  # the last is never 1 minus the others, which can't tell 0 from 1e-17
+    return min(1.0, float(below[count]))
 
 
 def probability_words(chance: float) -> str:

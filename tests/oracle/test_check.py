@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.check import Checked, check, fitting, judged
+from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
 from lfm2np.oracle.judge import Known, judge, whole_sequences
 from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.file_target import Transcript
@@ -179,9 +179,9 @@ def told(model: Model) -> list[tuple[Ask, Answer]]:
 )
 def test_an_answer_that_cannot_be_is_an_error(answer: Answer, problem: str) -> None:
     ask = Ask("a", "short-prompts", (1, 2), 2)
-    assert problem in (fitting(ask, answer, 512).error or "")
+    assert problem in (fitting_tokens(ask, answer, 512).error or "")
     fine = Answer("a", (3,), (-0.5,), ({3: -0.5},), (-1.0,))
-    assert fitting(ask, fine, 512) is fine
+    assert fitting_tokens(ask, fine, 512) is fine
 
 
 # --- the parts

@@ -16,7 +16,7 @@ from typing import Any
 from lfm2np.conformance.protocol import Completion, Factory
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
-from lfm2np.oracle.check import fitting
+from lfm2np.oracle.check import fitting_tokens
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.judge import Known, judge
 from lfm2np.oracle.targets.checked import checked_answer
@@ -73,7 +73,7 @@ def require_explained(
             fields = {"token_ids": answer.token_ids, "logprobs": answer.logprobs}
             if answer.finish_reason in ("stop", "length"):  # else only a part of the prompt may be computed
                 fields["prompt_logprobs"] = answer.prompt_logprobs
-            checked = fitting(ask, checked_answer(ask, fields), model.vocab_size)
+            checked = fitting_tokens(ask, checked_answer(ask, fields), model.vocab_size)
             if checked.error is not None:
                 raise Violation(f"{where}: {checked.error}")
             pairs.append((ask, checked))

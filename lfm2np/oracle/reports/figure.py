@@ -23,6 +23,7 @@ Point = tuple[float, float]
 SHAPES: dict[Verdict, str] = {
     # Drawn around a centre, which the pen is moved to first. In this order, so that what is wrong is on top.
     Verdict.EXACT: "m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z",  # circle
+    Verdict.ROUTE: "m-2.5 0a2.5 2.5 0 0 1 5 0z",  # half a circle
     Verdict.TIE: "m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z",  # diamond
     Verdict.INCONCLUSIVE: "m-3-3h6v6h-6z",  # square
     Verdict.DRIFT: "m0-4.5l4.5 8h-9z",  # triangle

@@ -34,9 +34,17 @@ from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters
 COMMAND = 4000  # characters
-SIGNS = {Verdict.EXACT: "●", Verdict.TIE: "◆", Verdict.INCONCLUSIVE: "□", Verdict.DRIFT: "▲", Verdict.BUG: "✕"}
+SIGNS = {
+    Verdict.EXACT: "●",
+    Verdict.ROUTE: "◐",
+    Verdict.TIE: "◆",
+    Verdict.INCONCLUSIVE: "□",
+    Verdict.DRIFT: "▲",
+    Verdict.BUG: "✕",
+}
 MEANS = {
     Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
+    Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell their scores apart.",
     Verdict.TIE: "Some tokens differ from the oracle's, where the declared format can't tell the two apart.",
     Verdict.INCONCLUSIVE: "The engine does not reveal enough, or did not answer: neither right nor wrong is shown.",
     Verdict.DRIFT: "Errors are larger than the declared format explains, but another format explains all of them.",

@@ -18,7 +18,7 @@ from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.workloads import CASES
 
-SEVERITY = (Verdict.EXACT, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)
+SEVERITY = (Verdict.EXACT, Verdict.ROUTE, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)
 NOISE = (
     "An error of 1 is the noise that the declared format is expected to have at that very position. Single errors are "
     f"counted beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole "

@@ -31,6 +31,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     visible,
 )
+from lfm2np.oracle.total import Total
 from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 
 MOST_LINES = 10  # of flips and of messages
@@ -74,7 +75,16 @@ def head_lines(checked: Checked) -> list[str]:
         f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
+        *route_lines(total),
     ]
+
+
+def route_lines(total: Total) -> list[str]:
+    """Of a mixture of experts, if any token is known to have gone elsewhere."""
+    if not total.rerouted:
+        return []
+    likely = probability_words(total.route_chance)
+    return [f"routes     {total.rerouted} tokens went to other experts; so many or more with probability {likely}"]
 
 
 def reasons_of(checked: Checked) -> list[str]:
@@ -199,6 +209,8 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "worst": total.worst,
         "flips": total.flips,
         "flip_chance": total.flip_chance,
+        "rerouted": total.rerouted,
+        "route_chance": total.route_chance,
         "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
         "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
@@ -247,6 +259,8 @@ def position_json(one: Position) -> dict[str, Any]:
         "error": one.error,
         "error_ratio": one.error_ratio,
         "error_size": one.error_size,
+        "is_rerouted": one.is_rerouted,
+        "route": None if one.route is None else dataclasses.asdict(one.route),
         "verdict": str(one.verdict),
     }
 

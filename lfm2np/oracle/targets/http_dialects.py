@@ -17,6 +17,7 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.told_routes import from_int32, from_npy
 
 TOP = 5  # log-probabilities a position that are asked for
 KEY_OF_ID = "token_id:"  # vLLM's return_tokens_as_token_ids
@@ -99,6 +100,8 @@ def read_vllm(reply: Mapping[str, Any], ask: Ask) -> Said:
     prompt = optional(choice, "prompt_logprobs", list)
     if ask.prompt_logprobs and prompt is not None:
         fields["prompt_logprobs"] = prompt_logprobs_by_id(prompt, ask)
+    if choice.get("routed_experts") is not None:
+        fields["routes"] = from_npy(choice["routed_experts"], "choices[0].routed_experts")
     return counted(reply, fields | {"token_ids": ids})
 
 
@@ -120,6 +123,7 @@ def ask_sglang(ask: Ask, wants: Wants) -> dict[str, Any]:
         "return_logprob": True,
         "logprob_start_len": 0 if ask.prompt_logprobs and wants.prompt_logprobs else -1,
         "top_logprobs_num": wants.top,
+        "return_routed_experts": True,
     }
 
 
@@ -145,6 +149,9 @@ def read_sglang(reply: Mapping[str, Any], ask: Ask) -> Said:
         logprobs, told = parted(prompt, "meta_info.input_token_logprobs")
         require_prompt(told, ask, "meta_info.input_token_logprobs")
         fields["prompt_logprobs"] = logprobs[1:]
+    if meta.get("routed_experts") is not None and ids:
+        count = len(ask.prompt_token_ids) + len(ids) - 1
+        fields["routes"] = from_int32(meta["routed_experts"], count, "meta_info.routed_experts")
     return Said(fields | {"token_ids": ids}, meta.get("prompt_tokens"), meta.get("completion_tokens"))
 
 

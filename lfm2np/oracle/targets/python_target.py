@@ -255,6 +255,7 @@ def from_completions(ask: Ask, completions: Any) -> Answer:
             "logprobs": numbers(getattr(one, "logprobs", None)),
             "prompt_logprobs": numbers(getattr(one, "prompt_logprobs", None)),
             "finish_reason": getattr(one, "finish_reason", None),
+            "routes": whole_numbers(getattr(one, "routes", None)),
         }
     except FAULTS as problem:
         return failed(ask, f"no completion: {fault(problem)}")
@@ -268,6 +269,13 @@ def from_completions(ask: Ask, completions: Any) -> Answer:
 def numbers(values: Any) -> list[float] | None:
     """Plain numbers, of NumPy's too."""
     return None if values is None else [float(value) for value in values]
+
+
+def whole_numbers(routes: Any) -> list[list[list[int]]] | None:
+    """Lists, of NumPy's arrays too."""
+    if routes is None:
+        return None
+    return [[[operator.index(one) for one in experts] for experts in layers] for layers in routes]
 
 
 def is_finished(completions: Iterable[Any]) -> bool:

@@ -18,6 +18,9 @@ from lfm2np.errors import RequestError
 NOTED = ("place", "seen", "abort")  # factors that say where an ask stands in the plan, and nothing of what is put
 
 
+Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not told
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request: continue a prompt greedily by exactly `max_tokens` tokens (an end-of-sequence token is no end)."""
@@ -44,6 +47,7 @@ class Answer:
     finish_reason: str | None = None
     error: str | None = None  # why there is no answer that can be judged; nothing but `refuted` is then set
     refuted: bool | None = None  # there was one, and no right engine gives it: too many tokens, ids that are none
+    routes: Routes | None = None  # of the prompt's and the new tokens in turn; the last new one's are not looked at
 
 
 def ask_as_json(ask: Ask) -> dict[str, Any]:
@@ -86,8 +90,9 @@ def answer_from_json(raw: Any) -> Answer:
     texts = {
         name: None if fields.get(name) is None else _text(fields, name) for name in ("text", "finish_reason", "error")
     }
+    routes = None if fields.get("routes") is None else _routes(fields["routes"])
     refuted = True if fields.get("refuted") else None
-    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, **texts)
+    return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, routes=routes, **texts)
 
 
 def parse_line(line: str, what: str) -> Any:
@@ -143,6 +148,23 @@ def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple):
         raise RequestError(f"{name}: {type(value).__name__}, expected a list of numbers")
     return tuple(_number(one, f"{name}[{index}]") for index, one in enumerate(value))
+
+
+def _routes(value: Any) -> Routes:
+    """Sizes are looked at by who knows the model: see oracle/routes.py."""
+
+    def lists(one: Any, where: str) -> list[Any] | tuple[Any, ...]:
+        if not isinstance(one, list | tuple):
+            raise RequestError(f"{where}: {type(one).__name__}, expected a list")
+        return one
+
+    return tuple(
+        tuple(
+            tuple(_whole(expert, f"routes[{row}][{layer}]", -1) for expert in lists(experts, f"routes[{row}][{layer}]"))
+            for layer, experts in enumerate(lists(layers, f"routes[{row}]"))
+        )
+        for row, layers in enumerate(lists(value, "routes"))
+    )
 
 
 def _tops(value: Any) -> tuple[dict[int, float], ...]:

@@ -5,7 +5,8 @@ Each ask runs alone, unpadded; `padded` runs left-padded batches, as a server wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
     padding = [longest - len(ask.prompt_token_ids) for ask in asks]
     ids = torch.tensor([[0] * pad + list(ask.prompt_token_ids) for pad, ask in zip(padding, asks, strict=True)])
     mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
-    with torch.no_grad():
+    with torch.no_grad(), chosen_experts(model) as chosen:
         out = model.generate(
             ids,
             attention_mask=mask,
@@ -117,9 +118,38 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
                     for names, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
                 ],
                 "finish_reason": "length",
+                "routes": routes_of(chosen, row, len(asks), padding[row]),
             }
         )
     return found
+
+
+@contextlib.contextmanager
+def chosen_experts(model: Any) -> Iterator[list[list[Any]]]:
+    """By sparse layer what its router chose, [S * t, K] a pass; no layers in a dense model."""
+    routers = [one for name, one in model.named_modules() if name.endswith(".feed_forward.gate")]
+    chosen: list[list[Any]] = [[] for _ in routers]
+
+    def keep(index: int) -> Callable[..., None]:
+        return lambda module, inputs, output: chosen[index].append(output[2])
+
+    hooks = [router.register_forward_hook(keep(index)) for index, router in enumerate(routers)]
+    try:
+        yield chosen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def routes_of(chosen: Sequence[Sequence[Any]], row: int, rows: int, padding: int) -> list[list[list[int]]] | None:
+    """One request's [positions][layers][experts] out of those of all in a batch."""
+    if not chosen:
+        return None
+    layers = [
+        [experts for one in passes for experts in one.reshape(rows, -1, one.shape[-1])[row].tolist()][padding:]
+        for passes in chosen
+    ]
+    return [list(of_layers) for of_layers in zip(*layers, strict=True)]
 
 
 def prompt_logprobs(model: Any, prompt: Sequence[int]) -> list[float]:

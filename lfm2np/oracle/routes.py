@@ -1,0 +1,180 @@
+"""Which experts each token went to: the engine's own choice computed with, and judged by itself.
+
+One rounding can send a token to another expert, and everything behind it changes. So routes are teacher-forced like
+tokens: the network runs with the routes of an engine, and at each position and layer its choice is held against the
+scores that the exact network has right there. T positions, L sparse layers, N experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.mixture import MixtureConfig
+from lfm2np.errors import RequestError
+from lfm2np.numerics import Numerics
+from lfm2np.oracle.targets.records import Routes
+
+Array = NDArray[Any]
+OWN = -1  # in the place of an expert: the arithmetic's own choice
+LEAST = 2.0**-40  # of a score's noise
+
+
+class RoutedNumerics:
+    """An arithmetic for one pass: its T tokens go to the given experts, and it keeps by what it would have chosen.
+
+    given [T, L, K] ids, OWN where the arithmetic chooses itself; None: everywhere
+    """
+
+    def __init__(self, numerics: Numerics, given: NDArray[np.int64] | None = None) -> None:
+        self._numerics, self._given = numerics, given
+        self._preferred: list[Array] = []
+        self._chosen: list[NDArray[np.int64]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """All other operations."""
+        return getattr(self._numerics, name)
+
+    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        chosen = self._numerics.best(preferred, count)
+        if self._given is not None:
+            given = self._given[:, len(self._chosen)]
+            chosen = np.where(given == OWN, chosen, given)
+        self._preferred.append(np.array(preferred))
+        self._chosen.append(chosen)
+        return chosen
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[T, L, K]."""
+        return np.stack(self._chosen, axis=1)
+
+    def preferred(self) -> Array:
+        """[T, L, N]."""
+        return np.stack(self._preferred, axis=1)
+
+
+def routed(numerics: Numerics, given: NDArray[np.int64] | None = None) -> tuple[Numerics, RoutedNumerics]:
+    """The same object twice: as an arithmetic, and as what it keeps."""
+    wrapped = RoutedNumerics(numerics, given)
+    return cast(Numerics, wrapped), wrapped
+
+
+def num_sparse_layers(config: ModelConfig) -> int:
+    return sum(config.is_sparse(layer) for layer in range(config.num_hidden_layers))
+
+
+def sparse_layers(config: ModelConfig) -> list[int]:
+    """The number of each sparse layer in the model."""
+    return [layer for layer in range(config.num_hidden_layers) if config.is_sparse(layer)]
+
+
+def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
+    """Routes that an engine told, of `rows` positions and the sparse layers; RequestError if they can't be those.
+
+    Engines may tell more: the last token's, those of dense layers (which are left out), all layers in one. OWN stands
+    for what is not told of a position and layer: then for all of its experts.
+    """
+    mixture, layers = config.mixture, sparse_layers(config)
+    if mixture is None or not layers:
+        raise RequestError("routes: the model has no experts")
+    if len(routes) < rows:
+        raise RequestError(f"routes: {len(routes)} positions, expected {rows}")
+    count, found = mixture.num_experts_per_tok, []
+    for row, told in enumerate(routes[:rows]):
+        if len(told) == 1 and len(told[0]) in (len(layers) * count, config.num_hidden_layers * count):
+            told = tuple(told[0][start : start + count] for start in range(0, len(told[0]), count))
+        if len(told) == config.num_hidden_layers:
+            told = tuple(told[layer] for layer in layers)
+        if len(told) != len(layers):
+            raise RequestError(f"routes[{row}]: {len(told)} layers, expected the {len(layers)} sparse ones, or all")
+        for layer, experts in zip(layers, told, strict=True):
+            require_experts(experts, mixture, f"routes[{row}], layer {layer}")
+        found.append(told)
+    return tuple(found)
+
+
+def require_experts(experts: Sequence[int], mixture: MixtureConfig, where: str) -> None:
+    count, most = mixture.num_experts_per_tok, mixture.num_experts - 1
+    are_told = len(set(experts)) == count and 0 <= min(experts) <= max(experts) <= most
+    if len(experts) != count or not (are_told or set(experts) == {OWN}):
+        raise RequestError(f"{where}: {list(experts)}, expected {count} different experts from 0 to {most}")
+
+
+def as_key(routes: Routes | NDArray[np.int64] | None, rows: int) -> bytes:
+    """Routes of the first rows, to look up by; empty where none were told."""
+    return b"" if routes is None else np.array(routes[:rows], np.int64).astype("<i4").tobytes()
+
+
+def from_key(key: bytes, config: ModelConfig) -> NDArray[np.int64] | None:
+    """[T, L, K]."""
+    if not key:
+        return None
+    assert config.mixture is not None
+    shape = (-1, num_sparse_layers(config), config.mixture.num_experts_per_tok)
+    return np.frombuffer(key, "<i4").astype(np.int64).reshape(shape)
+
+
+@dataclass(frozen=True)
+class RouteDifference:
+    """Of all routes of one position the one that the oracle would least have taken."""
+
+    layer: int
+    expert: int  # that the engine took,
+    instead_of: int  # and the oracle would have
+    ratio: float  # by how much the scores by which they are chosen are apart, in units of their noise
+
+
+def difference(
+    preferred: Array, told: NDArray[np.int64], squares: Array, layers: Sequence[int]
+) -> RouteDifference | None:
+    """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: the same."""
+    found = None
+    for index, layer in enumerate(layers):
+        outside = np.setdiff1d(np.arange(preferred.shape[1]), told[index])
+        if not len(outside):
+            continue
+        taken = int(told[index][np.argmin(preferred[index, told[index]])])
+        left = int(outside[np.argmax(preferred[index, outside])])
+        gap = float(preferred[index, left]) - float(preferred[index, taken])
+        if gap > 0.0 or (gap == 0.0 and left < taken):
+            ratio = gap / gap_scale(squares[index], taken, left)
+            if found is None or ratio > found.ratio:
+                found = RouteDifference(layer, taken, left, ratio)
+    return found
+
+
+def gap_scale(squares: Array, one: int, other: int) -> float:
+    """Standard deviation of the difference of two experts' scores, whose errors have mean squares [N].
+
+    Half of it is of these two, half of all experts: the first knows what is special, the second is steady.
+    """
+    own = (float(squares[one]) + float(squares[other])) / 2.0
+    return max(LEAST, math.sqrt(own + float(np.mean(squares))))
+
+
+def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]:
+    """[T, L] by how much the last chosen expert is ahead of the first unchosen, in units of that gap's noise.
+
+    Infinite where all experts are chosen. preferred and squares are [T, L, N].
+    """
+    if count == preferred.shape[-1]:
+        return np.full(preferred.shape[:2], np.inf)
+    order = np.argsort(-preferred, axis=-1, kind="stable")[..., count - 1 : count + 1]
+    scores = np.take_along_axis(preferred, order, axis=-1).astype(np.float64)
+    own = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
+    scale = np.sqrt(own.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
+    return np.asarray((scores[..., 0] - scores[..., 1]) / np.maximum(scale, LEAST))
+
+
+def swapped(preferred: Array, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """One layer's routes [K] with the last chosen expert changed for the first unchosen, by the scores [N]."""
+    outside = np.setdiff1d(np.arange(len(preferred)), chosen)
+    other = chosen.copy()
+    other[np.argmin(preferred[chosen])] = outside[np.argmax(preferred[outside])]
+    return other
