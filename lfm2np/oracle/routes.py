@@ -139,7 +139,7 @@ def difference(
         outside = np.setdiff1d(np.arange(preferred.shape[1]), told[index])
         if not len(outside):
             continue
-        taken = int(told[index][np.argmin(preferred[index, told[index]])])
+        taken = max(told[index].tolist(), key=lambda one: (-preferred[index, one], one))
         left = int(outside[np.argmax(preferred[index, outside])])
         gap = float(preferred[index, left]) - float(preferred[index, taken])
         if gap > 0.0 or (gap == 0.0 and left < taken):

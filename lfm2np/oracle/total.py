@@ -174,6 +174,7 @@ def explaining_format(
         size = root_mean_square([one.error_size for one in found if one.error_size is not None])
         spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
         everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
-        if size >= LEAST_SIZE and everywhere and flip_probability(found)[1] >= FLIPS_LIMIT:
+        likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT
+        if size >= LEAST_SIZE and everywhere and likely:
             return name
     return None

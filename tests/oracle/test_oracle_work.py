@@ -107,7 +107,9 @@ def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, exe
             *(other.token_id, other.best, other.gap, other.error, other.verdict),
         )
         assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
-    assert known.place.num_tokens == 9 * sum(len(ids) - 1 for ids in known.truths), "once exactly, and eight emulations"
+    assert known.place.num_tokens == 9 * sum(len(one.token_ids) - 1 for one in known.truths), (
+        "once exactly, and eight emulations"
+    )
 
 
 def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
