@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_prompts import LENGTHS, TRAINED_POSITIONS, fixture_hash, random_prompts, true_prompts
+from golden_prompts import (
+    LENGTHS,
+    TRAINED,
+    TRAINED_POSITIONS,
+    fixture_hash,
+    is_there,
+    random_prompts,
+    true_prompts,
+)
 from numpy.typing import NDArray
 from safetensors import safe_open
 from torture_table import CHECKPOINTS
@@ -22,12 +30,13 @@ from lfm2np.numerics.ieee import round_to_bfloat16
 
 Array = NDArray[Any]
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-NAMES = (*CHECKPOINTS, "trained")
+WITH_TEXTS = tuple(name for name in TRAINED if is_there(FIXTURES / name))
+NAMES = (*CHECKPOINTS, *WITH_TEXTS)
 DECIDED = 1e-4  # a greedy token counts where its float64 margin is larger
 
 
 def directory_of(name: str) -> Path:
-    return FIXTURES / "trained" if name == "trained" else FIXTURES / "torture" / name
+    return FIXTURES / name if name in TRAINED else FIXTURES / "torture" / name
 
 
 @functools.cache
@@ -69,9 +78,9 @@ def test_the_table_lists_every_torture_checkpoint() -> None:
     assert {path.name for path in (FIXTURES / "torture").iterdir()} == set(CHECKPOINTS)
 
 
-def test_checkpoints_and_goldens_together_stay_under_eight_million_bytes() -> None:
+def test_checkpoints_and_goldens_together_stay_under_eleven_million_bytes() -> None:
     parts = [path for name in ("torture", "trained", "draft", "goldens") for path in (FIXTURES / name).rglob("*")]
-    assert sum(path.stat().st_size for path in parts if path.is_file()) < 8_000_000
+    assert sum(path.stat().st_size for path in parts if path.is_file()) < 11_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,14 +94,14 @@ def test_a_torture_golden_holds_the_prompts_of_its_recipe(name: str) -> None:
     assert sum(LENGTHS) >= 200
 
 
-def test_the_trained_golden_holds_the_prompts_that_its_texts_encode_to() -> None:
-    model = lfm2np.load(directory_of("trained"), "float32")
-    texts = json.loads(golden("trained")[1]["texts"])
-    assert len(texts) == len(prompts("trained")) >= 6
-    assert [model.prompt_ids(text)[: len(ids)] for text, ids in zip(texts, prompts("trained"), strict=True)] == prompts(
-        "trained"
-    )
-    assert sum(map(len, prompts("trained"))) == TRAINED_POSITIONS >= 200
+@pytest.mark.parametrize("name", WITH_TEXTS)
+def test_a_trained_golden_holds_the_prompts_that_its_texts_encode_to(name: str) -> None:
+    model = lfm2np.load(directory_of(name), "float32")
+    texts = json.loads(golden(name)[1]["texts"])
+    assert len(texts) == len(prompts(name)) >= 6
+    encoded = [model.prompt_ids(text)[: len(ids)] for text, ids in zip(texts, prompts(name), strict=True)]
+    assert encoded == prompts(name)
+    assert sum(map(len, prompts(name))) == TRAINED_POSITIONS >= 200
 
 
 @pytest.mark.rounding
@@ -100,7 +109,7 @@ def test_the_trained_golden_holds_the_prompts_that_its_texts_encode_to() -> None
 def test_float64_is_transformers_with_norms_and_rotations_in_float64_too(name: str) -> None:
     """Measured: 4e-13, `magnitudes` 8.8e-13; most of it the float32 that the difference to stock is stored in."""
     arrays, _ = golden(name)
-    chosen = true_prompts(prompts(name), name == "trained")
+    chosen = true_prompts(prompts(name), name in TRAINED)
     assert sum(len(prompts(name)[i]) for i in chosen) >= 40
     for i in chosen:
         true = arrays[f"float64_{i}"] + arrays[f"true_minus_stock_{i}"]
@@ -117,7 +126,7 @@ def test_stock_float64_is_not_float64_throughout(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exact_is_no_further_from_float64_than_transformers_in_float32(name: str) -> None:
-    """Measured: 0.33 to 0.78 of its largest difference, 0.43 to 0.60 of its root mean square."""
+    """Measured: 0.33 to 0.93 of its largest difference, 0.43 to 0.71 of its root mean square."""
     exact_worst, exact_rms = errors(name, np.concatenate(ours(name, "exact")))
     float32_worst, float32_rms = errors(name, peer(name, "float32"))
     assert exact_worst <= float32_worst
@@ -146,8 +155,11 @@ def test_exact_chooses_the_greedy_tokens_of_float64(name: str) -> None:
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_off_by_a_few_per_cent_of_the_logits_deviation(name: str) -> None:
-    """One rounding to 8 bits costs 0.1 %, a network of them (measured) 0.6 to 5.7 %; float32 is 10,000 times closer."""
+    """One rounding to 8 bits costs 0.1 %, a network of them (measured) 0.6 to 5.7 %; float32 is 10,000 times closer.
+
+    Where it takes a token to another expert more is lost: 4 to 11 %, 24 % where many experts nearly tie.
+    """
     logits = np.concatenate(ours(name, "bfloat16"))
     assert np.array_equal(logits, round_to_bfloat16(logits))
     _, rms = errors(name, logits)
-    assert 0.002 < rms / peer(name, "float64").std() < 0.15
+    assert 0.002 < rms / peer(name, "float64").std() < (0.5 if "experts_0" in golden(name)[0] else 0.15)

@@ -117,8 +117,9 @@ class Ieee:
         return best(preferred, count)
 
     def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        """PyTorch rounds a number that it adds to the format, and one that it multiplies by not."""
         if normalised:
-            total = self.keep(scores.sum(-1, keepdims=True)) + np.asarray(LEAST_SUM, self.dtype)
+            total = self.keep(scores.sum(-1, keepdims=True)) + self.parameter(np.full(1, LEAST_SUM))
             scores = self.keep(scores / self.keep(total))
         return self.keep(scores * np.asarray(factor, self.dtype))
 

@@ -43,14 +43,15 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, s
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
 
 
+@pytest.mark.parametrize("name", ["trained", "torture/moe_published"])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_pool_that_just_fits_preempts_and_changes_no_bit(trained: Model, block_size: int, caching: bool):
+def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size: int, caching: bool):
     least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
-    preemptions = 0
+    preemptions, model = 0, lfm2np.load(FIXTURES / name)
     for seed in range(4):
         run = Run(
-            trained,
+            model,
             seed,
             block_size=block_size,
             num_blocks=least + 1,

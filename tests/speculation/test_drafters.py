@@ -1,15 +1,19 @@
 """The drafters: a smaller model, greedy and random; prompt lookup."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import raw_config, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import Run
 from truths import greedy_tokens
 
 import lfm2np
 from lfm2np import Engine, RequestError, SamplingParams
+from lfm2np.checkpoint.config import parse_config
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.sequential import alone
 from lfm2np.errors import CheckpointError
@@ -103,6 +107,20 @@ def test_a_draft_model_of_another_vocabulary_is_refused(trained: Model):
         ModelDrafter(other, trained)
     with pytest.raises(RequestError, match="draft sampling 'maybe'"):
         ModelDrafter(trained, trained, "maybe")
+
+
+def test_a_dense_draft_model_of_a_sparse_target_changes_no_bit(tmp_path: Path):
+    """The target's steps then hold the drafts of several requests, and each expert's product some rows of each."""
+    target = lfm2np.load(FIXTURES / "torture" / "moe_published")
+    raw = raw_config(vocab_size=target.config.vocab_size, eos_token_id=7)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    write_checkpoint(tmp_path, parse_config(raw, "config.json"))
+    for seed in range(3):
+        drafter = ModelDrafter(lfm2np.load(tmp_path), target, num_blocks=200)
+        run = Run(target, seed, drafter=drafter, num_speculative_tokens=3, max_num_batched_tokens=64, policy="fcfs")
+        run.go()
+        run.require_equal_to_the_reference()
+        assert run.engine.metrics.draft_tokens > 0
 
 
 # --- prompt lookup
