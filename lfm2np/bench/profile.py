@@ -11,7 +11,7 @@ from lfm2np.bench import table
 from lfm2np.bench.measure import FLOORS, Measured
 from lfm2np.bench.ratios import RATIOS
 from lfm2np.bench.sides import cells
-from lfm2np.bench.sides.profile_side import PARTS, REST
+from lfm2np.bench.sides.profile_side import PARTS, REST, ROUTING
 
 SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
 CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]
@@ -39,7 +39,7 @@ def as_text(found: Profile) -> str:
     ours, floor = sides(found.numerics)
     rows = [["", *(times.cell.name for times in measured)]]
     rows.append(["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)])
-    for part in (*PARTS, REST):
+    for part in (one for one in (*PARTS, *ROUTING, REST) if one in measured[0].parts[ours]):
         rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in measured)])
     title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
     return f"{title}\n{table.columns(rows)}"

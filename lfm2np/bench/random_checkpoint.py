@@ -1,4 +1,4 @@
-"""Checkpoints with the exact shapes of LFM2-350M (0.7 GB) or LFM2-2.6B (5.1 GB) and random weights, made once, kept.
+"""Checkpoints with the shapes of published ones (350M: 0.7 GB, 8B-A1B: 16.7 GB) and random weights, made once, kept.
 
 Speed does not depend on what the weights are, only on their number format: bfloat16, as published, of which exact
 arithmetic needs one slice. It is written beside its place and then put there, so that it is whole or not there.
@@ -64,8 +64,33 @@ LARGE_CONFIG: dict[str, object] = {
     "num_attention_heads": 32,
     "full_attn_idxs": [2, 5, 9, 13, 17, 21, 24, 27],
 }
+# Source: huggingface.co/LiquidAI/LFM2-8B-A1B
+MIXTURE_CONFIG: dict[str, object] = {
+    **{key: value for key, value in CONFIG.items() if not key.startswith(("block_", "full_attn"))},
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_dense_layers": 2,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+}
+# Two dense layers and two sparse ones: sides that hold all weights in 8 bytes fit into memory.
+SHORT_MIXTURE_CONFIG: dict[str, object] = {
+    **MIXTURE_CONFIG,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
 SMALL, LARGE = "LFM2-350M", "LFM2-2.6B"
-CONFIGS = {SMALL: CONFIG, LARGE: LARGE_CONFIG}
+MIXTURE, SHORT_MIXTURE = "LFM2-8B-A1B", "LFM2-8B-A1B-4-layers"
+CONFIGS = {SMALL: CONFIG, LARGE: LARGE_CONFIG, MIXTURE: MIXTURE_CONFIG, SHORT_MIXTURE: SHORT_MIXTURE_CONFIG}
 
 
 def cache_directory() -> Path:

@@ -47,6 +47,7 @@ def as_text(measured: Measured) -> str:
         f"milliseconds a step, median of {rounds} rounds (of a floor, in brackets: its linear products alone)",
         columns([["", *sides], *(time_row(times, sides) for times in measured.cells)]),
         "",
+        *expert_lines(measured.cells),
         *ratio_lines(measured.cells),
         "",
         "seconds to load, and gigabytes of memory at its peak: while loading, and in each cell (mapped files included)",
@@ -55,11 +56,21 @@ def as_text(measured: Measured) -> str:
     return "\n".join(parts)
 
 
+def expert_lines(cells: Sequence[CellTimes]) -> list[str]:
+    """Of a mixture: of how many experts a step of ours reads the weights."""
+    rows = []
+    for times in cells:
+        counts = [count for parts in times.parts.values() for count in parts.get("experts", ())]
+        if counts:
+            rows.append([times.cell.name, f"{statistics.median(counts):.1f}"])
+    return ["experts that a step touches, of each sparse layer on the average", columns(rows), ""] if rows else []
+
+
 def time_row(times: CellTimes, sides: Sequence[str]) -> list[str]:
     row = [times.cell.name]
     for side in sides:
         shown = f"{1000 * statistics.median(times.seconds[side]):.1f}"
-        if side in times.parts:
+        if "linear" in times.parts.get(side, {}):
             shown += f" ({1000 * statistics.median(times.parts[side]['linear']):.1f})"
         row.append(shown)
     return row

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lfm2np.bench import five, growth, large, measure, profile, table
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
-from lfm2np.bench.random_checkpoint import LARGE, SMALL, random_checkpoint
+from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import checkpoint_directory
@@ -32,7 +32,10 @@ EXAMPLE = """lfm2np bench
   lfm2np bench profile --cells prefill-512 --numerics exact
   lfm2np bench five --new-tokens 256 --numerics float32
   lfm2np bench growth --numerics exact
-  lfm2np bench large --numerics exact"""
+  lfm2np bench large --numerics exact
+  lfm2np bench large --model-shape 8b-a1b --numerics float32
+  lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
+SHAPES = {"350m": SMALL, "2.6b": LARGE, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
 ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
@@ -65,6 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     model_help = "checkpoint directory (default: random weights with the shapes of LFM2-350M, made once and kept)"
     parser.add_argument("--model", metavar="DIR", help=model_help)
+    shape_help = "random weights with the shapes of another published model (8b-a1b takes 17 GB of disk)"
+    parser.add_argument("--model-shape", choices=list(SHAPES), help=shape_help)
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
     parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
     parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
@@ -100,7 +105,7 @@ def require_own_options(arguments: argparse.Namespace) -> None:
 
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     cells = cells_named(arguments.cells) if arguments.cells is not None else QUICK if arguments.quick else CELLS
-    directory = chosen_checkpoint(arguments.model)
+    directory = chosen_checkpoint(arguments)
     config = load_config(directory)
     measure.require_room(config, cells)
     has_peers = measure.has_peers()
@@ -117,7 +122,7 @@ def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
 
 def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     cells = profile.CELLS if arguments.cells is None else cells_named(arguments.cells)
-    directory = chosen_checkpoint(arguments.model)
+    directory = chosen_checkpoint(arguments)
     config = load_config(directory)
     measure.require_room(config, cells)
 
@@ -132,7 +137,7 @@ def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Fou
 def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     new_tokens = NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens
     longest = require_count("--new-tokens", new_tokens, 1, 2**20)
-    directory = chosen_checkpoint(arguments.model)
+    directory = chosen_checkpoint(arguments)
 
     def one(numerics: str, show: Progress) -> five.Five:
         return five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show)
@@ -141,7 +146,7 @@ def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
 
 
 def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
-    directory = chosen_checkpoint(arguments.model)
+    directory = chosen_checkpoint(arguments)
 
     def one(numerics: str, show: Progress) -> growth.Growth:
         return growth.measure_growth(directory, numerics, rounds, threads, show)
@@ -150,7 +155,7 @@ def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Foun
 
 
 def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
-    directory = chosen_checkpoint(arguments.model, LARGE)
+    directory = chosen_checkpoint(arguments, LARGE)
 
     def one(numerics: str, show: Progress) -> large.Large:
         return large.measure_large(directory, numerics, rounds, threads, show)
@@ -176,10 +181,13 @@ def each_numerics(
 MEASUREMENTS = {STEPS: run_steps, PROFILE: run_profile, FIVE: run_five, GROWTH: run_growth, BIG: run_large}
 
 
-def chosen_checkpoint(model: str | None, name: str = SMALL) -> Path:
-    """The directory of --model, or the random checkpoint with the shapes of LFM2-350M, or of another one."""
-    if model is not None:
-        return checkpoint_directory(model)
+def chosen_checkpoint(arguments: argparse.Namespace, name: str = SMALL) -> Path:
+    """The directory of --model, or the random checkpoint of --model-shape, or of `name`."""
+    if arguments.model is not None and arguments.model_shape is not None:
+        raise RequestError("--model and --model-shape: expected one of them")
+    if arguments.model is not None:
+        return checkpoint_directory(arguments.model)
+    name = SHAPES.get(arguments.model_shape, name)
     with progress_bar(f"making random weights with the shapes of {name}") as show:
         return random_checkpoint(progress=show, name=name)
 

@@ -12,7 +12,8 @@ from lfm2np.bench.sides.cells import DECODE, PREFILL, Cell, cell_named
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.sides.floor_side import Attention, FloorSide, linear_products
-from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.weights import matrix_parts
 from lfm2np.network.cache import block_runs, read_tokens
 
 TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"
@@ -59,7 +60,11 @@ def test_the_floor_has_the_model_s_linear_maps(checkpoint, numerics, cell):
     floor = FloorSide(FLOORS[numerics])
     floor.load(TORTURE / checkpoint, 1)
     pairs = floor.linear_operands(cell)
-    assert [len(x) * weight.size for x, weight in pairs] == counted_step(TORTURE / checkpoint, numerics, cell)
+    sizes, counted = [len(x) * weight.size for x, weight in pairs], counted_step(TORTURE / checkpoint, numerics, cell)
+    if load_config(TORTURE / checkpoint).mixture is None:
+        assert sizes == counted
+    else:  # tokens go to experts at random there
+        assert sum(sizes) == sum(counted)
     assert all(x.shape[1] == weight.shape[1] for x, weight in pairs)
     assert all(x.dtype == weight.dtype == FLOORS[numerics] for x, weight in pairs)
 
@@ -126,3 +131,31 @@ def test_prefill_memory_counts_the_cache_of_the_prompt():
     side.load(TORTURE / "six_heads_two_kv", 1)
     short, long = (side.prefill_memory(length)["cache_bytes"] for length in (16, 160))
     assert long == 10 * short > 0
+
+
+@pytest.mark.rounding
+def test_the_floor_of_a_mixture_has_each_experts_rows_and_no_others():
+    """8 experts, 2 a token, in three of five layers: as many rows as tokens times 2, whatever the spread."""
+    config = lfm2np.load(TORTURE / "moe_published", "float32").config
+    for name, tokens in (("decode-3x17", 3), ("prefill-9", 9)):
+        cell = cell_named(name)
+        products = list(linear_products(config, cell))
+        assert len(products) == len(list(matrix_parts(config)))
+        of_experts = [one for one in products if one.outputs == 2 * config.mixture.moe_intermediate_size]
+        assert sum(one.rows for one in of_experts) == 3 * 2 * tokens
+        assert all(one.rows <= tokens for one in of_experts)
+        side = FloorSide("float32")
+        side.load(TORTURE / "moe_published", 1)
+        assert [x.shape + w.shape for x, w in side.linear_operands(cell)] == [
+            (one.rows, one.inputs, one.outputs, one.inputs) for one in products
+        ]
+
+
+@pytest.mark.rounding
+def test_requests_of_a_mixture_go_to_different_experts():
+    """Else a decode of many would read the weights of few."""
+    side = EngineSide("float32")
+    side.load(TORTURE / "moe_published", 1)
+    few, many = (side.time(cell_named(f"decode-{count}x17"), 2) for count in (1, 6))
+    assert all(one["experts"] == 2.0 for one in few)
+    assert all(one["experts"] > 3.0 for one in many)

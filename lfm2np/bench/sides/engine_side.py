@@ -5,18 +5,49 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from lfm2np.bench.sides.cells import PREFILL, Cell
 from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes, resident_bytes
 from lfm2np.bench.sides.ways import answer_prompts
+from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.engine.engine import Engine
-from lfm2np.loading import load
+from lfm2np.loading import Model, load
 from lfm2np.network.cache import bytes_per_block
+from lfm2np.numerics import Numerics
 
 WARM_UP = 1  # steps
 STEP_TOKENS = 2048  # the engine's own default
+
+
+class Chosen:
+    """An arithmetic that counts how many experts of each sparse layer a step touches."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.counts: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def best(self, preferred: Any, count: int) -> Any:
+        chosen = self._inner.best(preferred, count)
+        self.counts.append(len(np.unique(chosen)))
+        return chosen
+
+
+def prepare_experts(model: Model) -> None:
+    """All of them, so that no step that is timed has to."""
+    for layer in model.weights.layers:
+        if isinstance(layer.feed_forward, MixtureWeights):
+            assert model.config.mixture is not None
+            for expert in range(model.config.mixture.num_experts):
+                layer.feed_forward.expert(expert)
 
 
 class EngineSide:
@@ -24,14 +55,20 @@ class EngineSide:
 
     def __init__(self, numerics: str, weights: str = "resident") -> None:
         self._numerics, self._weights = numerics, weights
+        self._chosen: Chosen | None = None  # of a mixture of experts
 
     def load(self, directory: Path, threads: int) -> dict[str, str]:
         self._model = load(directory, self._numerics, weights=self._weights)
+        if self._weights == "resident":
+            prepare_experts(self._model)
         return {}
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of each of `steps` steps, after one that is not counted."""
         ready = self._prefilling if cell.kind == PREFILL else self._decoding
+        if self._model.config.mixture is not None and self._chosen is None:
+            self._chosen = Chosen(self._model.numerics)
+            self._model = replace(self._model, numerics=cast(Numerics, self._chosen))
         return [self._time_step(engine) for engine in ready(cell, WARM_UP + steps)][WARM_UP:]
 
     def _prefilling(self, cell: Cell, steps: int) -> Iterator[Engine]:
@@ -46,9 +83,14 @@ class EngineSide:
         yield from itertools.repeat(decoding_engine(self._model, cell.requests, cell.context, steps, fill), steps)
 
     def _time_step(self, engine: Engine) -> dict[str, float]:
+        if self._chosen is not None:
+            self._chosen.counts.clear()
         began = time.perf_counter()
         engine.step()
-        return {"seconds": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+        if self._chosen is None:
+            return {"seconds": seconds}
+        return {"seconds": seconds, "experts": sum(self._chosen.counts) / len(self._chosen.counts)}
 
     def answer_prompts(self, way: str, longest: int) -> float:
         """Seconds to answer five prompts: see ways.py."""

@@ -34,16 +34,18 @@ class FillableEngine(Engine):
 
 
 def random_step(model: LoadedModel, plan: BatchPlan, entries: Entries) -> StepResult:
-    """What a step would return that computed these entries: states of ones, and logits that choose token 0."""
+    """What a step would return that computed these entries: states of ones, and logits that choose a token, for each
+    request another, so that a mixture sends them to different experts."""
     config = model.config
     convolutions = config.layer_types.count("conv")
     logits: dict[str, Array] = {}
     segments: list[Segment] = make_segments(plan)
-    for one in segments:
+    for index, one in enumerate(segments):
         count = len(one.entry.token_ids)
         one.entries = [tuple(array[:count] for array in layer) for layer in entries]
         one.windows = [np.ones((config.conv_L_cache - 1 + count, config.hidden_size), np.float32)] * convolutions
-        logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
+        rows = logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
+        rows[:, 997 * index % config.vocab_size] = 1.0
     return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np.bench.sides.cells import DECODE, Cell
 from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, matrix_parts
 from lfm2np.numerics.exact import has_short_significands
@@ -42,14 +43,30 @@ def linear_products(config: ModelConfig, cell: Cell) -> Iterator[Product]:
     hidden, width = config.hidden_size, config.feed_forward_size
     heads = config.num_attention_heads * config.head_dim
     keys_values = 2 * config.num_key_value_heads * config.head_dim
-    for kind in config.layer_types:
+    for layer, kind in enumerate(config.layer_types):
         if kind == "conv":
             operator = [(hidden, 3 * hidden), (hidden, hidden)]
         else:
             operator = [(hidden, heads + keys_values), (heads, hidden)]
-        for inputs, outputs in (*operator, (hidden, 2 * width), (width, hidden)):
+        for inputs, outputs in operator:
             yield Product(cell.num_tokens, inputs, outputs)
+        if config.mixture is None or not config.is_sparse(layer):
+            yield Product(cell.num_tokens, hidden, 2 * width)
+            yield Product(cell.num_tokens, width, hidden)
+        else:
+            yield from expert_products(config.mixture, hidden, cell.num_tokens, layer)
     yield Product(cell.requests, hidden, config.vocab_size)
+
+
+def expert_products(mixture: MixtureConfig, hidden: int, tokens: int, seed: int) -> Iterator[Product]:
+    """The router's, and each expert's over the tokens that chose it, at random; none at all of one that none chose."""
+    rng, width = np.random.default_rng(seed), mixture.moe_intermediate_size
+    chosen = rng.permuted(np.tile(np.arange(mixture.num_experts), (tokens, 1)), axis=1)
+    rows = np.bincount(chosen[:, : mixture.num_experts_per_tok].ravel(), minlength=mixture.num_experts)
+    yield Product(tokens, hidden, mixture.num_experts)
+    for count in rows.tolist():
+        yield Product(count, hidden, 2 * width)
+        yield Product(count, width, hidden)
 
 
 class FloorSide:

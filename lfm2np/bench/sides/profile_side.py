@@ -19,7 +19,8 @@ PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "convolution": ("convolve_ragged",),
     "other rows": ("embed", "add", "multiply", "rotate"),
 }
-PART_OF = {operation: part for part, operations in PARTS.items() for operation in operations}
+ROUTING = {"routing": ("sigmoid", "prefer", "best", "shares", "mix")}  # of a mixture of experts
+PART_OF = {operation: part for part, operations in (PARTS | ROUTING).items() for operation in operations}
 REST = "rest"  # schedule, cache, sampling, output
 
 
@@ -55,5 +56,6 @@ class ProfileSide(EngineSide):
     def _time_step(self, engine: Engine) -> dict[str, float]:
         self._timed.seconds.clear()
         whole = super()._time_step(engine)["seconds"]
-        parts = {part: self._timed.seconds[part] for part in PARTS}
+        names = PARTS if self._model.config.mixture is None else PARTS | ROUTING
+        parts = {part: self._timed.seconds[part] for part in names}
         return {"seconds": whole, **parts, REST: whole - sum(parts.values())}
