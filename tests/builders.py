@@ -82,6 +82,20 @@ def raw_config(**changes: object) -> dict[str, object]:
     return raw | changes
 
 
+def raw_mixture(**changes: object) -> dict[str, object]:
+    """A three-layer config with two experts of four a token behind one dense layer; a change to None writes null."""
+    raw: dict[str, object] = {
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 6,
+        "num_dense_layers": 1,
+    }
+    return {key: value for key, value in raw_config().items() if not key.startswith("block_")} | raw | changes
+
+
 def tiny_config(**changes: object) -> ModelConfig:
     return parse_config(raw_config(**changes), "config.json")
 

@@ -40,7 +40,6 @@ ONLY: dict[str, tuple[object, ...]] = {
     "compression_config": (None,),
     "per_layer_config": (None,),
 }
-DENSE_ONLY: dict[str, tuple[object, ...]] = {"num_experts": (None, 0), "num_local_experts": (None, 0)}  # likewise
 ECHOES: dict[str, str] = {
     # Old, redundant keys that transformers ignores: they must repeat the key that counts.
     "block_dim": "hidden_size",
@@ -53,6 +52,7 @@ ECHOES: dict[str, str] = {
     "theta": "rope_theta",
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
+MOST_EXPERTS = 2**15  # of all layers: generous, too, and too few for a hostile table of tensors
 LAYER_TYPES = ("conv", "full_attention")
 MODEL_TYPES = ("lfm2", "lfm2_moe")
 NOT_YET = {"lfm3": "LFM3"}
@@ -108,6 +108,12 @@ class ModelConfig:
         for name in ("bos_token_id", "pad_token_id"):
             if getattr(self, name) is not None:
                 require_token_id(name, getattr(self, name), self.vocab_size)
+        sparse = sum(map(self.is_sparse, range(self.num_hidden_layers)))
+        if self.mixture is not None and sparse * self.mixture.num_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"num_experts: {self.mixture.num_experts} in each of {sparse} layers, expected at most {MOST_EXPERTS} "
+                "in all"
+            )
         for token_id in self.eos_token_ids:
             require_token_id("eos_token_id", token_id, self.vocab_size)
 
@@ -188,12 +194,17 @@ def effective_width(raw: _Raw) -> int:
 def _require_lfm2(raw: _Raw) -> None:
     model_type = raw.get("model_type")
     if isinstance(model_type, str) and model_type in NOT_YET:
-        raise ConfigError(f"model_type: {model_type!r}: {NOT_YET[model_type]} is not supported yet, expected 'lfm2'")
+        raise ConfigError(
+            f"model_type: {model_type!r}: {NOT_YET[model_type]} is not supported yet, expected 'lfm2' or 'lfm2_moe'"
+        )
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2' or 'lfm2_moe'")
-    for key, allowed in (ONLY | (DENSE_ONLY if model_type == "lfm2" else {})).items():
+    for key, allowed in ONLY.items():
         if key in raw and not any(same(raw[key], value) for value in allowed):
             raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
+    for key in ("num_experts", "num_local_experts") if model_type == "lfm2" else ():
+        if raw.get(key) is not None and not same(raw[key], 0):
+            raise ConfigError(f"{key}: {show(raw[key])}, expected no such key, or model_type 'lfm2_moe'")
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
         if raw.get(key) is not None and not isinstance(raw[key], str):
             raise ConfigError(f"{key}: {show(raw[key])}, expected a string or null")

@@ -1,4 +1,4 @@
-"""Which tensors a model has, and of which shape; and experts that are stored fused, taken apart.
+"""Which tensors a model has, of which shape, and by which key; and experts that are stored fused, taken apart.
 
 Source: transformers models/lfm2 and models/lfm2_moe, parameter names.
 """
@@ -6,12 +6,15 @@ Source: transformers models/lfm2 and models/lfm2_moe, parameter names.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
+from lfm2np.values import plain
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]
@@ -27,9 +30,18 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(size for size, _ in dims) for name, dims in layout_of(config).items()}
 
 
-def parameter_count(config: ModelConfig) -> int:
-    """Numbers in all expected tensors; a tied head counts once."""
-    return sum(math.prod(shape) for shape in expected_tensors(config).values())
+def parameter_count(config: ModelConfig, active: bool = False) -> int:
+    """Numbers in all expected tensors, or in those that one token uses; a tied head counts once.
+
+    The biases of experts are not counted, as in published figures: to transformers they are no parameters but buffers.
+    """
+    unused = 0
+    if active and (mixture := config.mixture) is not None:
+        sparse = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+        an_expert = 3 * mixture.moe_intermediate_size * config.hidden_size
+        unused = sparse * (mixture.num_experts - mixture.num_experts_per_tok) * an_expert
+    shapes = {name: shape for name, shape in expected_tensors(config).items() if not name.endswith(".expert_bias")}
+    return sum(map(math.prod, shapes.values())) - unused
 
 
 def layout_of(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
@@ -49,7 +61,7 @@ def layout_of(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
 
 
 def _feed_forward_layout(config: ModelConfig, layer: int) -> dict[str, tuple[Dim, ...]]:
-    """Of an lfm2_moe one tensor an expert; checkpoints that hold them fused are taken apart (experts.py)."""
+    """Of an lfm2_moe one tensor an expert; checkpoints that hold them fused are `taken_apart`."""
     hidden, mixture = (config.hidden_size, "hidden_size"), config.mixture
     if mixture is None or not config.is_sparse(layer):
         return _gated_layout("feed_forward", hidden, (config.feed_forward_size, "feed_forward_size"))
@@ -100,45 +112,68 @@ def _attention_layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
 def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
     """The tensors with fused experts as views, one tensor an expert.
 
-    CheckpointError for fused ones of another shape, or beside single ones of their layer.
+    CheckpointError for fused ones of another shape, one without the other, or beside single ones of their layer.
     """
-    found = dict(tensors)
+    found, mixture = dict(tensors), config.mixture
     for layer in range(config.num_hidden_layers):
-        prefix = f"model.layers.{layer}.feed_forward.experts"
-        fused = [name for name in FUSED if f"{prefix}.{name}" in found]
-        if not fused or not config.is_sparse(layer):
+        prefix = f"model.layers.{layer}.feed_forward.experts."
+        fused = [tensors[prefix + name] for name in FUSED if prefix + name in tensors]
+        if not fused or mixture is None or not config.is_sparse(layer):
             continue  # one in a dense layer is refused as unexpected
-        for name in fused:
-            require_fused(found, f"{prefix}.{name}", config)
-        for name in fused:
-            found |= experts_of(found.pop(f"{prefix}.{name}"), prefix, name)
+        single = [name for name in tensors if re.match(re.escape(prefix) + "[0-9]", name)]
+        if single:
+            raise CheckpointError(
+                f"{fused[0].source}: {fused[0].name} stands beside {plain(single[0])}, "
+                "expected the experts fused or one tensor each"
+            )
+        for name, dims in fused_layout(config, mixture).items():
+            if prefix + name not in tensors:
+                shape, origins = tuple(size for size, _ in dims), origins_of(dims)
+                raise CheckpointError(
+                    f"{fused[0].source}: missing {prefix + name}, expected {shape} from {origins} "
+                    f"beside {fused[0].name}"
+                )
+            require_shape(tensors[prefix + name], dims)
+            found |= experts_of(found.pop(prefix + name), prefix, name)
     return found
 
 
-def require_fused(tensors: Mapping[str, StoredTensor], name: str, config: ModelConfig) -> None:
-    tensor, mixture = tensors[name], config.mixture
-    assert mixture is not None
-    prefix, _, what = name.rpartition(".")
-    single = [other for other in tensors if other.startswith(f"{prefix}.") and other.split(".")[-1] == "weight"]
-    if single:
-        raise CheckpointError(
-            f"{tensor.source}: {name} stands beside {single[0]}, expected the experts fused or one tensor each"
-        )
+def fused_layout(config: ModelConfig, mixture: MixtureConfig) -> dict[str, tuple[Dim, ...]]:
+    """By the names of FUSED."""
+    experts, hidden = (mixture.num_experts, "num_experts"), (config.hidden_size, "hidden_size")
     width = (mixture.moe_intermediate_size, "moe_intermediate_size")
-    twice, hidden = (2 * width[0], "2*moe_intermediate_size"), (config.hidden_size, "hidden_size")
-    rows, columns = (twice, hidden) if what == FUSED[0] else (hidden, width)
-    require_shape(tensor, ((mixture.num_experts, "num_experts"), rows, columns))
+    return dict(zip(FUSED, ((experts, (2 * width[0], f"2*{width[1]}"), hidden), (experts, hidden, width)), strict=True))
 
 
 def experts_of(fused: StoredTensor, prefix: str, what: str) -> dict[str, StoredTensor]:
-    """w1 and w3, or w2, of each expert."""
+    """w1 and w3, or w2, of each expert; their source names what the file holds."""
     found = []
     for expert, values in enumerate(fused.values):
         half = len(values) // 2
         parts = {"w1": values[:half], "w3": values[half:]} if what == FUSED[0] else {"w2": values}
+        source = f"{fused.source}: {fused.name}[{expert}]"
         for name, part in parts.items():
-            found.append(replace(fused, name=f"{prefix}.{expert}.{name}.weight", values=part))
+            found.append(replace(fused, name=f"{prefix}{expert}.{name}.weight", values=part, source=source))
     return {one.name: one for one in found}
+
+
+def reason(name: str, config: ModelConfig) -> str:
+    """Why a tensor of a feed-forward is missing or unexpected: the key that says so; "" for others."""
+    matched = re.fullmatch(r"model\.layers\.([0-9]{1,4})\.feed_forward\.(.+)", name)
+    if matched is None or int(matched[1]) >= config.num_hidden_layers:
+        return ""
+    layer, part, mixture = int(matched[1]), matched[2], config.mixture
+    of_mixture = part.startswith(("gate.", "expert_bias", "experts."))
+    if mixture is None:
+        return "a model_type of lfm2 has no experts" if of_mixture else ""
+    if of_mixture != config.is_sparse(layer) or part == "gate.weight":
+        kind = "has experts" if config.is_sparse(layer) else "is dense"
+        return f"layer {layer} {kind} by num_dense_layers={mixture.num_dense_layers}"
+    if part == "expert_bias":
+        return f"use_expert_bias={str(mixture.use_expert_bias).lower()}"
+    if part.startswith("experts."):
+        return f"num_experts={mixture.num_experts} means experts 0 to {mixture.num_experts - 1}"
+    return ""
 
 
 def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
@@ -146,6 +181,12 @@ def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
     shape, expected = tensor.values.shape, tuple(size for size, _ in dims)
     if shape == expected:
         return
-    differing = dims if len(shape) != len(dims) else [d for d, size in zip(dims, shape, strict=True) if d[0] != size]
-    origins = ", ".join(f"{origin}={size}" for size, origin in differing)
-    raise CheckpointError(f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins}")
+    same_count = len(shape) == len(dims)
+    differing = tuple(d for d, size in zip(dims, shape, strict=True) if d[0] != size) if same_count else dims
+    raise CheckpointError(
+        f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins_of(differing)}"
+    )
+
+
+def origins_of(dims: tuple[Dim, ...]) -> str:
+    return ", ".join(f"{origin}={size}" for size, origin in dims)

@@ -21,15 +21,10 @@ KEYS = (
     "norm_topk_prob",
     "routed_scaling_factor",
 )
-OF_ROUTERS = (
-    "expert",
-    "router",
-    "routed",
-    "moe",
-    "topk",
-    "scoring",
-    "n_group",
-)  # a key with one of these is about them
+OF_ROUTERS = (  # a key with one of these is about them, as other families' configs show
+    *("expert", "rout", "moe", "topk", "scor", "n_group", "gate_"),
+    *("dense_replace", "sparse_step", "mlp_only"),
+)
 IGNORED = ("output_router_logits", "router_aux_loss_coef")  # for training
 DENSE_ONLY: dict[str, tuple[object, ...]] = {
     # Lfm2Config's adjustment of the feed-forward's width, which Lfm2MoeConfig does not know, and where it does nothing.
@@ -84,9 +79,7 @@ def parse_mixture(raw: Mapping[str, object]) -> MixtureConfig:
         num_dense_layers=require_size("num_dense_layers", raw.get("num_dense_layers", 2)),
         use_expert_bias=require_bool("use_expert_bias", raw.get("use_expert_bias", True)),
         norm_topk_prob=require_bool("norm_topk_prob", raw.get("norm_topk_prob", True)),
-        routed_scaling_factor=require_real(
-            "routed_scaling_factor", raw.get("routed_scaling_factor", 1.0), integers=True
-        ),
+        routed_scaling_factor=require_real("routed_scaling_factor", raw.get("routed_scaling_factor", 1.0)),
     )
     if raw.get("num_local_experts") is not None and not same(raw["num_local_experts"], mixture.num_experts):
         raise ConfigError(

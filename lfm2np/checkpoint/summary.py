@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.layout import expected_tensors, parameter_count
@@ -30,7 +31,7 @@ class Bound:
 def weight_bytes(config: ModelConfig, bounds: Sequence[Bound]) -> dict[str, int]:
     """Bytes of prepared weights in memory under each arithmetic; the embedding's rows stay in the mapped file.
 
-    Exact arithmetic keeps float32 weights in two slices.
+    Exact arithmetic keeps float32 weights in two slices. Of a mixture all experts are counted, as once each was chosen.
     """
     shapes = expected_tensors(config)
     in_matrices = {name for bound in bounds for name in bound.tensors} | {"model.embed_tokens.weight"}
@@ -76,6 +77,7 @@ def as_json(config: ModelConfig, bounds: list[Bound]) -> dict[str, object]:
     return {
         "config": asdict(config),
         "parameters": parameter_count(config),
+        "active_parameters": parameter_count(config, active=True),
         "weight_bytes": weight_bytes(config, bounds),
         "state_numbers": state_numbers(config),
         "bounds": [asdict(bound) for bound in bounds],
@@ -88,6 +90,7 @@ def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
     states = state_numbers(config)
     rows = [
         ("parameters", f"{parameter_count(config):,}"),
+        *mixture_rows(config),
         ("layers", f"{config.num_hidden_layers}: {letters} (c = convolution, A = attention)"),
         ("hidden, feed-forward", f"{config.hidden_size}, {config.feed_forward_size}"),
         (
@@ -102,14 +105,50 @@ def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
         ("key/value numbers a token", f"{states['key_value_per_token']:,}"),
         ("convolution numbers a request", f"{states['convolution_per_request']:,}"),
     ]
-    rows += [(f"weights in {name}", f"{size / 2**20:,.1f} MiB") for name, size in weight_bytes(config, bounds).items()]
+    all_of_them = " once every expert was chosen" if config.mixture else ""
+    for name, size in weight_bytes(config, bounds).items():
+        rows.append((f"weights in {name}", f"{size / 2**20:,.1f} MiB{all_of_them}"))
     lines = [f"{label:<30}{value}" for label, value in rows]
     lines.append("")
     lines.append("Proved: no partial sum of any product exceeds 2**53 units (bits of inputs + bits of row sums <= 53)")
     lines.append(f"{'inputs':>8}{'slices':>8}{'row sums':>10}{'input bits':>12}  product")
-    for bound in bounds:
+    for bound in with_experts_together(bounds):
         lines.append(
             f"{bound.inputs:>8}{bound.slices:>8}{bound.row_sum_bits:>10}{bound.activation_bits:>12}  "
             + " + ".join(name.removeprefix("model.") for name in bound.tensors)
         )
     return "\n".join(lines)
+
+
+def mixture_rows(config: ModelConfig) -> list[tuple[str, str]]:
+    """What is to be said of a mixture of experts; nothing of a dense model."""
+    mixture = config.mixture
+    if mixture is None:
+        return []
+    sparse = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+    switches = [str(one).lower() for one in (mixture.use_expert_bias, mixture.norm_topk_prob)]
+    return [
+        ("active for one token", f"{parameter_count(config, active=True):,}"),
+        (
+            "experts, a token, width",
+            f"{mixture.num_experts}, {mixture.num_experts_per_tok}, {mixture.moe_intermediate_size}",
+        ),
+        ("dense layers, sparse layers", f"{config.num_hidden_layers - sparse}, {sparse}"),
+        ("bias, normalised, scaling", f"{switches[0]}, {switches[1]}, {mixture.routed_scaling_factor:g}"),
+    ]
+
+
+def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:
+    """One line for the same product of all experts of a layer, with the worst of each number."""
+    joined: dict[tuple[str, ...], Bound] = {}
+    for one in bounds:
+        key = tuple(re.sub(r"\.experts\.[0-9]+\.", ".experts.*.", name) for name in one.tensors)
+        other = joined.get(key, one)
+        joined[key] = replace(
+            one,
+            tensors=key,
+            slices=max(one.slices, other.slices),
+            row_sum_bits=max(one.row_sum_bits, other.row_sum_bits),
+            activation_bits=min(one.activation_bits, other.activation_bits),
+        )
+    return list(joined.values())

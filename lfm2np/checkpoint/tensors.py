@@ -18,7 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, layout_of, require_shape, taken_apart
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, layout_of, reason, require_shape, taken_apart
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
@@ -168,16 +168,27 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
     allowed = layout | {HEAD: layout[EMBEDDING]}  # tied checkpoints may repeat the embedding as the head
     missing, unexpected = layout.keys() - tensors, tensors.keys() - allowed
     if missing:
-        raise CheckpointError(f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(missing)}")
+        shape = tuple(size for size, _ in layout[min(missing)])
+        raise CheckpointError(
+            f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(missing)}"
+            + _why(min(missing), shape, config)
+        )
     if unexpected:
         raise CheckpointError(
             f"{source}: {len(unexpected)} unexpected beside the {len(layout)} tensors: {_listed(unexpected)}"
+            + _why(min(unexpected), tensors[min(unexpected)].values.shape, config)
         )
     for name, tensor in tensors.items():
         require_shape(tensor, allowed[name])
     if HEAD in tensors and config.tie_word_embeddings:
         _require_equal_bytes(tensors[HEAD], tensors[EMBEDDING])
     return {name: tensors[name] for name in layout}
+
+
+def _why(first: str, shape: tuple[int, ...], config: ModelConfig) -> str:
+    """Of the first name listed, where a key of the config explains it."""
+    because = reason(first, config)
+    return f" (the first of shape {shape}; {because})" if because else ""
 
 
 def _listed(names: Set[str]) -> str:

@@ -218,7 +218,7 @@ REFUSALS = [
     ({"use_pos_enc": False}, "use_pos_enc: False is not implemented"),
     ({"use_pos_enc": 1}, "use_pos_enc: 1 is not implemented"),
     ({"sliding_window": 256}, "sliding_window: 256 is not implemented"),
-    ({"num_experts": 32}, "num_experts: 32 is not implemented"),
+    ({"num_experts": 32}, "num_experts: 32, expected no such key"),
     ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not implemented"),
     ({"attention_bias": True}, "attention_bias: True is not implemented"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not implemented"),

@@ -18,7 +18,7 @@ from lfm2np import reference
 from lfm2np.numerics import Numerics
 
 Array = NDArray[Any]
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = (*MIXTURES, *(name for name in TRAINED[1:] if is_there(FIXTURES / name)))
 DECIDED = 1e-6  # a choice counts where the last chosen score is farther than this from the first unchosen one
 

@@ -1,0 +1,118 @@
+"""What `lfm2np info` says of a mixture of experts; of dense models it says nothing new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import raw_mixture
+from torture_table import CHECKPOINTS, MIXTURES
+
+from lfm2np.checkpoint import summary
+from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.layout import parameter_count
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import FeedForwardWeights, ModelWeights, ShortConvWeights, prepare_weights
+from lfm2np.cli import main
+from lfm2np.numerics import numerics_named
+
+TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
+ROWS = {
+    "parameters": "45,752",
+    "active for one token": "25,016",
+    "experts, a token, width": "8, 2, 16",
+    "dense layers, sparse layers": "2, 3",
+    "bias, normalised, scaling": "true, true, 1",
+}
+
+
+def said(capsys: pytest.CaptureFixture[str], name: str) -> list[str]:
+    assert main(["info", "--model", str(TORTURE / name)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_mixture_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "moe_published")
+    for label, value in ROWS.items():
+        assert f"{label:<30}{value}" in lines
+    assert sum(line.endswith("once every expert was chosen") for line in lines) == 4
+
+
+def test_nothing_is_said_of_experts_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any("expert" in line or "active" in line for line in said(capsys, "minimal_config"))
+
+
+def test_the_products_of_a_layer_s_experts_are_one_line_with_the_worst_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = said(capsys, "moe_near_ties")
+    config = load_config(TORTURE / "moe_near_ties")
+    bounds = summary.proved_bounds(open_checkpoint(TORTURE / "moe_near_ties", config), config)
+    for layer in (1, 2):
+        own = [one for one in bounds if one.tensors[0].startswith(f"model.layers.{layer}.feed_forward.experts.")]
+        down = [one for one in own if len(one.tensors) == 1]
+        assert len(down) == 12 and len(own) == 24
+        (line,) = (one for one in lines if one.endswith(f"layers.{layer}.feed_forward.experts.*.w2.weight"))
+        worst = (down[0].inputs, 1, max(b.row_sum_bits for b in down), min(b.activation_bits for b in down))
+        assert tuple(map(int, line.split()[:4])) == worst
+    assert len({one.row_sum_bits for one in bounds}) > 1, "the control: bounds differ"
+
+
+def test_json_has_every_product_and_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "--json", "--model", str(TORTURE / "moe_published")]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["parameters"], found["active_parameters"]) == (45_752, 25_016)
+    assert found["config"]["mixture"]["num_experts"] == 8
+    assert sum(".experts." in one["tensors"][0] for one in found["bounds"]) == 3 * 8 * 2
+    assert main(["info", "--json", "--model", str(TORTURE / "minimal_config")]) == 0
+    dense: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert dense["config"]["mixture"] is None and dense["active_parameters"] == dense["parameters"]
+
+
+def bytes_in(weights: ModelWeights, experts: int) -> int:
+    """Of all arrays, every expert prepared; a tied head counts, the embedding's rows do not."""
+    arrays = [weights.final_norm, weights.head.values]
+    for layer in weights.layers:
+        own = layer.operator
+        arrays += [layer.operator_norm, layer.ffn_norm, own.out_proj.values]
+        if isinstance(own, ShortConvWeights):
+            arrays += [own.in_proj.values, own.taps]
+            arrays += [one for one in (own.in_bias, own.taps_bias, own.out_bias) if one is not None]
+        else:
+            arrays += [own.qkv_proj.values, own.q_norm, own.k_norm]
+        forward = layer.feed_forward
+        if isinstance(forward, FeedForwardWeights):
+            every = [forward]
+        else:
+            every = [forward.expert(number) for number in range(experts)]
+            arrays += [forward.router.values] + ([] if forward.bias is None else [forward.bias])
+        arrays += [one.values for pair in every for one in (pair.gate_up_proj, pair.down_proj)]
+    return sum(one.nbytes for one in arrays)
+
+
+@pytest.mark.parametrize("name", [*MIXTURES, "all_convolution"])
+def test_memory_is_what_the_prepared_weights_take(name: str) -> None:
+    config = load_config(TORTURE / name)
+    tensors = open_checkpoint(TORTURE / name, config)
+    stated = summary.weight_bytes(config, summary.proved_bounds(tensors, config))
+    experts = 0 if config.mixture is None else config.mixture.num_experts
+    for arithmetic in ("exact", "float32", "float64"):
+        weights = prepare_weights(tensors, config, numerics_named(arithmetic))
+        assert bytes_in(weights, experts) == stated[arithmetic], arithmetic
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_what_is_active_is_all_but_the_experts_that_a_token_does_not_choose(name: str) -> None:
+    config, made = load_config(TORTURE / name), CHECKPOINTS[name].built
+    mixture = made.mixture
+    assert mixture is not None
+    left_out = (len(made.layers) - mixture.dense) * (mixture.N - mixture.K) * 3 * mixture.X * made.D
+    assert parameter_count(config) - parameter_count(config, active=True) == left_out
+
+
+def test_a_mixture_whose_layers_are_all_dense_is_described() -> None:
+    config = parse_config(raw_mixture(num_dense_layers=5), "config.json")
+    assert dict(summary.mixture_rows(config))["dense layers, sparse layers"] == "3, 0"
+    assert parameter_count(config) == parameter_count(config, active=True)
