@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.records import Routes
 from lfm2np.sampling.params import SamplingParams
 
 SIZES = (
@@ -131,7 +130,7 @@ class Completion:
     logits: tuple[bytes, ...] | None = None  # the bits of each row that a token was chosen from
     text: str | None = None  # without a stop token, and as far as a stop string says
     stop_reason: int | str | None = UNTOLD  # the stop token or stop string; None at EOS, and where nothing stopped it
-    routes: Routes | None = None  # of a mixture of experts: see oracle/targets/records.py
+    routes: Sequence[Sequence[Sequence[int]]] | None = None  # [positions][layers][experts]: see `check`; not compared
 
 
 def missing(engine: Any, needs: Sequence[str]) -> str | None:
