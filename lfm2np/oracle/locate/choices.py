@@ -74,7 +74,7 @@ def as_read(dumped: Array, expected: Measured) -> Measured:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Dumped ids [t, K]: how wrong each is by its bound (infinite if it is none), and what it stands in the place of."""
+    """Dumped ids [t, K]: how wrong each is by its bound, infinite if it is no expert; in whose place it stands."""
 
     errors: Array
     instead: NDArray[np.int64]  # NOBODY where it is right

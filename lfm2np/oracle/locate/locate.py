@@ -195,9 +195,10 @@ def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precisio
 
 
 def says_nothing(expected: Measured) -> bool:
-    """Whether bounds are, on the whole, more than BLUNT of the values."""
+    """Whether the bounds of most rows are more than BLUNT of the values."""
     size = np.sqrt(np.square(expected.values).mean())
-    return bool(np.sqrt(np.square(expected.bound()).mean()) > BLUNT * size > 0.0)
+    of_rows = np.sqrt(np.square(expected.bound()).mean(axis=1))
+    return bool(np.median(of_rows) > BLUNT * size > 0.0)
 
 
 def errors_by_bound(values: Array, expected: Measured) -> Array:
@@ -224,7 +225,7 @@ def looked_at(
     channels = describe_channels(wrong, step.heads, step.parts, step.noun)
     experts = whose(step, wrong, chosen[first:]) if chosen is not None else ""
     held = expected[first:]
-    return check, [finding(step, dump, recomputed, errors, held.values, held.bound(), channels, experts)]
+    return check, [finding(step, dump, recomputed, first, errors, held.values, held.bound(), channels, experts)]
 
 
 def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
@@ -232,9 +233,9 @@ def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
     count = int((chosen.values[0] > 0.0).sum())
     ids = choices.ids(chosen, count)
     if step.name.endswith((WEIGHTS, OUTPUTS)):
-        by_place = wrong.reshape(*ids.shape, -1).any(axis=-1)
+        by_place = np.asarray(wrong.reshape(*ids.shape, -1).any(axis=-1))
         return choices.describe_experts(by_place, ids, chosen.values.shape[1])
-    return choices.describe_common(wrong.any(axis=1), ids)
+    return choices.describe_common(np.asarray(wrong.any(axis=1)), ids)
 
 
 def looked_at_choice(
@@ -248,8 +249,8 @@ def looked_at_choice(
         return check, []
     channels = choices.describe_choices(ids, made, experts)
     choice = choices.in_words(ids, made, *worst_of(made.errors), experts)
-    bounds = LIMIT * made.noise
-    return check, [finding(step, dump, recomputed, made.errors, made.instead, bounds, channels, choice=choice)]
+    first, bounds = len(expected.values) - len(ids), LIMIT * made.noise
+    return check, [finding(step, dump, recomputed, first, made.errors, made.instead, bounds, channels, choice=choice)]
 
 
 def worst_of(errors: Array) -> tuple[int, int]:
@@ -261,6 +262,7 @@ def finding(
     step: Operation,
     dump: Dump,
     recomputed: tuple[str, ...],
+    first: int,
     errors: Array,
     expected: Array,
     bounds: Array,
@@ -268,9 +270,11 @@ def finding(
     experts: str = "",
     choice: str = "",
 ) -> Finding:
-    """The tensor's largest error, and the pattern of all that exceed their bounds; arrays are of the dumped rows."""
+    """The tensor's largest error, and the pattern of all that exceed their bounds.
+
+    Arrays are of the dumped rows, those from `first` on.
+    """
     values, wrong = dump.tensors[step.name], errors > 1.0
-    first = dump.steps.count(step.per) - len(values)
     row, channel = worst_of(errors)
     rows = np.zeros(first + len(values), bool)
     rows[first:] = wrong.any(axis=1)

@@ -7,7 +7,8 @@ Source: transformers 5.23, models/lfm2_moe, Lfm2MoeTopKRouter, Lfm2MoeExperts an
 
 A choice is `Measured` as places [T, N]: 0 for an expert that a token does not go to, else from 1 on, best first; its
 spread is 1 where that may be otherwise, as scores are too near each other, and else 0 (see choices.py). What depends on
-a choice in doubt is as uncertain as the experts that it may be differ. A dumped choice is in no doubt.
+a choice in doubt has the difference to the farthest expert that it may be as its spread, so that bounds hold for
+several in doubt at once. A dumped choice is in no doubt.
 
 T tokens, N experts, K experts of a token, D hidden.
 """
@@ -30,7 +31,6 @@ from lfm2np.oracle.locate.spread import Measured, together
 Array = NDArray[Any]
 CHOSEN, WEIGHTS, OUTPUTS, MIXED = "experts_chosen", "expert_weights", "expert_outputs", "mixed"
 PARTS = ("gate", "scores", CHOSEN, WEIGHTS, OUTPUTS, MIXED)
-DOUBT = 0.5  # of the difference to an expert that it may be: bounds are then twice that, for several in doubt at once
 
 
 def mixture_operations(
@@ -77,7 +77,7 @@ def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
     own = Measured(*(np.take_along_axis(one, ids, axis=-1) for one in (scores.values, scores.spread)))
     apart = np.abs(own.values[..., None] - scores.values[:, None]) * chosen.spread[:, None]  # [T, K, N]
     off = apart.max(axis=-1) * np.take_along_axis(chosen.spread, ids, axis=-1)
-    own = Measured(own.values, together(own.spread, DOUBT * off))
+    own = Measured(own.values, together(own.spread, off))
     return routing.shares(own, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision)
 
 
@@ -100,7 +100,7 @@ def outputs_of(mlp: str, oracle: Oracle, x: Measured, chosen: Measured) -> Measu
         own, places = np.nonzero(rival)
         far = np.abs(others.values[own] - made.values[rows[own], places])
         off[rows[own], places] = np.maximum(off[rows[own], places], far)
-    return Measured(made.values, together(made.spread, DOUBT * off)).reshape(len(ids), -1)
+    return Measured(made.values, together(made.spread, off)).reshape(len(ids), -1)
 
 
 def gated(expert: str, oracle: Oracle, x: Measured) -> Measured:

@@ -57,7 +57,9 @@ class Operation:
     per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
     by_position: bool = False  # `width` channels for each of the T positions, one position after another
     noun: str = "channel"  # what a column is
-    prefers: Callable[..., Measured] | None = None  # its numbers are experts' ids, chosen by what this makes (choices.py)
+    prefers: Callable[..., Measured] | None = (
+        None  # its numbers are experts' ids, chosen by what this makes (choices.py)
+    )
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
 
 

@@ -1,11 +1,11 @@
-"""Small checkpoints with a mixture of experts, random and with every number of some weight, for the tests of `locate`."""
+"""Small random checkpoints with a mixture of experts, for the tests of `locate`."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from builders import raw_config, safetensors_bytes, stored
@@ -13,21 +13,22 @@ from builders import raw_config, safetensors_bytes, stored
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.layout import expected_tensors
 
-PLAIN, BARE = "plain", "bare"
+HOME = TemporaryDirectory(prefix="mixtures-")  # until the process ends
+PLAIN, BARE, SCALED = "plain", "bare", "scaled"
 CHANGES: dict[str, dict[str, object]] = {
     PLAIN: {},
-    # Without a bias, a normalisation, or more than one place.
     BARE: {"use_expert_bias": False, "norm_topk_prob": False, "num_experts_per_tok": 1},
-    "scaled": {"routed_scaling_factor": 2.5, "num_experts_per_tok": 3, "num_dense_layers": 2},
+    SCALED: {"routed_scaling_factor": 2.5, "num_experts_per_tok": 3, "num_dense_layers": 1},
     "all": {"num_experts": 4, "num_experts_per_tok": 4},
 }
 LAYER = "model.layers.1.feed_forward"  # the first sparse one
 
 
 @cache
-def mixture(name: str = PLAIN, dtype: str = "F32") -> Path:
+def mixture(name: str, dtype: str = "F32") -> Path:
     """A directory with the checkpoint: three layers of which the first is dense, 8 experts, 2 of a token."""
-    directory = Path(mkdtemp(prefix="mixture-"))
+    directory = Path(HOME.name) / f"{name}-{dtype}"
+    directory.mkdir()
     raw = raw_config(
         model_type="lfm2_moe",
         vocab_size=64,

@@ -13,7 +13,7 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.oracle import emulate
-from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate import routing, spread
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
@@ -161,6 +161,11 @@ def wide(seed: int, *shape: int) -> Measured:
     return Measured(random.standard_normal(shape), 1e-3 * random.random(shape))
 
 
+def above_zero(x: Measured) -> Measured:
+    """Scores of four experts."""
+    return Measured(np.abs(x.values[:, :4]) + 0.1, x.spread[:, :4])
+
+
 CASES = {
     "linear": lambda *x: spread.linear(x[0], WEIGHT, None, PRECISIONS["float32"]),
     "norm": lambda *x: spread.rms_norm(x[0], WEIGHT[0], 1e-5, PRECISIONS["float32"]),
@@ -169,6 +174,10 @@ CASES = {
     "add": lambda *x: spread.add(x[0], x[1], PRECISIONS["float32"]),
     "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
     "attend": lambda *x: spread.attend(*(one.reshape(10, -1, 4) for one in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
+    "sigmoid": lambda *x: routing.sigmoid(x[0], PRECISIONS["float32"]),
+    "shares": lambda *x: routing.shares(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
+    "shares as they are": lambda *x: routing.shares(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
+    "mix of experts": lambda *x: routing.mix(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
     "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
 }
 WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
