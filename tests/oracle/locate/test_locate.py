@@ -110,6 +110,13 @@ def test_the_coarsest_format_that_holds_every_number_is_named(number: float, dec
     assert narrower_format(dump, PRECISIONS[declared]) == narrower
 
 
+def test_ids_of_experts_say_nothing_of_the_format() -> None:
+    """They are numbers of every format."""
+    name = "model.layers.2.feed_forward.experts_chosen"
+    dump = Dump(np.array([0]), {"model.embed_tokens": np.array([[1.0 + 2.0**-20]]), name: np.array([[3.0]])})
+    assert narrower_format(dump, PRECISIONS["float32"]) is None
+
+
 def test_what_is_not_finite_is_found_and_hides_nothing_behind_it() -> None:
     recorded = {name: one.copy() for name, one in six_heads().items()}
     recorded["model.layers.0.conv.in_proj"][3, 5] = np.nan
@@ -222,6 +229,14 @@ def test_a_fast_exponential_stays_within_the_bounds() -> None:
     share = np.exp(-8.0) * (1.0 + 2.0 * 2.0**-24 * 9.0)
     assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) > 4 * 2.0**-24 * made.values[1, 0, 0]
     assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) < made.bound()[1, 0, 0]
+
+
+def test_a_routers_bias_is_float32_in_every_format() -> None:
+    bias = np.array([1.003], np.float32)  # of which bfloat16 loses 0.0009
+    scores = Measured(np.array([[0.5]]), np.array([[1e-9]]))
+    made = routing.preferred(scores, bias)
+    assert made.values[0, 0] == 0.5 + float(bias[0])
+    assert made.bound()[0, 0] < 1e-6
 
 
 # --- patterns

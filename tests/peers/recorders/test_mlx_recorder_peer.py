@@ -94,6 +94,15 @@ def test_a_mixture_of_experts_is_right_in_every_operation(tmp_path: Path, name: 
         assert own == [".gate", ".experts_chosen", ".expert_outputs", ".mixed"]
 
 
+def test_a_routers_bias_stays_float32() -> None:
+    network = mlx_recorder.load(mixture(PLAIN), "bfloat16")
+    feed_forward = network.layers[1].feed_forward
+    assert (str(feed_forward.expert_bias.dtype), str(feed_forward.gate.weight.dtype)) == (
+        "mlx.core.float32",
+        "mlx.core.bfloat16",
+    )
+
+
 def test_a_router_by_softmax_and_one_without_its_factor_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
