@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -60,6 +62,16 @@ OLD_350M: dict[str, object] = {
     "use_pos_enc": True,
     "vocab_size": 65536,
 }
+
+
+PLAIN, BARE, SCALED = "plain", "bare", "scaled"
+MIXTURES: dict[str, dict[str, object]] = {
+    PLAIN: {},
+    BARE: {"use_expert_bias": False, "norm_topk_prob": False, "num_experts_per_tok": 1},
+    SCALED: {"routed_scaling_factor": 2.5, "num_experts_per_tok": 3},
+    "all": {"num_experts": 4, "num_experts_per_tok": 4},
+}
+SPARSE = "model.layers.1.feed_forward"  # the first sparse one
 
 
 def raw_config(**changes: object) -> dict[str, object]:
@@ -189,4 +201,47 @@ def write_model(directory: Path) -> Path:
     (directory / "config.json").write_text(json.dumps(raw_config()))
     write_checkpoint(directory, tiny_config())
     write_tokenizer(directory)
+    return directory
+
+
+@cache
+def mixtures_home() -> TemporaryDirectory[str]:
+    """As long as the process lasts."""
+    return TemporaryDirectory(prefix="mixtures-")
+
+
+@cache
+def mixture(name: str) -> Path:
+    """A directory with one of MIXTURES, in float32, without a tokenizer: three layers, of which the first is dense."""
+    directory = Path(mixtures_home().name) / name
+    directory.mkdir()
+    raw = raw_config(
+        model_type="lfm2_moe",
+        vocab_size=80,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,  # 16 bytes times a whole number, which PyTorch demands
+        num_dense_layers=1,
+        use_expert_bias=True,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+    )
+    del raw["block_auto_adjust_ff_dim"]
+    (directory / "config.json").write_text(json.dumps(raw | MIXTURES[name]))
+    random = np.random.default_rng(7)
+    tensors = {}
+    for key, shape in expected_tensors(parse_config(raw | MIXTURES[name], "config.json")).items():
+        drawn = random.standard_normal(shape).astype(np.float32)
+        if key.endswith("norm.weight"):
+            values = 1.0 + 0.1 * drawn
+        elif key.endswith("expert_bias"):
+            values = 0.15 * drawn
+        else:
+            values = drawn / np.sqrt(shape[-1]) * (1.5 if ".gate." in key else 1.0)
+        tensors[key] = stored(values, "F32")
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     return directory

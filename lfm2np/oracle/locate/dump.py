@@ -18,7 +18,9 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.operations import OPTIONAL, Operation, operations
+from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
+from lfm2np.oracle.locate.operation import Operation
+from lfm2np.oracle.locate.operations import OPTIONAL, operations
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 from lfm2np.values import plain, show
@@ -32,6 +34,7 @@ CONV_PARTS = ("in_proj", "u", "conv", "gated", "out_proj")
 ATTENTION_PARTS = (
     *("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm", "q_rotated", "k_rotated", "attended", "out_proj"),
 )
+FEED_FORWARD_PARTS = ("w1", "w3", "gated", "w2", *MIXTURE_PARTS)
 FRAMEWORKS = ("np", "pt", "mlx", "tf", "flax")  # what packages that write safetensors put there
 MOST_LISTED = 5
 
@@ -42,7 +45,7 @@ class Dump:
 
     tensors    by the names of operations.py, each [rows, width] float64; of those with a row for each token the last
                rows may be all there are: of `lm_head`, or behind what came from a cache
-    stored     the format that each of them was stored in
+    stored     the format that each of them was stored in; none of whole numbers
     unknown    names that mean nothing here, and are not looked at
     sizes      rows of each step up to the last token; none: one step
     format     what the engine says that it computes in
@@ -123,7 +126,10 @@ def make_dump(
         if meaning not in (IDS, STEPS):
             dtype, shape, content = entries[name]
             what = f"{source}: {plain(name)}"
-            stored[meaning] = format_of(dtype, what)
+            if known[meaning].prefers is None:
+                stored[meaning] = format_of(dtype, what)
+            else:
+                require_whole(dtype, what)
             tensors[meaning] = as_rows(read_numbers(dtype, shape, content), known[meaning], steps, config, what)
     return Dump(ids, tensors, stored, tuple(unknown), sizes)
 
@@ -147,6 +153,7 @@ def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -
     forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
     forms |= {f"model.layers.{{layer}}.conv.{part}" for part in CONV_PARTS}
     forms |= {f"model.layers.{{layer}}.self_attn.{part}" for part in ATTENTION_PARTS}
+    forms |= {f"model.layers.{{layer}}.feed_forward.{part}" for part in FEED_FORWARD_PARTS}
     forms |= {f"model.layers.{{layer}}.{part}" for part in OPTIONAL}
     for name, meaning in names.items():
         if re.sub(r"\.\d+", ".{layer}", meaning) not in forms:
@@ -181,12 +188,16 @@ def shortened(numbers: Sequence[int]) -> str:
 def read_whole(entry: tuple[str, tuple[int, ...], bytes], what: str, letter: str) -> Array:
     """[n] or [1, n] whole numbers of any width."""
     dtype, shape, content = entry
-    if dtype not in WHOLE:
-        raise DumpError(f"{what}: dtype {dtype}, expected whole numbers ({', '.join(WHOLE)})")
+    require_whole(dtype, what)
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1) or 0 in shape:
         noun = "token" if letter == "T" else "step"
         raise DumpError(f"{what}: shape {shape}, expected ({letter},) or (1, {letter}) with at least one {noun}")
     return np.frombuffer(content, WHOLE[dtype])
+
+
+def require_whole(dtype: str, what: str) -> None:
+    if dtype not in WHOLE:
+        raise DumpError(f"{what}: dtype {dtype}, expected whole numbers ({', '.join(WHOLE)})")
 
 
 def format_of(dtype: str, what: str) -> str:
@@ -197,7 +208,7 @@ def format_of(dtype: str, what: str) -> str:
 
 def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
     """float64; bfloat16 is the upper half of a float32."""
-    values = np.frombuffer(content, STORED[dtype]).reshape(shape)
+    values = np.frombuffer(content, (STORED | WHOLE)[dtype]).reshape(shape)
     return (widen(values, dtype) if dtype == "BF16" else values).astype(np.float64)
 
 
@@ -232,8 +243,8 @@ def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
 
 
 def causal(rows: Array, operation: Operation, tokens: int) -> Array:
-    """Scores of positions behind a row's own are 0: what engines have there is theirs."""
-    if not operation.name.endswith(".scores"):
+    """Attention's scores of positions behind a row's own are 0: what engines have there is theirs."""
+    if not operation.name.endswith(".self_attn.scores"):
         return rows
     positions = np.arange(tokens - len(rows), tokens)
     seen = np.arange(tokens) <= positions[:, None]

@@ -21,10 +21,21 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.machine import require_ieee
+from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format
-from lfm2np.oracle.locate.operations import Operation, Oracle, operations
+from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
+from lfm2np.oracle.locate.operation import Operation, Oracle
+from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
+from lfm2np.oracle.locate.spread import (
+    LIMIT,
+    PRECISIONS,
+    Measured,
+    Precision,
+    joined_rows,
+    precision_named,
+    rounded,
+)
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
 
@@ -54,6 +65,9 @@ class Finding:
     channels: str
     steps: str  # which of several steps are wrong, in words
     place: str  # of the largest error, in words
+    noun: str  # what a channel is there
+    experts: str  # of a mixture: whose numbers are wrong, in words
+    choice: str  # of an expert: what is wrong with it, in words
 
 
 @dataclass(frozen=True)
@@ -112,13 +126,15 @@ def locate(
                 recomputed = ordered(name for one in step.inputs for name in behind[one])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
-                expected = as_stored(expected, dump, step.name)
-                errors = errors_by_bound(dump.tensors[step.name], expected)
-                blunt = says_nothing(expected[-len(errors) :])
-                checks.append(Check(step.name, float(errors.max()), blunt))
-                if errors.max() > 1.0:
-                    findings.append(finding(step, dump, expected, errors, recomputed))
-                known[step.name], behind[step.name] = as_read(dump, step.name, expected, chosen), ()
+                if step.prefers is None:
+                    expected = as_stored(expected, dump, step.name)
+                    check, wrong = looked_at(step, dump, expected, recomputed, known.get(step.chosen))
+                else:
+                    preferred = step.prefers(oracle, known[step.inputs[0]])
+                    check, wrong = looked_at_choice(step, dump, expected, recomputed, preferred)
+                checks.append(check)
+                findings += wrong
+                known[step.name], behind[step.name] = as_read(dump, step, expected, chosen), ()
             if progress:
                 progress(done, len(steps))
     reached = needed | dump.tensors.keys()
@@ -139,7 +155,7 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
 
     The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16 too, hardly ever the reverse.
     """
-    tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS]
+    tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS and not name.endswith(CHOSEN)]
     for one in sorted(PRECISIONS.values(), key=lambda one: one.unit, reverse=True):
         if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
             return one.name
@@ -166,8 +182,11 @@ def as_stored(expected: Measured, dump: Dump, name: str) -> Measured:
     return rounded(expected.values, coarser, expected.spread) if coarser else expected
 
 
-def as_read(dump: Dump, name: str, expected: Measured, precision: Precision) -> Measured:
+def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precision) -> Measured:
     """A dumped tensor as an input: with the spread of a rounding, and without what is not finite or not there."""
+    name = step.name
+    if step.prefers is not None:
+        return choices.as_read(dump.tensors[name], expected)
     values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
@@ -176,9 +195,10 @@ def as_read(dump: Dump, name: str, expected: Measured, precision: Precision) -> 
 
 
 def says_nothing(expected: Measured) -> bool:
-    """Whether bounds are, on the whole, more than BLUNT of the values."""
+    """Whether the bounds of most rows are more than BLUNT of the values."""
     size = np.sqrt(np.square(expected.values).mean())
-    return bool(np.sqrt(np.square(expected.bound()).mean()) > BLUNT * size > 0.0)
+    of_rows = np.sqrt(np.square(expected.bound()).mean(axis=1))
+    return bool(np.median(of_rows) > BLUNT * size > 0.0)
 
 
 def errors_by_bound(values: Array, expected: Measured) -> Array:
@@ -191,12 +211,72 @@ def errors_by_bound(values: Array, expected: Measured) -> Array:
     return np.where(np.abs(values) <= LARGEST, np.nan_to_num(errors, nan=0.0), np.inf)
 
 
-def finding(step: Operation, dump: Dump, expected: Measured, errors: Array, recomputed: tuple[str, ...]) -> Finding:
-    """The tensor's largest error, and the pattern of all that exceed their bounds."""
-    values, wrong = dump.tensors[step.name], errors > 1.0
+def looked_at(
+    step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], chosen: Measured | None
+) -> tuple[Check, list[Finding]]:
+    """A dumped tensor against what it should be, as it may be stored; `chosen`: the experts that it is of, if any."""
+    values = dump.tensors[step.name]
     first = len(expected.values) - len(values)
-    row, channel = (int(index) for index in np.unravel_index(np.argmax(errors), errors.shape))
-    rows = np.zeros(len(expected.values), bool)
+    errors = errors_by_bound(values, expected)
+    wrong = errors > 1.0
+    check = Check(step.name, float(errors.max()), says_nothing(expected[first:]))
+    if not wrong.any():
+        return check, []
+    channels = describe_channels(wrong, step.heads, step.parts, step.noun)
+    experts = whose(step, wrong, chosen[first:]) if chosen is not None else ""
+    held = expected[first:]
+    return check, [finding(step, dump, recomputed, first, errors, held.values, held.bound(), channels, experts)]
+
+
+def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
+    """Which experts' weights or outputs are wrong, or which one's part of their sum, in words."""
+    count = int((chosen.values[0] > 0.0).sum())
+    ids = choices.ids(chosen, count)
+    if step.name.endswith((WEIGHTS, OUTPUTS)):
+        by_place = np.asarray(wrong.reshape(*ids.shape, -1).any(axis=-1))
+        return choices.describe_experts(by_place, ids, chosen.values.shape[1])
+    return choices.describe_common(np.asarray(wrong.any(axis=1)), ids)
+
+
+def looked_at_choice(
+    step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], preferred: Measured
+) -> tuple[Check, list[Finding]]:
+    """Dumped ids of experts against what they are preferred by."""
+    ids, experts = dump.tensors[step.name], preferred.values.shape[1]
+    made = choices.judged(ids, preferred)
+    check = Check(step.name, float(made.errors.max()), choices.says_nothing(expected, BLUNT))
+    if not (made.errors > 1.0).any():
+        return check, []
+    channels = choices.describe_choices(ids, made, experts)
+    choice = choices.in_words(ids, made, *worst_of(made.errors), experts)
+    first, bounds = len(expected.values) - len(ids), LIMIT * made.noise
+    return check, [finding(step, dump, recomputed, first, made.errors, made.instead, bounds, channels, choice=choice)]
+
+
+def worst_of(errors: Array) -> tuple[int, int]:
+    row, channel = np.unravel_index(np.argmax(errors), errors.shape)
+    return int(row), int(channel)
+
+
+def finding(
+    step: Operation,
+    dump: Dump,
+    recomputed: tuple[str, ...],
+    first: int,
+    errors: Array,
+    expected: Array,
+    bounds: Array,
+    channels: str,
+    experts: str = "",
+    choice: str = "",
+) -> Finding:
+    """The tensor's largest error, and the pattern of all that exceed their bounds.
+
+    Arrays are of the dumped rows, those from `first` on.
+    """
+    values, wrong = dump.tensors[step.name], errors > 1.0
+    row, channel = worst_of(errors)
+    rows = np.zeros(first + len(values), bool)
     rows[first:] = wrong.any(axis=1)
     in_steps = describe_steps(rows, dump.steps, step.per)
     if step.per == CONTEXT:
@@ -209,15 +289,18 @@ def finding(step: Operation, dump: Dump, expected: Measured, errors: Array, reco
         layer=step.layer,
         recomputed=recomputed,
         error=float(errors[row, channel]),
-        bound=float(expected.bound()[first + row, channel]),
+        bound=float(bounds[row, channel]),
         row=first + row,
         channel=channel,
         value=float(values[row, channel]),
-        expected=float(expected.values[first + row, channel]),
+        expected=float(expected[row, channel]),
         wrong_numbers=int(wrong.sum()),
         numbers=wrong.size,
         rows=in_words,
-        channels=describe_channels(wrong, step.heads, step.parts),
+        channels=channels,
         steps=in_steps,
         place=dump.steps.place(step.per, first + row),
+        noun=step.noun,
+        experts=experts,
+        choice=choice,
     )

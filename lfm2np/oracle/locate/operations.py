@@ -2,7 +2,8 @@
 
 An operation is named as its output is by transformers' modules. What runs between two modules has names of ours: `u`
 and `gated` around the convolution, `q_rotated`, `k_rotated` and `attended` of attention, `residual` (what enters the
-feed-forward's norm), `feed_forward.gated`. Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
+feed-forward's norm), `feed_forward.gated`. A mixture of experts has its own in mixture.py. Source: transformers 5.23,
+models/lfm2/modeling_lfm2.py.
 
 OPTIONAL tensors are looked at if they are dumped, and nothing is recomputed for lack of them: what a step found in the
 caches (so that a wrong number that is stored is told from one that is computed), and attention's scores and weights.
@@ -14,8 +15,7 @@ are [sum of C, G*E].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,48 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
-from lfm2np.checkpoint.weights import widened
+from lfm2np.checkpoint.stored import require_finite, widen
 from lfm2np.numerics.rope import angles, rotary_table
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.locate.spread import Measured, Precision, joined_rows
-from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN, Steps
+from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
+from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, projection
+from lfm2np.oracle.locate.spread import Measured, joined_rows
+from lfm2np.oracle.locate.steps import CONTEXT, STEP
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Oracle:
-    """What an operation needs beside its inputs."""
-
-    tensors: Mapping[str, StoredTensor]
-    config: ModelConfig
-    precision: Precision
-    token_ids: Array  # [T] int64
-    steps: Steps
-
-    def weight(self, name: str) -> NDArray[np.float32]:
-        return widened(self.tensors, name + ".weight")
-
-    def bias(self, name: str) -> NDArray[np.float32] | None:
-        return widened(self.tensors, name + ".bias") if name + ".bias" in self.tensors else None
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One operation: reads `inputs`, makes the tensor `name` [rows, width]."""
-
-    name: str
-    words: str  # what it does, from its inputs on
-    layer: int | None
-    inputs: tuple[str, ...]
-    width: int
-    compute: Callable[..., Measured]  # of an Oracle and the measured inputs
-    heads: int = 0  # its channels are those of so many heads, one after another; 0: there are none
-    parts: tuple[str, ...] = ()  # its channels are these, of equal width, one after another
-    per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
-    by_position: bool = False  # `width` channels for each of the T positions, one position after another
-
 
 OPTIONAL = ("conv.state", "self_attn.keys_read", "self_attn.values_read", "self_attn.scores", "self_attn.weights")
 
@@ -97,6 +64,19 @@ def layer_operations(
     yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, total)
     norm = f"{prefix}.ffn_norm"
     yield Operation(norm, "norm before the feed-forward", index, (residual,), hidden, partial(norm_of, norm))
+    if config.is_sparse(index):
+        yield from mixture_operations(config, index, norm, dumped)
+        made = f"{mlp}.{MIXED}"
+    else:
+        yield from gated_operations(config, index, norm)
+        made = f"{mlp}.w2"
+    words = "feed-forward's output plus what entered its norm"
+    yield Operation(prefix, words, index, (residual, made), hidden, total)
+
+
+def gated_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
+    """A dense feed-forward."""
+    mlp = f"model.layers.{index}.feed_forward"
     for part in ("w1", "w3"):
         name = f"{mlp}.{part}"
         words = f"feed-forward's projection {part}"
@@ -104,9 +84,7 @@ def layer_operations(
     inputs, gated = (f"{mlp}.w1", f"{mlp}.w3"), f"{mlp}.gated"
     yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, gated_unit)
     down = partial(projection, f"{mlp}.w2")
-    yield Operation(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), hidden, down)
-    words = "feed-forward's output plus what entered its norm"
-    yield Operation(prefix, words, index, (residual, f"{mlp}.w2"), hidden, total)
+    yield Operation(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), config.hidden_size, down)
 
 
 def conv_operations(config: ModelConfig, index: int, norm: str, dumped: Container[str] | None) -> Iterator[Operation]:
@@ -178,10 +156,6 @@ def mixing_operations(
     yield Operation(out, words, index, (name,), config.hidden_size, partial(projection, out))
 
 
-def is_wanted(name: str, dumped: Container[str] | None) -> bool:
-    return dumped is None or name in dumped
-
-
 # --- what each computes: oracle and inputs [T, width] -> [T, width]
 
 
@@ -198,10 +172,6 @@ def norm_of(name: str, oracle: Oracle, x: Measured) -> Measured:
 def head_norm(name: str, heads: int, oracle: Oracle, x: Measured) -> Measured:
     tokens = len(x.values)
     return norm_of(name, oracle, x.reshape(tokens, heads, -1)).reshape(tokens, -1)
-
-
-def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
-    return spread.linear(x, oracle.weight(name), oracle.bias(name), oracle.precision)
 
 
 def total(oracle: Oracle, x: Measured, y: Measured) -> Measured:
@@ -225,7 +195,7 @@ def gated_output(oracle: Oracle, joined: Measured, mixed: Measured) -> Measured:
 
 
 def gated_unit(oracle: Oracle, gate: Measured, up: Measured) -> Measured:
-    return spread.multiply(spread.silu(gate, oracle.precision), up, oracle.precision)
+    return spread.gated(gate, up, oracle.precision)
 
 
 def found_state(oracle: Oracle, u: Measured) -> Measured:

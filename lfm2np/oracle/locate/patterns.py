@@ -59,7 +59,7 @@ def repeated(rows: Indices) -> tuple[int, int] | None:
     return (length, period) if np.array_equal(rows, reached[(reached - starts[0]) % period < length]) else None
 
 
-def describe_channels(wrong: Mask, heads: int, parts: Sequence[str]) -> str:
+def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str = "channel") -> str:
     """Channels of a mask [T, width] in words: by heads if it has any, by named parts if it has any."""
     columns = np.asarray(wrong.any(axis=0))
     if heads:
@@ -68,7 +68,7 @@ def describe_channels(wrong: Mask, heads: int, parts: Sequence[str]) -> str:
         named = dict(zip(parts, np.split(columns, len(parts)), strict=True))
         if not columns.all():
             return "; ".join(f"{name}: {described(part, 'channel')}" for name, part in named.items() if part.any())
-    return described(columns, "channel")
+    return described(columns, noun)
 
 
 def describe_heads(wrong: Mask) -> str:

@@ -181,6 +181,10 @@ def silu(x: Measured, precision: Precision) -> Measured:
     return rounded(values, precision, slope * x.spread, EXP_UNITS * SUM_UNIT * (1.0 + np.abs(x.values)) * values)
 
 
+def gated(gate: Measured, up: Measured, precision: Precision) -> Measured:
+    return multiply(silu(gate, precision), up, precision)
+
+
 def convolve(
     u: Measured, taps: Float32, bias: Float32 | None, precision: Precision, history: Measured | None = None
 ) -> Measured:

@@ -34,14 +34,17 @@ def as_text(report: Report) -> str:
 
 def finding_lines(one: Finding) -> list[str]:
     where = "" if one.layer is None else f" (layer {one.layer})"
-    number = f"{one.place}, channel {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
+    number = f"{one.place}, {one.noun} {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
+    largest = f"{one.place}: {one.choice}" if one.choice else f"{number} ({one.error:.3g} times that)"
+    columns = "experts" if one.choice else f"{one.noun}s"
     lines = [
         f"first wrong tensor  {one.name}{where}",
         f"operation           {one.operation}",
         *([f"rows                {one.rows}"] if one.rows != one.steps else []),
         *([f"steps               {one.steps}"] if one.steps else []),
-        f"channels            {one.channels}",
-        f"largest error       {number} ({one.error:.3g} times that)",
+        f"{columns:<20}{one.channels}",
+        *([f"experts             {one.experts}"] if one.experts else []),
+        f"largest error       {largest}",
         f"wrong numbers       {one.wrong_numbers} of {one.numbers}",
     ]
     if one.recomputed:

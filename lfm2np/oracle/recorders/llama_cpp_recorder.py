@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig, load_config
-from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -54,7 +54,9 @@ def record(
     ubatch   most rows of a micro-batch (n_ubatch)
     unified  one cache for all sequences (kv_unified)
     """
-    require_request(prompts, request, max_tokens, load_config(model))
+    config = load_config(model)
+    require_dense(config, "llama.cpp")
+    require_request(prompts, request, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
     with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:
         recorder = Recorder(format=format)

@@ -21,7 +21,7 @@ import numpy as np
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
-from lfm2np.oracle.recorders.demands import require_request
+from lfm2np.oracle.recorders.demands import require_dense, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -38,7 +38,9 @@ def record_restored(
 
     What the slot takes as cached is the recorder's prefix. Also returns the new tokens of every request.
     """
-    require_request(prompts, len(prompts) - 1, max_tokens, load_config(model))
+    config = load_config(model)
+    require_dense(config, "llama.cpp")
+    require_request(prompts, len(prompts) - 1, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
     if tokens > BATCH:
         raise RequestError(f"{tokens} tokens of a prompt and its answer, expected at most {BATCH}")

@@ -1,15 +1,17 @@
-"""mlx-lm's activations, in process: what its BatchGenerator computes, tapped at the modules of `mlx_lm.models.lfm2`.
+"""mlx-lm's activations, in process: what its BatchGenerator computes, tapped at the modules of `mlx_lm.models.lfm2`
+and `lfm2_moe`.
 
 All requests run in one generator, as in mlx-lm's server: prompts but for their last tokens in batches that are padded
 on the right, in chunks; then a row of each request a step, in a batch whose keys are padded on the left. Each pass that
 has rows of the request is a step. What a module reads or makes is evaluated at once, where mlx would do so later.
 
-Not tapped: attention's scores and weights, which mlx computes within one operation.
+Not tapped: attention's scores and weights, which mlx computes within one operation; a router's scores and weights.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +34,12 @@ BEFORE = {  # a module of ours -> what it reads
     "self_attn.out_proj": "self_attn.attended",
     "ffn_norm": "residual",
     "feed_forward.w2": "feed_forward.gated",
+}
+OURS = {  # mlx-lm's names in a model with a mixture of experts
+    "feed_forward.gate_proj": "feed_forward.w1",
+    "feed_forward.up_proj": "feed_forward.w3",
+    "feed_forward.down_proj": "feed_forward.w2",
+    "feed_forward.switch_mlp": "feed_forward.expert_outputs",
 }
 UNKNOWN = ("conv", "self_attn", "feed_forward")  # modules whose output is that of one in them
 
@@ -80,8 +88,16 @@ def load(model: Path, format: str) -> Any:
     except Exception as problem:
         reason = " ".join(str(problem).split())
         raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {reason}") from None
+    biases = [(one, one.expert_bias) for one in sparse(network).values() if "expert_bias" in one]
     network.set_dtype(getattr(mx, format))
+    for block, bias in biases:  # which mlx-lm casts in no conversion
+        block.expert_bias = bias
     return network
+
+
+def sparse(network: Any) -> dict[str, Any]:
+    """The mixtures of experts, by their names."""
+    return {name: module for name, module in network.named_modules() if hasattr(module, "switch_mlp")}
 
 
 def missing_keys(model: Path) -> dict[str, Any]:
@@ -103,9 +119,19 @@ def missing_keys(model: Path) -> dict[str, Any]:
 
 def names_of(network: Any) -> dict[int, str]:
     """By a module's identity our name of what it makes; of the whole that is the logits."""
-    names = {id(module): name for name, module in network.named_modules() if name.rpartition(".")[2] not in UNKNOWN}
+    names = {
+        id(module): our_name(name)
+        for name, module in network.named_modules()
+        if name.rpartition(".")[2] not in UNKNOWN and ".switch_mlp." not in name
+    }
+    names |= {id(module): f"{name}.mixed" for name, module in sparse(network).items()}
     convolutions = {id(module): name for name, module in network.named_modules() if name.endswith("conv.conv")}
     return names | convolutions | {id(network): "lm_head", id(network.model): ""}
+
+
+def our_name(name: str) -> str:
+    layer, part = within_layer(name)
+    return f"{layer}.{OURS[part]}" if part in OURS else name
 
 
 @dataclass
@@ -149,7 +175,8 @@ class Tap:
             if count:
                 self.recorder.step(tokens[row, :count].tolist())
 
-    def module_ran(self, module: Any, given: Any, made: Any) -> None:
+    def module_ran(self, module: Any, given: Any, made: Any, chosen: Any = None) -> None:
+        """`chosen`: the experts [B, t, K] that those of a mixture are called with."""
         name = self.names.get(id(module), "")
         if not self._pass.count or not name:
             return
@@ -164,6 +191,9 @@ class Tap:
             columns = given.shape[1] - made.shape[1]
             self.recorder.keep(f"{layer}.conv.state", numbers(given[self._pass.row, :columns])[None])
             self.recorder.keep(f"{layer}.conv.u", self._rows(given[:, columns:]))
+        elif part == "feed_forward.expert_outputs":
+            rows = np.array(chosen[self._pass.row, : self._pass.count]).astype(np.int64)
+            self.recorder.keep(f"{layer}.feed_forward.experts_chosen", rows)
         elif part in BEFORE:
             self.recorder.keep(f"{layer}.{BEFORE[part]}", self._rows(given))
         self.recorder.keep(name, self._rows(made))
@@ -209,7 +239,6 @@ def numbers(array: Any) -> Array:
 def tapped(tap: Tap, network: Any) -> Iterator[None]:
     """While it lasts, batches, passes, modules and attention tell the tap what they do."""
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch
-    from mlx_lm.models import lfm2
 
     def prompt(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(batch: Any, tokens: Any) -> Any:
@@ -237,7 +266,8 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
             if module is network:
                 tap.pass_begins(np.array(arguments[0]))
             made = original(module, *arguments, **options)
-            tap.module_ran(module, arguments[0], made)
+            chosen = arguments[1] if hasattr(module, "down_proj") and len(arguments) > 1 else None
+            tap.module_ran(module, arguments[0], made, chosen)
             return made
 
         return run
@@ -245,7 +275,8 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(PromptProcessingBatch, "prompt", prompt))
         stack.enter_context(replaced(GenerationBatch, "_step", step))
-        stack.enter_context(replaced(lfm2, "scaled_dot_product_attention", attend))
+        modeling = sys.modules[type(network).__module__]  # of lfm2 or lfm2_moe
+        stack.enter_context(replaced(modeling, "scaled_dot_product_attention", attend))
         for kind in {type(module) for _, module in network.named_modules() if id(module) in tap.names}:
             stack.enter_context(replaced(kind, "__call__", call))
         yield

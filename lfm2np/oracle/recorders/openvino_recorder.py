@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig, load_config
-from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
 from lfm2np.oracle.recorders.openvino_graph import Graph, Node, tensors_of
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
@@ -47,6 +47,7 @@ def record(
     only      endings of names: these tensors alone become outputs, and lm_head; none: all. What is none may be fused
     """
     config = load_config(model)
+    require_dense(config, "openvino")
     require_request(prompts, request, max_tokens, config)
     require_format(format, list(HINTS))
     engine = Engine(exported, config, format, tuple(only))

@@ -2,8 +2,10 @@
 
 The network itself runs, reference.py's or the engine's; only its arithmetic is wrapped. Which tensor an operation makes
 is told from the matrix of the last product: that stays right where a fault leaves a norm or a sum out, or adds one.
+From a router's product to the next norm the products are those of experts, of some tokens each: they are not kept.
 
-T tokens of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, C tokens that a request sees.
+T tokens of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, C tokens that a request sees, N
+experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from lfm2np.sampling.params import SamplingParams
 
 Array = NDArray[Any]
 Dump = dict[str, Array]
+LAST, ROUTER = "feed_forward.w2", "feed_forward.gate"  # products after which the next norm is the next layer's
 Found = dict[str, list[Array]]  # by tensor, what each request of a pass found in the caches, in the plan's order
 
 
@@ -41,6 +44,7 @@ class RecordingNumerics:
         self._places = places(weights)
         self._last = f"model.layers.{len(weights.layers) - 1}"
         self._layer = self._norm = self._entering = ""
+        self._in_experts = False
         self._keeps_reads = isinstance(numerics, Ieee)  # exact's cache holds numbers of its grid, not the keys' own
         self.passes: list[Dump] = []
         self.found: list[Found] = []
@@ -60,6 +64,7 @@ class RecordingNumerics:
         self.found.append({})
         self._keep("model.embed_tokens", made)
         self._norm, self._entering = "model.layers.0.operator_norm", ""
+        self._in_experts = False
         return made
 
     def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
@@ -69,16 +74,18 @@ class RecordingNumerics:
             first, second = (f"{self._layer}.self_attn.{part}_layernorm" for part in "qk")
             self._keep(second if first in self.passes[-1] else first, made)
         else:
+            self._in_experts = False
             self._keep(self._entering, x)
             self._keep(self._norm, made)
         return made
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
         made = self._numerics.linear(x, matrix, bias)
-        if id(matrix) not in self._places:  # the head, or what stands in its place
-            self._keep("lm_head", made)
+        if id(matrix) not in self._places:  # an expert's, or the head, or what stands in its place
+            self._keep("" if self._in_experts else "lm_head", made)
             return made
         self._layer, names, sizes = self._places[id(matrix)]
+        self._in_experts = names[0] == ROUTER
         if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
             return made
         if names == ("self_attn.out_proj",):
@@ -87,7 +94,7 @@ class RecordingNumerics:
             self._keep(f"{self._layer}.{name}", part)
         if names[0].endswith("out_proj"):
             self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
-        elif names == ("feed_forward.w2",):
+        elif names[0] in (LAST, ROUTER):
             following = f"model.layers.{int(self._layer.rpartition('.')[2]) + 1}.operator_norm"
             self._norm = "model.embedding_norm" if self._layer == self._last else following
             self._entering = self._layer
@@ -108,7 +115,30 @@ class RecordingNumerics:
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         made = self._numerics.swiglu(gate, up)
-        self._keep(f"{self._layer}.feed_forward.gated", made)
+        self._keep("" if self._in_experts else f"{self._layer}.feed_forward.gated", made)
+        return made
+
+    def sigmoid(self, x: Array) -> Array:
+        made = self._numerics.sigmoid(x)
+        self._keep_first(("feed_forward.scores",), made)
+        return made
+
+    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        made = self._numerics.best(preferred, count)
+        self._keep_first(("feed_forward.experts_chosen",), made)
+        return made
+
+    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        made = self._numerics.shares(scores, normalised, factor)
+        self._keep_first(("feed_forward.expert_weights",), made)
+        return made
+
+    def mix(self, outputs: Array, weights: Array) -> Array:
+        """[T, K, D] by [T, K], the weights as they arrive here."""
+        made = self._numerics.mix(outputs, weights)
+        if len(made) == len(self.passes[-1]["model.embed_tokens"]):
+            for part, values in (("expert_outputs", outputs), ("expert_weights", weights), ("mixed", made)):
+                self._keep(f"{self._layer}.feed_forward.{part}", values)
         return made
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
@@ -164,7 +194,9 @@ def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple
         if isinstance(layer.feed_forward, FeedForwardWeights):
             width = layer.feed_forward.down_proj.inputs
             found[id(layer.feed_forward.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
-            found[id(layer.feed_forward.down_proj)] = prefix, ("feed_forward.w2",), (hidden,)
+            found[id(layer.feed_forward.down_proj)] = prefix, (LAST,), (hidden,)
+        else:
+            found[id(layer.feed_forward.router)] = prefix, (ROUTER,), (layer.feed_forward.router.outputs,)
     return found
 
 

@@ -1,12 +1,15 @@
 """Activations of Hugging Face's transformers, as it generates: by hooks on its modules, and around the functions that
 run between them. Needs the extra `peers`.
 
+Not tapped: of a mixture of experts the scores, and what each expert makes, which transformers has in another order.
+
 B requests of a batch, T columns of a forward pass, D hidden, H query heads, G key/value heads, E head_dim, C columns in
-the cache, L convolution taps.
+the cache, L convolution taps, N experts, K experts of a token.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,6 +35,8 @@ INPUTS = {  # by the end of a module's name, what its input is
     "feed_forward.w2": "feed_forward.gated",
     "ffn_norm": "residual",
 }
+ROUTER, EXPERTS = "feed_forward.gate", "feed_forward.experts"  # modules of a mixture
+ROUTED = ("gate", "expert_weights", "experts_chosen")  # what a router returns: [B*T, N], then [B*T, K] twice
 
 
 def record(
@@ -46,7 +51,7 @@ def record(
     """What `transformers:` (or `transformers:padded:`) computes for one request: greedy, a step for each new token.
 
     padded   all prompts in one left-padded batch; else the request runs alone
-    prepare  is called with the loaded model: to choose another attention, say
+    prepare  is called with the loaded model: to choose another attention, say, or other products of experts
     errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
     """
     require_request(prompts, request, max_tokens, load_config(model))
@@ -71,6 +76,7 @@ class OwnColumns:
 
     def begin(self, ids: Any) -> None:
         """A pass over ids [B, T]: its last columns are the request's, the others padding."""
+        self._batch = tuple(ids.shape)
         found = ids[self.row].tolist()
         self.recorder.step(found if self.recorder.sizes else found[self.padding :])
         kinds = {"conv": ("u",), "full_attention": ("rotated", "read", "weights")}
@@ -91,6 +97,11 @@ class OwnColumns:
         rows = as_numbers(tensor[self.row])[-self.own :]
         self.recorder.keep(name, rows.reshape(len(rows), -1))
 
+    def keep_flat(self, name: str, tensor: Any) -> None:
+        """[B*T, ...], as a mixture has the batch; whole numbers stay whole."""
+        rows = tensor.reshape(*self._batch, -1)[self.row].detach().cpu()[-self.own :]
+        self.recorder.keep(name, as_numbers(rows) if rows.is_floating_point() else rows.numpy())
+
     # --- what hooks and wrapped functions see
 
     def module_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
@@ -101,6 +112,19 @@ class OwnColumns:
                 if name.endswith(end):
                     self.keep(name.removesuffix(end) + meaning, inputs[0])
             self.keep(name, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def routed_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            for part, tensor in zip(ROUTED, output, strict=True):
+                self.keep_flat(name.removesuffix("gate") + part, tensor)
+
+        return hook
+
+    def experts_hook(self, name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            self.keep_flat(name.removesuffix("experts") + "mixed", output)
 
         return hook
 
@@ -156,8 +180,8 @@ class OwnColumns:
     def tapped(self, network: Any) -> Iterator[None]:
         """Hooks and wrapped functions, as long as the block lasts."""
         from transformers.cache_utils import Cache
-        from transformers.models.lfm2 import modeling_lfm2
 
+        modeling = sys.modules[type(network).__module__]  # of lfm2 or lfm2_moe
         self.taps = network.config.conv_L_cache
         functions = {
             "apply_rotary_pos_emb": self.rotated,
@@ -167,11 +191,15 @@ class OwnColumns:
         }
         with ExitStack() as stack:
             for name, wrapper in functions.items():
-                stack.enter_context(patch.object(modeling_lfm2, name, around(getattr(modeling_lfm2, name), wrapper)))
+                stack.enter_context(patch.object(modeling, name, around(getattr(modeling, name), wrapper)))
             stack.enter_context(patch.object(Cache, "update", around(Cache.update, self.updated)))
             for name, module in network.named_modules():
                 is_layer = name.startswith("model.layers.") and name.count(".") == 2
-                if is_layer or name.endswith(OUTPUTS):
+                if name.endswith(ROUTER):
+                    stack.callback(module.register_forward_hook(self.routed_hook(name)).remove)
+                elif name.endswith(EXPERTS):
+                    stack.callback(module.register_forward_hook(self.experts_hook(name)).remove)
+                elif is_layer or name.endswith(OUTPUTS):
                     stack.callback(module.register_forward_hook(self.module_hook(name)).remove)
             yield
 

@@ -14,7 +14,7 @@ from typing import Any
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.recorders.demands import require_format, require_request
+from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
 from lfm2np.oracle.targets.checked import shortened
@@ -38,7 +38,9 @@ def record(
               max_num_seqs=1 (one prompt after another, so that the second finds the first one's prefix)
     errors    RequestError for what cannot be asked; TargetError if vLLM is missing, of another version, or fails
     """
-    require_request(prompts, request, max_tokens, load_config(model))
+    config = load_config(model)
+    require_dense(config, "vllm")
+    require_request(prompts, request, max_tokens, config)
     require_format(format, list(PRECISIONS))
     llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})
     try:

@@ -13,7 +13,7 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.oracle import emulate
-from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate import routing, spread
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
@@ -110,6 +110,13 @@ def test_the_coarsest_format_that_holds_every_number_is_named(number: float, dec
     assert narrower_format(dump, PRECISIONS[declared]) == narrower
 
 
+def test_ids_of_experts_say_nothing_of_the_format() -> None:
+    """They are numbers of every format."""
+    name = "model.layers.2.feed_forward.experts_chosen"
+    dump = Dump(np.array([0]), {"model.embed_tokens": np.array([[1.0 + 2.0**-20]]), name: np.array([[3.0]])})
+    assert narrower_format(dump, PRECISIONS["float32"]) is None
+
+
 def test_what_is_not_finite_is_found_and_hides_nothing_behind_it() -> None:
     recorded = {name: one.copy() for name, one in six_heads().items()}
     recorded["model.layers.0.conv.in_proj"][3, 5] = np.nan
@@ -161,6 +168,11 @@ def wide(seed: int, *shape: int) -> Measured:
     return Measured(random.standard_normal(shape), 1e-3 * random.random(shape))
 
 
+def above_zero(x: Measured) -> Measured:
+    """Scores of four experts."""
+    return Measured(np.abs(x.values[:, :4]) + 0.1, x.spread[:, :4])
+
+
 CASES = {
     "linear": lambda *x: spread.linear(x[0], WEIGHT, None, PRECISIONS["float32"]),
     "norm": lambda *x: spread.rms_norm(x[0], WEIGHT[0], 1e-5, PRECISIONS["float32"]),
@@ -169,6 +181,10 @@ CASES = {
     "add": lambda *x: spread.add(x[0], x[1], PRECISIONS["float32"]),
     "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
     "attend": lambda *x: spread.attend(*(one.reshape(10, -1, 4) for one in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
+    "sigmoid": lambda *x: routing.sigmoid(x[0], PRECISIONS["float32"]),
+    "shares": lambda *x: routing.shares(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
+    "shares as they are": lambda *x: routing.shares(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
+    "mix of experts": lambda *x: routing.mix(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
     "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
 }
 WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
@@ -213,6 +229,14 @@ def test_a_fast_exponential_stays_within_the_bounds() -> None:
     share = np.exp(-8.0) * (1.0 + 2.0 * 2.0**-24 * 9.0)
     assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) > 4 * 2.0**-24 * made.values[1, 0, 0]
     assert abs(1e4 * share / (1.0 + share) - made.values[1, 0, 0]) < made.bound()[1, 0, 0]
+
+
+def test_a_routers_bias_is_float32_in_every_format() -> None:
+    bias = np.array([1.003], np.float32)  # of which bfloat16 loses 0.0009
+    scores = Measured(np.array([[0.5]]), np.array([[1e-9]]))
+    made = routing.preferred(scores, bias)
+    assert made.values[0, 0] == 0.5 + float(bias[0])
+    assert made.bound()[0, 0] < 1e-6
 
 
 # --- patterns

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import Stored, safetensors_bytes, stored
-from dumps import SIX, checkpoint, six_heads, six_heads_with_all, stored_dump, written
+from builders import PLAIN, SCALED, SPARSE, Stored, mixture, safetensors_bytes, stored
+from dumps import SIX, checkpoint, recorded_under, six_heads, six_heads_with_all, stored_dump, written
 
 from lfm2np.cli import locate as cli_locate
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
+from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
 from lfm2np.oracle.locate.locate import locate
 
@@ -95,6 +96,37 @@ def test_names_of_another_engine_are_mapped(tmp_path: Path) -> None:
     report = locate(tensors, config, read(file, read_names(mapping, config)))
     assert {"model.layers.3", "lm_head"} <= {one.name for one in report.checks}
     assert len(read(file).unknown) == 5
+
+
+@pytest.mark.parametrize("dtype", ["I64", "I32", "U8", "I16"])
+@pytest.mark.parametrize("shape", [(24, 3), (1, 24, 3)])
+def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path, dtype: str, shape: Any) -> None:
+    """Experts apart, ids of any whole numbers, names of the engine's own; attention's scores are not a router's."""
+    directory = mixture(SCALED)
+    config, tensors = checkpoint(directory)
+    recorded = recorded_under(directory, FLOAT32)
+    outputs = recorded[f"{SPARSE}.expert_outputs"].reshape(24, 3, 32)
+    ids = recorded[f"{SPARSE}.experts_chosen"]
+    kind = f"<{dtype[0].lower()}{int(dtype[1:]) // 8}"
+    own = stored_dump({name: one for name, one in recorded.items() if not name.endswith("_chosen")})
+    own[f"{SPARSE}.expert_outputs"] = stored(outputs, "F32")
+    own["blk.1.topk"] = (dtype, shape, ids.astype(kind).tobytes())
+    mapping = tmp_path / "names.json"
+    mapping.write_text(json.dumps({"blk.{layer}.topk": "model.layers.{layer}.feed_forward.experts_chosen"}))
+    dump = read_dump(written(tmp_path, own), config, read_names(mapping, config))
+    assert np.array_equal(dump.tensors[f"{SPARSE}.experts_chosen"], ids)
+    assert np.array_equal(dump.tensors[f"{SPARSE}.scores"], recorded[f"{SPARSE}.scores"])
+    report = locate(tensors, config, dump)
+    assert (report.findings, report.format, report.narrower) == ((), "float32", None)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "I64"])
+def test_ids_of_experts_are_whole_numbers_and_as_many_as_a_token_has(tmp_path: Path, dtype: str) -> None:
+    name, ids = f"{SPARSE}.experts_chosen", np.zeros((2, 3), np.int64)
+    content = stored(ids, "F32") if dtype == "F32" else ("I64", ids.shape, ids.tobytes())
+    expected = "dtype F32, expected whole numbers" if dtype == "F32" else r"shape \(2, 3\), expected \[2, 2\]"
+    with pytest.raises(DumpError, match=f"{name}: {expected}"):
+        read_dump(written(tmp_path, {"token_ids": IDS, name: content}), checkpoint(mixture(PLAIN))[0])
 
 
 # --- files that can't be

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import PLAIN, mixture
 
 import lfm2np
 from lfm2np.checkpoint.config import load_config
@@ -92,6 +93,29 @@ def test_what_cannot_be_recorded_is_one_line_and_no_file(
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["vllm:", "llama.cpp:{0}", "llama.cpp:slot:{0}", "openvino:{0}"])
+def test_a_mixture_is_refused_in_one_line_before_the_engine_is_looked_for(
+    tmp_path: Path, capsys: Any, target: str
+) -> None:
+    model = str(mixture(PLAIN))
+    command = ["record", target.format(model), "--model", model, "--prompt-ids", "1", "-o", str(tmp_path / "dump")]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "a mixture of experts can't be recorded there" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
+def test_a_mixture_is_recorded_and_located_by_the_commands(tmp_path: Path, capsys: Any, numerics: str) -> None:
+    model, file = str(mixture(PLAIN)), str(tmp_path / "dump.safetensors")
+    command = ["record", f"lfm2np:{numerics}", "--model", model, "--prompt-ids", "1,17,42", "--prompt-ids", "5 6"]
+    assert main([*command, "--request", "1", "-o", file, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tensors"]["model.layers.1.feed_forward.experts_chosen"] == [5, 2]
+    assert (told["steps"], told["unknown"]) == ([2, 1, 1, 1], [])
+    assert main(["locate", file, "--model", model]) == 0
+    assert "nothing exceeds its bound" in capsys.readouterr().out
 
 
 class Failing:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import MIXTURES, PLAIN, SPARSE, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -77,3 +78,48 @@ def test_rows_of_another_request_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mlx_recorder.Tap, "_rows", rows)
     assert report_of(tmp_path, TRAINED).findings[0].name == "model.embed_tokens"
+
+
+# --- mixtures of experts: mlx multiplies by them in float32 alone, on a CPU
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"at_once": 1}], ids=str)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_of_experts_is_right_in_every_operation(tmp_path: Path, name: str, options: dict[str, int]) -> None:
+    for request in range(len(PROMPTS)):
+        report = report_of(tmp_path, mixture(name), "float32", request, **options)
+        assert (report.findings, report.unreached, report.unknown) == ((), (), ())
+        assert max(one.error for one in report.checks) < 0.6
+        own = [one.name.removeprefix(SPARSE) for one in report.checks if one.name.startswith(SPARSE)]
+        assert own == [".gate", ".experts_chosen", ".expert_outputs", ".mixed"]
+
+
+def test_a_routers_bias_stays_float32() -> None:
+    network = mlx_recorder.load(mixture(PLAIN), "bfloat16")
+    feed_forward = network.layers[1].feed_forward
+    assert (str(feed_forward.expert_bias.dtype), str(feed_forward.gate.weight.dtype)) == (
+        "mlx.core.float32",
+        "mlx.core.bfloat16",
+    )
+
+
+def test_a_router_by_softmax_and_one_without_its_factor_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mlx-lm had them: ml-explore/mlx-lm 1354, 1883."""
+    from mlx_lm.models import lfm2_moe
+
+    with monkeypatch.context() as changed:
+        changed.setattr(lfm2_moe.mx, "sigmoid", lfm2_moe.mx.softmax)
+        first = report_of(tmp_path, mixture(PLAIN)).findings[0]
+    assert (first.name, first.recomputed) == (f"{SPARSE}.experts_chosen", (f"{SPARSE}.scores",))
+    assert first.choice.startswith("routed to expert ")
+    init = lfm2_moe.Lfm2MoeSparseMoeBlock.__init__
+
+    def unscaled(self: Any, args: Any) -> None:
+        init(self, args)
+        self.routed_scaling_factor = 1.0
+
+    monkeypatch.setattr(lfm2_moe.Lfm2MoeSparseMoeBlock, "__init__", unscaled)
+    first = report_of(tmp_path, mixture("scaled")).findings[0]
+    assert (first.name, first.recomputed) == (f"{SPARSE}.mixed", (f"{SPARSE}.scores", f"{SPARSE}.expert_weights"))

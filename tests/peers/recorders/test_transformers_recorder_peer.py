@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import MIXTURES, PLAIN, SPARSE, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -102,6 +104,54 @@ def test_a_rotation_of_interleaved_pairs_is_the_rotation_and_not_attention(monke
     names = [one.name for one in report_of(TRAINED, recorded(TRAINED, "float32")).findings]
     assert names[:2] == ["model.layers.2.self_attn.q_rotated", "model.layers.2.self_attn.k_rotated"]
     assert all(name.endswith("_rotated") for name in names)
+
+
+# --- mixtures of experts
+
+
+def by(implementation: str) -> Callable[[Any], None]:
+    return lambda network: network.set_experts_implementation(implementation)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_of_experts_is_right_in_every_operation(
+    name: str, format_name: str, implementation: str, padded: bool
+) -> None:
+    recorder = recorded(mixture(name), format_name, padded, prepare=by(implementation))
+    report = report_of(mixture(name), recorder)
+    assert (report.findings, report.unreached, report.unknown) == ((), (), ())
+    assert max(one.error for one in report.checks) < 0.7
+    own = [one.name.removeprefix(SPARSE) for one in report.checks if one.name.startswith(SPARSE)]
+    assert own == [".gate", ".experts_chosen", ".expert_weights", ".mixed"]
+
+
+def test_a_router_that_weighs_by_its_bias_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
+
+    def forward(self: Any, hidden: torch.Tensor, bias: torch.Tensor) -> Any:
+        logits = torch.nn.functional.linear(hidden, self.weight)
+        weights, chosen = torch.topk(logits.sigmoid() + bias, k=self.top_k, dim=-1)
+        return logits, weights / (weights.sum(dim=-1, keepdim=True) + 1e-6), chosen
+
+    monkeypatch.setattr(Lfm2MoeTopKRouter, "forward", forward)
+    for format_name in FORMATS:
+        first = report_of(mixture(PLAIN), recorded(mixture(PLAIN), format_name)).findings[0]
+        assert (first.name, first.recomputed) == (f"{SPARSE}.expert_weights", (f"{SPARSE}.scores",))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_an_expert_that_is_another_shows_in_the_sum_of_those_that_chose_it(implementation: str) -> None:
+    def exchanged(network: Any) -> None:
+        by(implementation)(network)
+        down = network.model.layers[1].feed_forward.experts.down_proj
+        down.data[0] = down.data[4]
+
+    (first,) = report_of(mixture(PLAIN), recorded(mixture(PLAIN), "float32", prepare=exchanged)).findings
+    assert (first.name, first.recomputed) == (f"{SPARSE}.mixed", (f"{SPARSE}.expert_outputs",))
+    assert first.experts.startswith("expert 0: ")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,114 @@
+"""A mixture of experts as a list of operations, for `locate`: router, choice, weights, experts, their sum.
+
+`gate` is the router's module in transformers; the other names are ours: `scores` (its sigmoid), `experts_chosen` (their
+ids, best first), `expert_weights`, `expert_outputs` (of each chosen expert, before its weight), `mixed` (their sum).
+Weights and outputs stand in the order of the dumped ids; which order that is does not matter.
+Source: transformers 5.23, models/lfm2_moe, Lfm2MoeTopKRouter, Lfm2MoeExperts and Lfm2MoeSparseMoeBlock.
+
+A choice is `Measured` as places [T, N]: 0 for an expert that a token does not go to, else from 1 on, best first; its
+spread is 1 where that may be otherwise, as scores are too near each other, and else 0 (see choices.py). What depends on
+a choice in doubt has the difference to the farthest expert that it may be as its spread, so that bounds hold for
+several in doubt at once. A dumped choice is in no doubt.
+
+T tokens, N experts, K experts of a token, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.weights import widened
+from lfm2np.oracle.locate import choices, routing, spread
+from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, projection
+from lfm2np.oracle.locate.spread import Measured, together
+
+Array = NDArray[Any]
+CHOSEN, WEIGHTS, OUTPUTS, MIXED = "experts_chosen", "expert_weights", "expert_outputs", "mixed"
+PARTS = ("gate", "scores", CHOSEN, WEIGHTS, OUTPUTS, MIXED)
+
+
+def mixture_operations(
+    config: ModelConfig, index: int, norm: str, dumped: Container[str] | None
+) -> Iterator[Operation]:
+    """Those of a sparse layer's feed-forward, which reads the tensor `norm`."""
+    mixture = config.mixture
+    assert mixture is not None
+    mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
+    gate, scores, chosen, weights, outputs, mixed = (f"{mlp}.{part}" for part in PARTS)
+    yield Operation(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
+    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, sigmoid, noun="expert")
+    by_place = any(is_wanted(one, dumped) for one in (weights, outputs))
+    choose, prefers = partial(choice, mlp, by_place), partial(preferred, mlp)
+    words = "choice of experts by scores and bias" if mixture.use_expert_bias else "choice of experts by scores"
+    yield Operation(chosen, words, index, (scores,), count, choose, noun="place", prefers=prefers)
+    words = f"weights of the chosen experts{', of sum 1' if mixture.norm_topk_prob else ''}"
+    yield Operation(weights, words, index, (scores, chosen), count, weights_of, noun="place", chosen=chosen)
+    words, compute = "outputs of the chosen experts", partial(outputs_of, mlp)
+    width, parts = count * config.hidden_size, tuple(f"place {place}" for place in range(count))
+    yield Operation(outputs, words, index, (norm, chosen), width, compute, parts=parts, chosen=chosen)
+    words = "outputs of the chosen experts, weighted and added up"
+    yield Operation(mixed, words, index, (outputs, weights), config.hidden_size, mixed_of, chosen=chosen)
+
+
+def sigmoid(oracle: Oracle, product: Measured) -> Measured:
+    return routing.sigmoid(product, oracle.precision)
+
+
+def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:
+    name = f"{mlp}.expert_bias"
+    return routing.preferred(scores, widened(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
+
+
+def choice(mlp: str, by_place: bool, oracle: Oracle, scores: Measured) -> Measured:
+    """Scores [T, N] -> places [T, N]; `by_place`: the order of the chosen may be in doubt, too."""
+    return choices.places(preferred(mlp, oracle, scores), oracle.mixture.num_experts_per_tok, by_place)
+
+
+def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
+    """[T, K] of scores [T, N] and places [T, N]."""
+    mixture = oracle.mixture
+    ids = choices.ids(chosen, mixture.num_experts_per_tok)
+    own = Measured(*(np.take_along_axis(one, ids, axis=-1) for one in (scores.values, scores.spread)))
+    apart = np.abs(own.values[..., None] - scores.values[:, None]) * chosen.spread[:, None]  # [T, K, N]
+    off = apart.max(axis=-1) * np.take_along_axis(chosen.spread, ids, axis=-1)
+    own = Measured(own.values, together(own.spread, off))
+    return routing.shares(own, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision)
+
+
+def outputs_of(mlp: str, oracle: Oracle, x: Measured, chosen: Measured) -> Measured:
+    """[T, K*D] of x [T, D] and places [T, N]."""
+    ids = choices.ids(chosen, oracle.mixture.num_experts_per_tok)
+    doubted = np.take_along_axis(chosen.spread, ids, axis=-1) > 0.0  # [T, K]
+    made = Measured(*(np.zeros((*ids.shape, x.values.shape[1])) for _ in range(2)))  # [T, K, D]
+    wanted = (chosen.values > 0.0) | (chosen.spread > 0.0)
+    found = {}
+    for expert in np.flatnonzero(wanted.any(axis=0)):
+        rows = np.flatnonzero(wanted[:, expert])
+        found[expert] = rows, gated(f"{mlp}.experts.{expert}", oracle, x[rows])
+        own, places = np.nonzero(ids[rows] == expert)
+        made.values[rows[own], places] = found[expert][1].values[own]
+        made.spread[rows[own], places] = found[expert][1].spread[own]
+    off = np.zeros_like(made.values)
+    for expert, (rows, others) in found.items():  # that a place in doubt may have
+        rival = doubted[rows] & (chosen.spread[rows, expert] > 0.0)[:, None] & (ids[rows] != expert)
+        own, places = np.nonzero(rival)
+        far = np.abs(others.values[own] - made.values[rows[own], places])
+        off[rows[own], places] = np.maximum(off[rows[own], places], far)
+    return Measured(made.values, together(made.spread, off)).reshape(len(ids), -1)
+
+
+def gated(expert: str, oracle: Oracle, x: Measured) -> Measured:
+    """One expert, [t, D] -> [t, D]."""
+    gate, up = (projection(f"{expert}.{part}", oracle, x) for part in ("w1", "w3"))
+    return projection(f"{expert}.w2", oracle, spread.gated(gate, up, oracle.precision))
+
+
+def mixed_of(oracle: Oracle, outputs: Measured, weights: Measured) -> Measured:
+    tokens, count = weights.values.shape
+    return routing.mix(outputs.reshape(tokens, count, -1), weights, oracle.precision)

@@ -1,0 +1,72 @@
+"""What an operation of the network is to `locate`, and what each needs beside its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.mixture import MixtureConfig
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.weights import widened
+from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate.spread import Measured, Precision
+from lfm2np.oracle.locate.steps import TOKEN, Steps
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """What an operation needs beside its inputs."""
+
+    tensors: Mapping[str, StoredTensor]
+    config: ModelConfig
+    precision: Precision
+    token_ids: Array  # [T] int64
+    steps: Steps
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        return widened(self.tensors, name + ".weight")
+
+    def bias(self, name: str) -> NDArray[np.float32] | None:
+        return widened(self.tensors, name + ".bias") if name + ".bias" in self.tensors else None
+
+    @property
+    def mixture(self) -> MixtureConfig:
+        assert self.config.mixture is not None
+        return self.config.mixture
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation: reads `inputs`, makes the tensor `name` [rows, width]."""
+
+    name: str
+    words: str  # what it does, from its inputs on
+    layer: int | None
+    inputs: tuple[str, ...]
+    width: int
+    compute: Callable[..., Measured]  # of an Oracle and the measured inputs
+    heads: int = 0  # its channels are those of so many heads, one after another; 0: there are none
+    parts: tuple[str, ...] = ()  # its channels are these, of equal width, one after another
+    per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
+    by_position: bool = False  # `width` channels for each of the T positions, one position after another
+    noun: str = "channel"  # what a column is
+    prefers: Callable[..., Measured] | None = (
+        None  # its numbers are experts' ids, chosen by what this makes (choices.py)
+    )
+    chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
+
+
+def is_wanted(name: str, dumped: Container[str] | None) -> bool:
+    """Whether a tensor is dumped; without `dumped` all are."""
+    return dumped is None or name in dumped
+
+
+def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
+    return spread.linear(x, oracle.weight(name), oracle.bias(name), oracle.precision)

@@ -1,0 +1,347 @@
+"""`locate` on mixtures of experts: right engines have no finding, and what is wrong is named at its operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import BARE, MIXTURES, PLAIN, SCALED, SPARSE, mixture
+from dumps import Recorded, checkpoint, dump_of, recorded_under, report_of
+from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_neighbours
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights, prepare_weights
+from lfm2np.loading import Model
+from lfm2np.numerics import numerics_named
+from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
+from lfm2np.numerics.matrix import Matrix
+from lfm2np.oracle import emulate
+from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.operations import operations
+from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.words import as_text
+from lfm2np.oracle.recorders.own import record
+
+pytestmark = pytest.mark.rounding
+
+GATE, SCORES, CHOSEN, WEIGHTS, OUTPUTS, MIXED = (
+    f"{SPARSE}.{part}" for part in ("gate", "scores", "experts_chosen", "expert_weights", "expert_outputs", "mixed")
+)
+IDS = np.random.default_rng(0).integers(0, 64, 24).tolist()
+
+# --- right engines
+
+
+def without(recorded: Recorded, *ends: str) -> Recorded:
+    return {name: one for name, one in recorded.items() if not name.endswith(ends)}
+
+
+PARTS: dict[str, Callable[[Recorded], Recorded]] = {
+    "all": lambda recorded: recorded,
+    "as transformers shows": lambda recorded: without(recorded, ".feed_forward.scores", "outputs"),
+    "no choice": lambda recorded: without(recorded, "chosen"),
+    "router hidden": lambda recorded: without(recorded, "chosen", "_weights", "_outputs", ".scores", ".gate"),
+    "blocks": lambda recorded: {name: one for name, one in recorded.items() if name.count(".") in (0, 2)},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("format_name", PRECISIONS)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_right_engine_of_any_format_stays_within_the_bounds(name: str, format_name: str, part: str) -> None:
+    """Also where its rounding has moved tokens to other experts, and where that has to be guessed."""
+    for draw in (1, 4, 6):
+        recorded = recorded_under(mixture(name), emulate.emulated(format_name, 1, draw))
+        report = report_of(mixture(name), PARTS[part](recorded), format_name)
+        assert report.findings == ()
+        assert max(one.error for one in report.checks) < 0.9
+        assert part == "no choice" or not any(one.is_blunt for one in report.checks)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_lfm2nps_own_arithmetics_stay_within_the_bounds(name: str) -> None:
+    for numerics, format_name in (
+        (numerics_named("exact"), "float32"),
+        (FLOAT32, "float32"),
+        (FLOAT64, "float32"),
+        (BFLOAT16, "bfloat16"),
+    ):
+        report = report_of(mixture(name), recorded_under(mixture(name), numerics), format_name)
+        assert (report.findings, report.unreached) == ((), ())
+        assert max(one.error for one in report.checks) < 0.6
+
+
+@pytest.mark.parametrize("run", [in_chunks, with_neighbours, after_a_prefix_hit], ids=lambda run: run.__name__)
+@pytest.mark.parametrize("numerics", ["exact", "float32"])
+def test_an_engines_steps_are_right_whichever_requests_share_an_expert(run: Any, numerics: str) -> None:
+    model = lfm2np.load(mixture(PLAIN), numerics)
+    recorded = rows_of(run(model), "b" if run is after_a_prefix_hit else "a")
+    report = located(model, recorded)
+    assert report.findings == ()
+    assert {name.rpartition(".")[2] for name in recorded} >= {"experts_chosen", "expert_outputs", "mixed"}
+    assert "lm_head" not in recorded
+
+
+def test_every_tensor_is_recorded_and_none_of_an_experts_products() -> None:
+    config, _ = checkpoint(mixture(PLAIN))
+    recorded = recorded_under(mixture(PLAIN), FLOAT32)
+    reads = ("state", "_read", "self_attn.scores", "self_attn.weights")
+    names = {one.name for one in operations(config) if not one.name.endswith(reads)}
+    assert recorded.keys() - {"token_ids"} == names
+    assert recorded["lm_head"].shape == (24, 80)
+    assert recorded[CHOSEN].dtype == np.int64 and recorded[OUTPUTS].shape == (24, 2 * 32)
+
+
+# --- wrong ones, each as an engine that computes so throughout
+
+
+class Changed:
+    """An arithmetic with other methods for some."""
+
+    def __init__(self, numerics: Any, **methods: Callable[..., Any]) -> None:
+        self._numerics = numerics
+        self.__dict__.update({name: partial(method, numerics) for name, method in methods.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._numerics, name)
+
+
+def softmax(numerics: Any, x: Any) -> Any:
+    return numerics.keep(np.exp(x) / np.exp(x).sum(-1, keepdims=True))
+
+
+def route_by_bias(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
+    """The bias in the weights, too."""
+    assert weights.bias is not None
+    scores = numerics.prefer(numerics.sigmoid(numerics.linear(x, weights.router)), weights.bias)
+    chosen = numerics.best(scores, config.mixture.num_experts_per_tok)
+    own = np.take_along_axis(scores, chosen, axis=-1)
+    return chosen, numerics.shares(own, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor)
+
+
+def route_of_the_next_token(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
+    chosen, shares = RIGHT_ROUTE(weights, config, numerics, x)
+    return chosen, np.roll(shares, 1, axis=0)
+
+
+def mix_without(expert: int) -> Callable[..., Any]:
+    """Sums leave out what one expert has made; `best` tells who that is."""
+    chosen: list[Any] = []
+
+    def best(numerics: Any, preferred: Any, count: int) -> Any:
+        chosen.append(numerics.best(preferred, count))
+        return chosen[-1]
+
+    def mix(numerics: Any, outputs: Any, weights: Any) -> Any:
+        return numerics.mix(outputs, np.where(chosen[-1] == expert, 0.0, weights).astype(weights.dtype))
+
+    return lambda numerics: Changed(numerics, best=best, mix=mix)
+
+
+def swapped(expert: FeedForwardWeights) -> FeedForwardWeights:
+    """w1 and w3 in each other's place."""
+    values = expert.gate_up_proj.values
+    assert isinstance(values, np.ndarray)
+    halves = np.split(values, 2)
+    return replace(expert, gate_up_proj=Matrix(np.concatenate(halves[::-1])))
+
+
+RIGHT_ROUTE, RIGHT_GATED = reference.route, reference.gated
+FAULTY = 4  # the expert that the faults of one are of: 14 of the 24 tokens choose it
+Patch = tuple[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What an engine does wrong, and where that has to be found."""
+
+    tensor: str
+    fixture: str = PLAIN
+    numerics: Callable[[Any], Any] = lambda numerics: numerics
+    patch: Patch | None = None  # of reference.py
+    expert: Callable[[Callable[[int], Any], int], Any] = lambda expert, number: expert(number)
+    experts: str = ""  # the beginning of what the report says about them
+
+
+def changed(**methods: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda numerics: Changed(numerics, **methods)
+
+
+def unnormalised(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
+    return numerics.shares(scores, False, factor)
+
+
+def unscaled(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
+    return numerics.shares(scores, normalised, 1.0)
+
+
+def shifted(numerics: Any, preferred: Any, count: int) -> Any:
+    return (numerics.best(preferred, count) + 1) % preferred.shape[1]
+
+
+def rolled(weights: Any, numerics: Any, x: Any) -> Any:
+    made = RIGHT_GATED(weights, numerics, x)
+    return np.roll(made, 1, axis=0) if len(made) < 24 else made  # a dense layer has all rows
+
+
+FAULTS = {
+    "softmax for sigmoid": Fault(SCORES, numerics=changed(sigmoid=softmax)),
+    "bias in the weights": Fault(WEIGHTS, patch=("route", route_by_bias)),
+    "bias missing": Fault(CHOSEN, numerics=changed(prefer=lambda numerics, scores, bias: scores)),
+    "no normalisation": Fault(WEIGHTS, numerics=changed(shares=unnormalised)),
+    "scaling missing": Fault(WEIGHTS, SCALED, changed(shares=unscaled)),
+    "weights of another token": Fault(WEIGHTS, patch=("route", route_of_the_next_token)),
+    "w1 and w3 of an expert swapped": Fault(
+        OUTPUTS,
+        expert=lambda expert, number: swapped(expert(number)) if number == FAULTY else expert(number),
+        experts=f"expert {FAULTY}: all",
+    ),
+    "rows of the groups permuted": Fault(OUTPUTS, patch=("gated", rolled)),
+    "an expert is another": Fault(
+        OUTPUTS,
+        expert=lambda expert, number: expert(FAULTY - 1 if number == FAULTY else number),
+        experts=f"expert {FAULTY}: all",
+    ),
+    "sum without one expert": Fault(MIXED, numerics=mix_without(FAULTY), experts=f"expert {FAULTY}: all"),
+    "ids shifted by one": Fault(CHOSEN, numerics=changed(best=shifted)),
+}
+
+
+def wrong(name: str, monkeypatch: pytest.MonkeyPatch, base: Any = FLOAT32) -> Recorded:
+    """Recorded from an engine with this fault."""
+    fault = FAULTS[name]
+    directory = mixture(fault.fixture)
+    config, tensors = checkpoint(directory)
+    weights = prepare_weights(tensors, config, base)
+    layers = tuple(
+        replace(layer, feed_forward=replace(own, expert=partial(fault.expert, own.expert)))
+        if isinstance(own := layer.feed_forward, MixtureWeights)
+        else layer
+        for layer in weights.layers
+    )
+    if fault.patch is not None:
+        monkeypatch.setattr(reference, *fault.patch)
+    return record(Model(directory, config, fault.numerics(base), replace(weights, layers=layers)), IDS)
+
+
+def report(name: str, recorded: Recorded, format_name: str = "float32") -> Report:
+    return report_of(mixture(FAULTS[name].fixture), recorded, format_name)
+
+
+@pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_at_its_operation(name: str, format_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = wrong(name, monkeypatch, FLOAT32 if format_name == "float32" else BFLOAT16)
+    first, *others = report(name, recorded, format_name).findings
+    assert (first.name, first.recomputed) == (FAULTS[name].tensor, ())
+    assert first.experts.startswith(FAULTS[name].experts)
+    assert first.error > (1000 if format_name == "float32" else 3)
+    same = FAULTS[name].tensor.replace("layers.1", "layers.2")
+    assert {one.name for one in others} <= {same}  # what comes of it is not wrong by its own inputs
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_its_tensor_it_lies_in_what_was_recomputed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = FAULTS[name].tensor
+    recorded = without(wrong(name, monkeypatch), tensor.removeprefix(SPARSE))
+    first = report(name, recorded).findings[0]
+    assert tensor in first.recomputed
+    assert f"{tensor} (not dumped: dump it to tell)" in as_text(report(name, recorded))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_from_block_outputs_alone_the_layer_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = report(name, PARTS["blocks"](wrong(name, monkeypatch))).findings[0]
+    assert (first.name, first.layer) == ("model.layers.1", 1)
+    assert FAULTS[name].tensor in first.recomputed
+
+
+def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> None:
+    """As vLLM; LFM2 adds 1e-6, which is 30 times what float32 may lose there."""
+
+    def shares(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
+        return scores / scores.sum(-1, keepdims=True) * np.float32(factor)
+
+    config, tensors = checkpoint(mixture(SCALED))
+    model = Model(mixture(SCALED), config, Changed(FLOAT32, shares=shares), prepare_weights(tensors, config, FLOAT32))
+    report = report_of(mixture(SCALED), record(model, IDS), "float32")
+    assert report.findings == ()
+    assert 0.2 < next(one.error for one in report.checks if one.name == WEIGHTS) < 0.7
+
+
+# --- the choice
+
+
+def test_a_wrong_choice_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {name: one.copy() for name, one in recorded_under(mixture(PLAIN), FLOAT32).items()}
+    biased = recorded[SCORES][7] + np.frombuffer(checkpoint(mixture(PLAIN))[1][f"{SPARSE}.expert_bias"].values, "<f4")
+    order = np.argsort(-biased)
+    recorded[CHOSEN][7] = order[[0, 4]]
+    first, *others = report_of(mixture(PLAIN), recorded, "float32").findings
+    noise = np.hypot(*(2.0**-24 * np.hypot(recorded[SCORES][7, one], biased[one]) for one in order[[1, 4]]))
+    times = (biased[order[1]] - biased[order[4]]) / noise
+    words = f"routed to expert {order[4]} instead of {order[1]}, although their scores are {times:.3g} times the noise"
+    assert first.choice == f"{words} apart"
+    assert first.error == pytest.approx(times / 4.0, rel=1e-3)
+    lines = as_text(report_of(mixture(PLAIN), recorded, "float32")).splitlines()
+    assert f"largest error       row 7: {first.choice}" in lines
+    assert f"experts             chosen wrongly: expert {order[4]} of 8; left out: expert {order[1]} of 8" in lines
+    assert {one.name for one in others} == {WEIGHTS, OUTPUTS}  # which are those of the right one
+    assert first.rows == "only row 7"
+
+
+@pytest.mark.parametrize("part", ["all", "as transformers shows"])
+def test_the_order_of_the_chosen_does_not_matter(part: str) -> None:
+    recorded = {name: one.copy() for name, one in recorded_under(mixture(SCALED), FLOAT32).items()}
+    turned = np.argsort(np.random.default_rng(3).random(recorded[CHOSEN].shape), axis=-1)
+    recorded[CHOSEN] = np.take_along_axis(recorded[CHOSEN], turned, axis=-1)
+    recorded[WEIGHTS] = np.take_along_axis(recorded[WEIGHTS], turned, axis=-1)
+    outputs = recorded[OUTPUTS].reshape(24, 3, 32)
+    recorded[OUTPUTS] = np.take_along_axis(outputs, turned[..., None], axis=1).reshape(24, -1)
+    assert report_of(mixture(SCALED), PARTS[part](recorded), "float32").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([8, 1], "routed to expert 8, expected one of 0 to 7"),
+        ([-1, 1], "routed to expert -1, expected one of 0 to 7"),
+        ([1, 1], "routed to expert 1 twice"),
+    ],
+)
+def test_ids_of_no_expert_and_of_one_twice_are_found(ids: list[int], words: str) -> None:
+    """And hide nothing behind them."""
+    recorded = {name: one.copy() for name, one in recorded_under(mixture(PLAIN), FLOAT32).items()}
+    recorded[CHOSEN][3] = ids
+    recorded["lm_head"][5, 5] += 1.0
+    names = [one.name for one in report_of(mixture(PLAIN), recorded, "float32").findings]
+    first = report_of(mixture(PLAIN), recorded, "float32").findings[0]
+    assert names == [CHOSEN, "lm_head"]
+    assert (first.choice, first.error) == (words, np.inf)
+
+
+def test_a_near_tie_that_went_the_other_way_is_right_and_what_follows_is_judged_by_it() -> None:
+    """Two experts with the same weights of the router: their scores are equal."""
+    config, tensors = checkpoint(mixture(BARE))
+    twins = dict(tensors)
+    for layer in (1, 2):
+        stored = tensors[f"model.layers.{layer}.feed_forward.gate.weight"]
+        gate = stored.values.copy()
+        gate[3] = gate[6]
+        twins[stored.name] = replace(stored, values=gate)
+    weights = prepare_weights(twins, config, FLOAT32)
+
+    def other(numerics: Any, preferred: Any, count: int) -> Any:
+        chosen = numerics.best(preferred, count)
+        return np.where(chosen == 3, 6, chosen)
+
+    for methods in ({}, {"best": other}):
+        recorded = record(Model(mixture(BARE), config, Changed(FLOAT32, **methods), weights), IDS)
+        assert (3 in recorded[CHOSEN], 6 in recorded[CHOSEN]) == ((False, True) if methods else (True, False))
+        for part in PARTS.values():
+            assert locate(twins, config, dump_of(part(recorded), "float32"), "float32").findings == ()
