@@ -100,17 +100,20 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
 
 
 def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
-    """The first block of each kind, the first with experts, and what stands before and after the blocks."""
+    """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
     layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
     sparse = {one["layer"] for one in operations if one["operation"] == "best"}
     first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
-    first += [min(sparse)] if sparse and not sparse & set(first) else []
     made = [("Before the blocks", [one for one in operations if one["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
             made.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
+    if sparse and not sparse & set(first):
+        own = [one for one in operations if one["layer"] == min(sparse)]
+        start = next(index for index, one in enumerate(own) if one["name"] == "ffn_norm")
+        made.append((f"Block {min(sparse)}, its second half: mixture of experts", own[start:]))
     after = [one for one in operations if one["layer"] is None and one["operation"] != "embed"]
     return [*made, ("After the blocks", after)]
 

@@ -75,12 +75,13 @@ def of_a_step(run: Run) -> list[Task]:
     step = max(few, key=lambda one: (len(one.entries), one.num_tokens))
     layer = routes(step)[0]
     shown = zip(row_labels(run, step), layer.chosen, strict=True)
-    told = "; ".join(f"{token}: {', '.join(map(str, sorted(own)))}" for token, own in shown)
+    told = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(own)))}" for token, own in shown)
     rows = {expert: count for expert, count in enumerate(layer.rows) if count}
     return [
         (
             "Products of experts.",
-            f"In step {step.number}, block {layer.layer}, the tokens go to these experts: {told}. How many experts "
+            f"In step {step.number}, block {layer.layer}, the tokens (request, position, text) go to these experts: "
+            f"{told}. How many experts "
             "compute, and over how many rows each?",
             f"{len(rows)}: " + ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in rows),
         ),
