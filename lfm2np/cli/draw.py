@@ -20,6 +20,7 @@ from lfm2np.loading import Model, load
 from lfm2np.work.whole_file import write_whole
 
 EXAMPLE = """lfm2np draw --demo -o page.html
+  lfm2np draw --demo --model LFM2-8B-A1B -o page.html
   lfm2np generate --prompt "ann has" --prompt "12+30=" --trace run.jsonl --trace-detail
   lfm2np draw run.jsonl -o page.html
   lfm2np draw run.jsonl --terminal --step 3"""
@@ -28,7 +29,8 @@ EXAMPLE = """lfm2np draw --demo -o page.html
 def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
-    source.add_argument("--demo", action="store_true", help="a run of the trained fixture that shows everything")
+    source.add_argument("--demo", action="store_true", help="a run that shows everything")
+    parser.add_argument("--model", metavar="DIR", help="of --demo: checkpoint directory (the trained fixture)")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
     target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
@@ -37,9 +39,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """RequestError for a file that is no trace, a step that it does not have, or a page that can't be written."""
+    if arguments.model is not None and not arguments.demo:
+        raise RequestError("--model goes with --demo; a trace has the model that it was recorded of")
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
-    chosen = read(arguments, trained)
+        model = trained if arguments.model is None else load(arguments.model, "exact", show)
+    chosen = read(arguments, model)
     if arguments.terminal:
         last = len(chosen.steps) - 1
         number = last if arguments.step is None else arguments.step
@@ -49,8 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.step is not None:
         raise RequestError("--step goes with --terminal; the page has them all")
-    source = "the demo's run on the trained fixture" if arguments.demo else Path(arguments.trace).name
-    command = shlex.join(["lfm2np", "draw", "--demo" if arguments.demo else source, "-o", Path(arguments.output).name])
+    source, of = source_of(arguments, model)
+    command = shlex.join(["lfm2np", "draw", *of, "-o", Path(arguments.output).name])
     with progress_bar("drawing") as show:
         page = draw(chosen, trained, source, command, show)
     write_whole(Path(arguments.output), page)
@@ -60,9 +65,19 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{arguments.output}: {len(chosen.steps)} steps, {len(page.encode()) / 1e6:.1f} MB")
 
 
-def read(arguments: argparse.Namespace, trained: Model) -> Run:
+def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:
+    """What the page shows, and the command's arguments that say so. Directories are left out."""
+    if not arguments.demo:
+        name = Path(arguments.trace).name
+        return name, [name]
+    if arguments.model is None:
+        return "the demo's run on the trained fixture", ["--demo"]
+    return f"the demo's run on {model.path.name}", ["--demo", "--model", model.path.name]
+
+
+def read(arguments: argparse.Namespace, model: Model) -> Run:
     if arguments.demo:
-        return read_run(demo.main_lines(trained))
+        return read_run(demo.main_lines(model))
     lines = read_file(arguments.trace).splitlines()
     try:
         return read_run(lines)

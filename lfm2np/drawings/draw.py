@@ -8,7 +8,9 @@ from lfm2np.drawings import demo
 from lfm2np.drawings.page.markup import Markup, element, joined, visible
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.views.experts import experts
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.ledger import ledger
 from lfm2np.drawings.views.memory import memory
@@ -25,7 +27,10 @@ from lfm2np.progress import Progress
 
 
 def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
-    """The page. `run` is what views 5 and 7 to 10 show; the others show the hand model and the trained fixture."""
+    """The page. `run` is what views 5 and 7 to 10 show; the others show the hand model and the trained fixture.
+
+    A run with a mixture of experts has a view more, the sixth, and exercises of its own.
+    """
     model, words, weights = demo.hand_model()
     alone, together = demo.hand_alone(model, words), demo.hand_together(model, words)
     progress(1, 4)
@@ -39,12 +44,13 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
         token_level(together),
         positions(together),
         ledger(run),
+        *([experts(run)] if is_sparse(run) else []),
         isolation(leaking),
         memory(run),
         timeline(run),
         policies(run),
         speculation(run),
-        worksheet(alone, together, weights),
+        worksheet(alone, together, weights, run),
         order(chosen, where),
     ]
     numbered = [replace(view, title=f"{index}. {view.title}") for index, view in enumerate(views, start=1)]
@@ -55,12 +61,15 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
 
 def about(run: Run, source: str, command: str) -> Markup:
     config = run.config
+    views, paper = "views 5 and 7 to 10", "the worksheet"
+    if is_sparse(run):
+        views, paper = "views 5, 6 and 8 to 11 and what the worksheet asks of experts", "the rest of the worksheet"
     return joined(
         [
             element(
                 "p",
-                "Every number here comes from a run. Views 1 to 4 and the worksheet show a model that fits on paper, "
-                f"views 5 and 7 to 10 {visible(source)} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
+                f"Every number here comes from a run. Views 1 to 4 and {paper} show a model that fits on paper, "
+                f"{views} {visible(source)} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
                 f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
                 f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
             ),

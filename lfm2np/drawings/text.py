@@ -1,4 +1,4 @@
-"""A step in the terminal: plan, blocks and timeline in plain characters."""
+"""A step in the terminal: plan, experts, blocks and timeline in plain characters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import counted, visible
 from lfm2np.drawings.runs.derive import LETTERS, moments, owners
+from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, Step
 
 MOST_STEPS = 60  # columns of the timeline
@@ -13,9 +14,10 @@ PER_LINE = 32  # blocks
 
 
 def as_text(run: Run, number: int, colour: bool) -> str:
-    """Step `number` of a run."""
+    """Step `number` of a run; its experts where the trace has their detail."""
     step = run.steps[number]
-    return "\n\n".join([plan(run, step), blocks(run, number, colour), timeline(run, number, colour)])
+    parts = [plan(run, step), experts(step), blocks(run, number, colour), timeline(run, number, colour)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def plan(run: Run, step: Step) -> str:
@@ -38,6 +40,21 @@ def plan(run: Run, step: Step) -> str:
     for what, names in (("admitted", step.admitted), ("preempted", step.preempted), ("finished", tuple(step.finished))):
         if names:
             lines.append(f"  {what}: {', '.join(map(visible, names))}")
+    return "\n".join(lines)
+
+
+def experts(step: Step) -> str:
+    """The rows of each expert's product, a line a sparse block; nothing for a dense model."""
+    layers = routes(step)
+    if not layers:
+        return ""
+    width = len(str(max(layers[0].num_experts - 1, *(max(one.rows) for one in layers))))
+    names = " ".join(f"{expert:>{width}}" for expert in range(layers[0].num_experts))
+    lines = ["rows of each expert, . none", f"  {'':<10} {names}"]
+    for one in layers:
+        counts = " ".join(f"{count or '.':>{width}}" for count in one.rows)
+        told = f"{counted(one.num_read, 'expert')} for {counted(one.num_choices, 'choice')}"
+        lines.append(f"  {f'block {one.layer}':<10} {counts}  {told}")
     return "\n".join(lines)
 
 

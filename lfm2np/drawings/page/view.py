@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lfm2np.drawings.page.markup import Markup, element, joined, number, rectangle, visible, words
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.run import Run, Step
 
 NUM_COLOURS = 8
+Task = tuple[str, Markup | str, str]  # of a worksheet: title, question, answer
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,15 @@ class View:
 def fullest(run: Run) -> int:
     """The step with the most requests, of these the one with the most tokens: where there is most to see."""
     return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
+
+
+def row_labels(run: Run, step: Step) -> list[str]:
+    """The rows of a step's flat array: request, position and token."""
+    return [
+        f"{visible(entry.request_id)} {entry.start + index} {visible(run.word(token))}"
+        for entry in step.entries
+        for index, token in enumerate(entry.token_ids)
+    ]
 
 
 def at_step(step: int, last: int, *children: object, name: str = "div") -> Markup:

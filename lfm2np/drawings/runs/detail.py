@@ -18,28 +18,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.weights import ModelWeights
+from lfm2np.drawings.runs.names import names_of, naming_experts
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 
 Array = NDArray[Any]
 PACKAGE = Path(__file__).resolve().parents[2]
-PRODUCT, ROW, REQUEST = "one product over all tokens", "row by row", "per request"
+PRODUCT, EXPERT = "one product over all tokens", "one product per expert"
+ROW, REQUEST = "row by row", "per request"
 MOST_NUMBERS = 64  # of a tensor that are kept; of a larger one the first rows and columns
 FIRST_ROWS, FIRST_COLUMNS = 3, 5
-MOST_CALLS = 4  # of one operation in one layer, a call for each request, whose numbers are kept; of others the shapes
+MOST_CALLS = 4  # of one line of code in one layer, a call for each request or expert, whose numbers are kept
 
 
 class Detail:
-    """An arithmetic that notes what passes through it. `taken()` gives the operations since the last call."""
+    """An arithmetic that notes what passes through it. `taken()` gives the operations since the last call.
+
+    The network must run on `self.weights`: those given, whose experts are known by name once they are asked for.
+    """
 
     def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
         self._numerics = numerics
         self._names = names_of(weights)
+        self.weights = naming_experts(weights, self._names)
         self._layer: int | None = None
+        self._expert: int | None = None  # whose weights were used last
         self._operations: list[dict[str, Any]] = []
-        self._calls: Counter[tuple[int | None, str]] = Counter()
+        self._calls: Counter[tuple[int | None, str, int]] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         """Operations that are no part of a step's network."""
@@ -47,7 +54,7 @@ class Detail:
 
     def taken(self) -> list[dict[str, Any]]:
         taken, self._operations = self._operations, []
-        self._layer = None
+        self._layer = self._expert = None
         self._calls.clear()
         return taken
 
@@ -57,7 +64,8 @@ class Detail:
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
         made = self._numerics.linear(x, matrix, bias)
-        return self._noted("linear", PRODUCT, {"x": x}, made, of=matrix)
+        batching = PRODUCT if self._names[id(matrix)].expert is None else EXPERT
+        return self._noted("linear", batching, {"x": x}, made, of=matrix)
 
     def rms_norm(self, x: Array, weight: NDArray[np.float32], eps: float) -> Array:
         made = self._numerics.rms_norm(x, weight, eps)
@@ -70,7 +78,30 @@ class Detail:
         return self._noted("multiply", ROW, {"x": x, "y": y}, self._numerics.multiply(x, y), name="gate")
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        return self._noted("swiglu", ROW, {"gate": gate, "up": up}, self._numerics.swiglu(gate, up), name="swiglu")
+        made = self._numerics.swiglu(gate, up)
+        return self._noted("swiglu", ROW, {"gate": gate, "up": up}, made, name="swiglu", expert=self._expert)
+
+    def sigmoid(self, x: Array) -> Array:
+        return self._noted("sigmoid", ROW, {"x": x}, self._numerics.sigmoid(x), name="experts' scores")
+
+    def prefer(self, scores: Array, bias: NDArray[np.float32]) -> Array:
+        made = self._numerics.prefer(scores, bias)
+        return self._noted("prefer", ROW, {"scores": scores}, made, of=bias)
+
+    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        made = self._numerics.best(preferred, count)
+        self._noted("best", ROW, {"preferred": preferred}, made, name="chosen experts", chosen=made.tolist())
+        return made
+
+    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+        made = self._numerics.shares(scores, normalised, factor)
+        return self._noted(
+            "shares", ROW, {"scores": scores}, made, name="experts' weights", normalised=normalised, factor=factor
+        )
+
+    def mix(self, made: Array, weights: Array) -> Array:
+        mixed = self._numerics.mix(made, weights)
+        return self._noted("mix", ROW, {"made": made, "weights": weights}, mixed, name="experts' outputs")
 
     def rotate(self, x: Array, cos: Array, sin: Array) -> Array:
         made = self._numerics.rotate(x, cos, sin)
@@ -108,13 +139,18 @@ class Detail:
         made: Array,
         of: object = None,
         name: str = "",
-        **more: int,
+        expert: int | None = None,
+        **more: Any,
     ) -> Array:
-        """Notes a call; `of` is the weight that tells its name and layer. Returns what was made."""
+        """Notes a call; `of` is the weight that tells its name, its layer and whose it is. Returns what was made."""
         if of is not None:
-            self._layer, name = self._names[id(of)]
-        self._calls[self._layer, operation] += 1
-        kept = batching != REQUEST or self._calls[self._layer, operation] <= MOST_CALLS
+            weight = self._names[id(of)]
+            self._layer, self._expert = weight.layer, weight.expert
+            name, expert = weight.name, weight.expert
+        source = called_from()
+        calls = self._layer, operation, source[1]
+        self._calls[calls] += 1
+        kept = (batching != REQUEST and expert is None) or self._calls[calls] <= MOST_CALLS
         self._operations.append(
             {
                 "operation": operation,
@@ -123,41 +159,12 @@ class Detail:
                 "name": name,
                 "inputs": {key: tensor(value, kept) for key, value in inputs.items()},
                 "output": tensor(made, kept),
-                "source": called_from(),
+                "source": source,
+                **({} if expert is None else {"expert": expert}),
                 **more,
             }
         )
         return made
-
-
-def names_of(weights: ModelWeights) -> dict[int, tuple[int | None, str]]:
-    """By a weight's identity: its layer, None for those after the last, and what it is called in the checkpoint."""
-    found: dict[int, tuple[int | None, str]] = {
-        id(weights.final_norm): (None, "embedding_norm"),
-        id(weights.head): (None, "lm_head"),
-    }
-    for index, layer in enumerate(weights.layers):
-        operator = layer.operator
-        named: dict[str, object] = {
-            "operator_norm": layer.operator_norm,
-            "ffn_norm": layer.ffn_norm,
-        }
-        if isinstance(layer.feed_forward, FeedForwardWeights):
-            named |= {
-                "feed_forward.w1, w3": layer.feed_forward.gate_up_proj,
-                "feed_forward.w2": layer.feed_forward.down_proj,
-            }
-        if isinstance(operator, ShortConvWeights):
-            named |= {"conv.in_proj": operator.in_proj, "conv.conv": operator.taps, "conv.out_proj": operator.out_proj}
-        else:
-            named |= {
-                "self_attn.q_proj, k_proj, v_proj": operator.qkv_proj,
-                "self_attn.q_layernorm": operator.q_norm,
-                "self_attn.k_layernorm": operator.k_norm,
-                "self_attn.out_proj": operator.out_proj,
-            }
-        found |= {id(weight): (index, name) for name, weight in named.items()}
-    return found
 
 
 def detail_line(operations: list[dict[str, Any]], texts: Mapping[int, str]) -> str:

@@ -33,7 +33,7 @@ class DetailedTrace:
         self._trace, self._words = trace, words
         self._told: set[int] = set()
         self._original = model
-        self.model = replace(model, numerics=cast(Numerics, self._detail))
+        self.model = replace(model, numerics=cast(Numerics, self._detail), weights=self._detail.weights)
 
     def step(self, engine: Engine) -> list[RequestOutput]:
         """One step of the engine, and its line."""

@@ -1,22 +1,30 @@
-"""What is batched and what is not: every operation of one block of each kind, in one of three classes."""
+"""What is batched and what is not: every operation of one block of each kind, with its class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table, visible
+from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table
 from lfm2np.drawings.page.numbers import operation_body, shape_text
-from lfm2np.drawings.page.view import View, at_step, fullest
-from lfm2np.drawings.runs.detail import PRODUCT, REQUEST, ROW
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.page.view import View, at_step, fullest, row_labels
+from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, ROW
+from lfm2np.drawings.runs.routes import is_sparse, routes
+from lfm2np.drawings.runs.run import Operation, Run, Step
+
+LabelsOf = Callable[[Operation], Sequence[str]]
 
 CLASSES = {
     PRODUCT: "weights meet all tokens of all requests at once: one large product",
+    EXPERT: "its weights meet the step's tokens that chose it, whichever request they are of: a product for each",
     ROW: "each token by itself: it does not matter whose it is",
     REQUEST: "each request looks at its own past only: its blocks, its state, its random numbers",
 }
-ORDER = (PRODUCT, ROW, REQUEST)
+FRAMES = {PRODUCT: "c0", ROW: "c1", REQUEST: "c2", EXPERT: "c3"}  # in page.css
+LESSON = (
+    "Of a block's operations only attention and the convolution (and the sampling at the end) ask whose token it is. "
+    "All others run over the step's tokens as one flat array."
+)
+OF_EXPERTS = " An expert runs over those of them that chose it, of all requests at once."
 MOST_WITH_NUMBERS = 64  # steps whose numbers are in the page; a longer run shows those of every so many
 
 
@@ -35,11 +43,10 @@ def ledger(run: Run) -> View:
     return View(
         id="ledger",
         title="What is batched and what is not",
-        lesson="Of a block's operations only attention and the convolution (and the sampling at the end) ask whose "
-        "token it is. All others run over the step's tokens as one flat array.",
+        lesson=LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
         body=joined(
             [
-                element("dl", [[element("dt", name), element("dd", text)] for name, text in CLASSES.items()]),
+                element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
                 quiz,
                 element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
                 [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
@@ -51,14 +58,16 @@ def ledger(run: Run) -> View:
     )
 
 
+def classes(run: Run) -> list[str]:
+    """Those that a model of this kind has."""
+    return [name for name in CLASSES if name != EXPERT or is_sparse(run)]
+
+
 def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
     if not step.operations:
         return element("p", f"Step {step.number} computed nothing.")
-    labels = [
-        f"{visible(entry.request_id)} {entry.start + index} {visible(run.word(token))}"
-        for entry in step.entries
-        for index, token in enumerate(entry.token_ids)
-    ]
+    known = classes(run)
+    labels = labels_of(run, step)
     return joined(
         [
             element(
@@ -66,12 +75,12 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
                 element("strong", f"Step {step.number}. "),
                 f"{counted(step.num_tokens, 'token')} of {counted(len(step.entries), 'request')} in one flat array.",
             ),
-            shares(step),
+            shares(step, known),
             [
                 element(
                     "div",
                     element("h3", title),
-                    element("ul", [item(one, labels, with_numbers) for one in grouped(chosen)], class_="ledger"),
+                    element("ul", [item(one, labels, with_numbers, known) for one in grouped(chosen)], class_="ledger"),
                 )
                 for title, chosen in blocks(step.operations)
                 if chosen
@@ -80,59 +89,88 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
     )
 
 
-def blocks(operations: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """The first block of each kind, and what stands before and after the blocks."""
-    layers = {one["layer"]: "convolution" for one in operations if one["operation"] == "convolve"}
-    layers |= {one["layer"]: "attention" for one in operations if one["operation"] == "attend"}
-    first = {
-        kind: min((n for n, k in layers.items() if k == kind), default=None) for kind in ("convolution", "attention")
-    }
+def labels_of(run: Run, step: Step) -> LabelsOf:
+    """How the rows of an operation are named: by their tokens, those of an expert by the tokens that chose it."""
+    tokens, layers = row_labels(run, step), {one.layer: one for one in routes(step)}
+
+    def labels(one: Operation) -> list[str]:
+        return [tokens[row] for row in layers[one["layer"]].tokens_of(one["expert"])] if "expert" in one else tokens
+
+    return labels
+
+
+def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
+    """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
+    kinds = {"convolve": "convolution", "attend": "attention"}
+    layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
+    sparse = {one["layer"] for one in operations if one["operation"] == "best"}
+    first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
     made = [("Before the blocks", [one for one in operations if one["operation"] == "embed"])]
-    for kind, layer in first.items():
+    for layer in first:
         if layer is not None:
+            kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
             made.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
+    if sparse and not sparse & set(first):
+        own = [one for one in operations if one["layer"] == min(sparse)]
+        start = next(index for index, one in enumerate(own) if one["name"] == "ffn_norm")
+        made.append((f"Block {min(sparse)}, its second half: mixture of experts", own[start:]))
     after = [one for one in operations if one["layer"] is None and one["operation"] != "embed"]
     return [*made, ("After the blocks", after)]
 
 
-def grouped(operations: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Calls of one line of code, one a request, together."""
-    found: list[list[Mapping[str, Any]]] = []
+def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Calls of one line of code, one a request or an expert, together."""
+    found: list[list[Operation]] = []
     for one in operations:
-        if found and one["class"] == REQUEST:
-            same = next((g for g in found if g[0]["source"] == one["source"] and g[0]["class"] == REQUEST), None)
-            if same is not None:
-                same.append(one)
-                continue
-        found.append([one])
+        same = next((g for g in found if several(one) and what(g[0]) == what(one)), None)
+        if same is None:
+            found.append([one])
+        else:
+            same.append(one)
     return found
 
 
-def item(group: Sequence[Mapping[str, Any]], labels: Sequence[str], with_numbers: bool) -> Markup:
+def several(one: Operation) -> bool:
+    return one["class"] == REQUEST or "expert" in one
+
+
+def what(one: Operation) -> tuple[object, ...]:
+    return one["operation"], one["class"], one["source"]
+
+
+def item(group: Sequence[Operation], labels: LabelsOf, with_numbers: bool, known: Sequence[str]) -> Markup:
     first = group[0]
     sizes = "; ".join(sizes_text(one) for one in group[:6]) + (" ..." if len(group) > 6 else "")
     calls = f"{len(group)} calls" if len(group) > 1 else "one call"
+    title = f"{name_of(group)} ({first['operation']}), {calls}: {sizes}"
     guesses = [
         element("button", name, type="button", class_="guess", data_right="yes" if name == first["class"] else None)
-        for name in ORDER
+        for name in known
     ]
     return element(
         "li",
-        element("span", first["class"], class_=f"class c{ORDER.index(first['class'])}"),
+        element("span", first["class"], class_=f"class {FRAMES[first['class']]}"),
         element("span", guesses, element("output"), class_="guesses", hidden=True),
-        opened(f"{first['name']} ({first['operation']}), {calls}: {sizes}", group, labels)
-        if with_numbers
-        else element("span", f"{first['name']} ({first['operation']}), {calls}: {sizes}"),
+        opened(title, group, labels) if with_numbers else element("span", title),
     )
 
 
-def opened(title: str, group: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Markup:
+def name_of(group: Sequence[Operation]) -> str:
+    """That of the weight; of experts with their numbers."""
+    name, experts = str(group[0]["name"]), [str(one["expert"]) for one in group if "expert" in one]
+    if not experts:
+        return name
+    listed = f"experts {', '.join(experts)}" if len(experts) > 1 else f"expert {experts[0]}"
+    return f"{name.replace(f'.{experts[0]}.', '.E.')} of {listed}"
+
+
+def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
     """The numbers of a line of code's first calls, on demand."""
     more = element("p", f"and {len(group) - 3} more") if len(group) > 3 else None
-    return details(title, [operation_body(one, labels) for one in group[:3]], more)
+    return details(title, [operation_body(one, labels(one)) for one in group[:3]], more)
 
 
-def sizes_text(one: Mapping[str, Any]) -> str:
+def sizes_text(one: Operation) -> str:
     inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in one["inputs"].values())
     context = f" over {one['context']} positions" if "context" in one else ""
     return (
@@ -142,10 +180,10 @@ def sizes_text(one: Mapping[str, Any]) -> str:
     )
 
 
-def shares(step: Step) -> Markup:
+def shares(step: Step, known: Sequence[str]) -> Markup:
     """How many calls each class takes in this step."""
     rows = []
-    for name in ORDER:
+    for name in known:
         mine = [one for one in step.operations if one["class"] == name]
         rows.append([name, len(mine), f"{sum(one['output']['shape'][0] for one in mine):,}"])
     return table("All blocks of this step", ["class", "calls", "rows in all"], rows)

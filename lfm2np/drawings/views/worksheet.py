@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
-from lfm2np.drawings.page.view import View
+from lfm2np.drawings.page.markup import element, joined, number, visible
+from lfm2np.drawings.page.view import Task, View
 from lfm2np.drawings.runs.policies import answers
 from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.views.worksheet_experts import of_experts
 
-Task = tuple[str, Markup | str, str]  # title, question, answer
 
-
-def worksheet(alone: Run, together: Run, weights: Mapping[str, Any]) -> View:
-    """`alone` has one request, `together` several; both with detail, of the hand model."""
-    tasks = [*of_one_token(alone, weights), *of_a_batch(together)]
+def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -> View:
+    """`alone` has one request, `together` several; both with detail, of the hand model. Of `run` are the experts."""
+    tasks = [*of_one_token(alone, weights), *of_a_batch(together), *of_experts(run)]
     return View(
         id="worksheet",
         title="Worksheet",

@@ -1,0 +1,111 @@
+"""Which experts the tokens of a step chose: read off the detail of a recorded run.
+
+T tokens of the step, N experts, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lfm2np.drawings.runs.derive import DECODE, Moment
+from lfm2np.drawings.runs.run import Run, Step
+
+
+@dataclass(frozen=True)
+class Routes:
+    """One sparse layer in one step."""
+
+    layer: int
+    num_experts: int
+    chosen: tuple[tuple[int, ...], ...]  # [T, K], best first
+
+    @property
+    def rows(self) -> list[int]:
+        """For each expert the number of tokens that chose it: the rows of its product."""
+        return [sum(expert in own for own in self.chosen) for expert in range(self.num_experts)]
+
+    @property
+    def num_choices(self) -> int:
+        """T times K."""
+        return sum(map(len, self.chosen))
+
+    @property
+    def num_read(self) -> int:
+        """How many experts' weights the layer reads."""
+        return len({expert for own in self.chosen for expert in own})
+
+    def tokens_of(self, expert: int) -> list[int]:
+        """The rows of the step that it computes."""
+        return [row for row, own in enumerate(self.chosen) if expert in own]
+
+
+def routes(step: Step) -> list[Routes]:
+    """Of every sparse layer; empty for a dense model, and where the detail was not recorded.
+
+    A layer that was computed again without drafts counts once, with all tokens of the step.
+    """
+    found: dict[int, Routes] = {}
+    for one in step.operations:
+        if one["operation"] == "best" and one["layer"] not in found:
+            chosen = tuple(map(tuple, one["chosen"]))
+            found[one["layer"]] = Routes(one["layer"], one["inputs"]["preferred"]["shape"][1], chosen)
+    return list(found.values())
+
+
+def is_sparse(run: Run) -> bool:
+    return any(one["operation"] == "best" for step in run.steps for one in step.operations)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A step's sparse layers together."""
+
+    step: int
+    decodes: int  # of its tokens
+    prefills: int
+    num_layers: int
+    choices: int
+    read: int  # experts' weights, a layer's apart from another's
+    held: int  # how many there are
+    most_rows: int  # of one expert
+
+
+def readings(run: Run, states: dict[str, list[Moment]]) -> list[Reading]:
+    """Of each step that computed something; `states` are its moments."""
+    found = []
+    for step in run.steps:
+        layers = routes(step)
+        if layers:
+            mine = [one[step.number] for one in states.values()]
+            decodes = sum(one.tokens for one in mine if one.state == DECODE)
+            found.append(
+                Reading(
+                    step=step.number,
+                    decodes=decodes,
+                    prefills=step.num_tokens - decodes,
+                    num_layers=len(layers),
+                    choices=sum(one.num_choices for one in layers),
+                    read=sum(one.num_read for one in layers),
+                    held=sum(one.num_experts for one in layers),
+                    most_rows=max(max(one.rows) for one in layers),
+                )
+            )
+    return found
+
+
+def read_evenly(num_experts: int, per_token: int, num_tokens: int) -> float:
+    """Experts that a layer is expected to read if each token's are any K of the N, as likely as any others.
+
+    A token leaves one expert out with probability 1 - K/N, so all of them with its power.
+    """
+    return num_experts * (1 - (1 - per_token / num_experts) ** num_tokens)
+
+
+def by_decodes(found: Iterable[Reading]) -> dict[int, list[Reading]]:
+    """The steps that only decode, by their number of tokens."""
+    groups: dict[int, list[Reading]] = {}
+    for one in found:
+        if one.decodes and not one.prefills:
+            groups.setdefault(one.decodes, []).append(one)
+    return dict(sorted(groups.items()))
