@@ -56,6 +56,8 @@ class SmallEngine:
 
     def __init__(self, model: str, next_state: Callable[[Array, Array], Array]) -> None:
         self.config, self.next_state = load_config(Path(model)), next_state
+        if self.config.mixture is not None:
+            raise ValueError("a mixture of experts: this engine computes dense layers only")
         stored = open_checkpoint(Path(model), self.config)
         self.weights = {name.removesuffix(".weight"): widen(one.values, one.dtype) for name, one in stored.items()}
 
