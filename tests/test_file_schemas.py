@@ -23,6 +23,7 @@ from scheduler.plan import MoveKind
 from scheduler.trace import VERSION
 
 PACKAGE = Path(lfm2np.__file__).parent
+TORTURE = Path(__file__).parent.parent / "fixtures" / "torture"
 
 
 def read_schema(path: str) -> dict[str, Any]:
@@ -79,7 +80,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     arguments = ["generate", "--chat", "sort: 3 1", "--chat", "add: 3 + 4", "--max-tokens", "3"]
     assert main([*arguments, "--trace", str(path), "--trace-detail"]) == 0
-    return found + lines_of(path)
+    found += lines_of(path)
+    experts = ["generate", "--model", str(TORTURE / "moe_published"), "--prompt-ids", "1,17,42", "--max-tokens", "2"]
+    assert main([*experts, "--trace", str(path), "--trace-detail"]) == 0
+    details = [line for line in lines_of(path) if line["kind"] == "detail"]
+    return details + found  # the first of each kind is changed in every way: a detail that has experts
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +160,7 @@ def changed(line: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 
 # What may be missing, or be anything: names of objects that are maps, what old transcripts and other writers lack.
 FREE = {
-    "trace": {"model", "numerics", "seed", "context"},
+    "trace": {"model", "numerics", "seed", "context", "expert", "chosen", "normalised", "factor"},
     "results": {"item", "result"},
     "transcript": {"factors", "prompt_text", "prompt_logprobs", "token_ids", "logprobs", "top_logprobs"}
     | {"finish_reason", "text", "error", "refuted"},

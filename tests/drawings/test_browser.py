@@ -20,6 +20,7 @@ from lfm2np.drawings.page.markup import number, visible
 from lfm2np.drawings.page.view import fullest
 from lfm2np.drawings.runs.derive import LETTERS, moments
 from lfm2np.drawings.runs.recorded import Coming, recorded
+from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.sampling.params import SamplingParams
 
@@ -29,6 +30,21 @@ VIEWS = (
     *("single", "request-level", "token-level", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
     *("speculation", "worksheet", "order"),
 )
+
+
+SPARSE = Path(__file__).parents[2] / "fixtures" / "torture" / "moe_published"
+
+
+@pytest.fixture(scope="module")
+def sparse_run() -> Run:
+    return read_run(demo.main_lines(lfm2np.load(SPARSE)))
+
+
+@pytest.fixture(scope="module")
+def sparse_file(sparse_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "experts.html"
+    path.write_text(draw(sparse_run, lfm2np.load(), "the demo", "lfm2np draw --demo --model ..."), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -274,4 +290,58 @@ def test_a_hostile_prompt_runs_nothing(browser: Any, tmp_path: Path) -> None:
     assert opened.requests == [file.as_uri()]
     assert [one.get_attribute("id") for one in opened.page.query_selector_all(".view")] == list(VIEWS)
     assert "<script>document.title" in opened.page.inner_text("#timeline")
+    opened.context.close()
+
+
+def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_run: Run) -> None:
+    opened = Opened(browser, sparse_file)
+    page = opened.page
+    assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == [
+        *VIEWS[:5],
+        "experts",
+        *VIEWS[5:],
+    ]
+    page.evaluate("location.hash = 'experts'")
+    compared = 0
+    for step in sparse_run.steps:
+        go(page, "main", step.number)
+        (part,) = page.query_selector_all("#experts .at:not([hidden])")
+        assert part.get_attribute("data-step") == str(step.number)
+        rows = [
+            one.evaluate("row => [...row.children].map(one => one.textContent)")
+            for one in part.query_selector_all(".rows tbody tr")
+        ]
+        assert [[int(cell or 0) for cell in cells[1:]] for cells in rows] == [
+            [*one.rows, one.num_choices, one.num_read] for one in routes(step)
+        ]
+        squares = part.query_selector_all("svg .cell")
+        assert len(squares) == step.num_tokens + routes(step)[0].num_choices
+        assert all(one.is_visible() for one in squares)
+        compared += sum(map(len, rows))
+    assert compared > 400
+    for summary in page.query_selector_all("#ledger .at:not([hidden]) summary"):
+        summary.evaluate("one => one.parentElement.open = true")
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert opened.complaints == []
+    assert opened.requests == [sparse_file.as_uri()]
+    opened.context.close()
+
+
+def test_the_quiz_has_the_fourth_class(browser: Any, sparse_file: Path) -> None:
+    opened = Opened(browser, sparse_file)
+    opened.page.check("input.quiz")
+    items = opened.page.query_selector_all("#ledger .at:not([hidden]) .ledger li")
+    item = next(one for one in items if "feed_forward.experts" in one.inner_text())
+    assert len(item.query_selector_all(".guess")) == 4
+    item.query_selector('.guess[data-right="yes"]').click()
+    assert item.query_selector(".class").inner_text() == "one product per expert"
+    assert item.query_selector(".guesses output").inner_text() == "right"
+    opened.context.close()
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_experts_are_no_wider_than_the_page(browser: Any, sparse_file: Path, width: int) -> None:
+    opened = Opened(browser, sparse_file, width)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     opened.context.close()

@@ -28,14 +28,14 @@ from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
 from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.judge import FLOAT32_UNITS
-from lfm2np.oracle.noise import Noise, Truth, noise_of, truths_of
+from lfm2np.oracle.noise import Noise, Truth, loosened, noise_of, truths_of
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
 from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
 from lfm2np.oracle.verdict import LIMIT
-from lfm2np.progress import ProgressOf
+from lfm2np.progress import Progress, ProgressOf
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import AnyPlace, Place, Work, compute, place_of
 
@@ -159,7 +159,7 @@ def positions_of(
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
         try:
-            noises[name] = noise_of(model, truths, name, place=place, progress=functools.partial(progress, name))
+            noises[name] = own_noise(model, truths, name, place, functools.partial(progress, name))
         except NumericsError:
             continue  # the format can't hold this model's numbers: there are no bounds for it
     found = {}
@@ -167,6 +167,15 @@ def positions_of(
         own, first = {name: each[index] for name, each in noises.items()}, len(prompt) - 1
         found[prompt, tokens] = [bounded(one, truths[index], own, first + row) for row, one in enumerate(positions)]
     return found
+
+
+def own_noise(
+    model: LoadedModel, truths: Sequence[Truth], format_name: str, place: Place, progress: Progress
+) -> list[Noise]:
+    """Of engines that choose their experts themselves, where there are any: an answer to a vector tells no routes."""
+    sparse = model.config.mixture is not None
+    found = noise_of(model, truths, format_name, place=place, progress=progress, own_routes=sparse)
+    return loosened(found) if sparse else found
 
 
 def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:

@@ -1,0 +1,383 @@
+"""The page of a model with a mixture of experts: its rows, classes and numbers are the recorded run's, and the routes
+are those of reference.py."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np import reference
+from lfm2np.checkpoint.weights import FeedForwardWeights
+from lfm2np.cli import main
+from lfm2np.drawings import demo
+from lfm2np.drawings.draw import draw
+from lfm2np.drawings.page.markup import counted, number
+from lfm2np.drawings.runs.derive import DECODE, moments
+from lfm2np.drawings.runs.detail import EXPERT, MOST_CALLS, PRODUCT, REQUEST
+from lfm2np.drawings.runs.recorded import Coming, recorded
+from lfm2np.drawings.runs.routes import Routes, by_decodes, read_evenly, readings, routes
+from lfm2np.drawings.runs.run import Run, Step, read_run
+from lfm2np.drawings.text import as_text
+from lfm2np.drawings.views.ledger import grouped, labels_of
+from lfm2np.drawings.views.worksheet_experts import of_experts, routed
+from lfm2np.loading import Model
+from lfm2np.oracle.routes import routed as keeping_routes
+from lfm2np.sampling.params import SamplingParams
+
+TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
+SPARSE = ("moe_published", "moe_fused_no_bias", "moe_one_a_token", "moe_all_experts", "moe_one_expert", "moe_near_ties")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+PROMPTS = {"a": [1, 17, 30, 5, 9], "b": [1, 3, 8], "c": [1, *range(11, 22)]}
+
+
+def published() -> Model:
+    return lfm2np.load(TORTURE / "moe_published")
+
+
+def three(model: Model) -> Run:
+    coming = [Coming(name, ids, GREEDY, 2 * (name == "c")) for name, ids in PROMPTS.items()]
+    return read_run(recorded(model, coming, max_num_batched_tokens=10))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return published()
+
+
+@pytest.fixture(scope="module")
+def run(model: Model) -> Run:
+    return three(model)
+
+
+@pytest.fixture(scope="module")
+def demo_run(model: Model) -> Run:
+    return read_run(demo.main_lines(model))
+
+
+@pytest.fixture(scope="module")
+def page(demo_run: Run) -> str:
+    return draw(demo_run, lfm2np.load(), "the demo's run on moe_published", "lfm2np draw --demo")
+
+
+def routes_alone(model: Model, ids: list[int]) -> list[list[tuple[int, ...]]]:
+    """By sparse layer and position the experts that the whole sequence, computed by itself, goes to."""
+    numerics, kept = keeping_routes(model.numerics)
+    reference.hidden_states(model.weights, model.config, numerics, ids)
+    return [[tuple(map(int, own)) for own in layer] for layer in kept.chosen().transpose(1, 0, 2)]
+
+
+# --- what is recorded
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_recorded_routes_and_tokens_are_those_of_each_request_alone(name: str) -> None:
+    model = lfm2np.load(TORTURE / name)
+    run = three(model)
+    for request, prompt in PROMPTS.items():
+        said = [one for step in run.steps for one in step.tokens.get(request, ())]
+        rows = model.logits([*prompt, *said])[len(prompt) - 1 : -1]
+        assert said == [int(np.argmax(row)) for row in rows]
+        alone = routes_alone(model, [*prompt, *said])
+        for step in run.steps:
+            first = 0
+            for entry in step.entries:
+                rows = slice(first, first + len(entry.token_ids))
+                first = rows.stop
+                if entry.request_id == request:
+                    assert [list(one.chosen[rows]) for one in routes(step)] == [
+                        layer[entry.start : entry.stop] for layer in alone
+                    ]
+
+
+def test_every_expert_has_its_products_and_no_other(run: Run) -> None:
+    """Two products an expert that some token chose, over as many rows as chose it, named as the checkpoint names it."""
+    for step in run.steps:
+        for layer in routes(step):
+            found: dict[str, int] = {}
+            for one in step.operations:
+                if one["layer"] == layer.layer and one["class"] == EXPERT:
+                    assert one["operation"] == "linear"
+                    found[one["name"]] = one["output"]["shape"][0]
+                    assert f".experts.{one['expert']}." in one["name"]
+            assert found == {
+                f"feed_forward.experts.{expert}.{part}": count
+                for expert, count in enumerate(layer.rows)
+                if count
+                for part in ("w1, w3", "w2")
+            }
+            assert sum(layer.rows) == layer.num_choices == 2 * step.num_tokens
+
+
+def test_the_router_is_a_product_over_all_tokens_and_the_rest_row_by_row(model: Model, run: Run) -> None:
+    for step in run.steps:
+        for one in step.operations:
+            if one["class"] not in (REQUEST, EXPERT) and one["name"] != "lm_head" and "expert" not in one:
+                assert one["output"]["shape"][0] == step.num_tokens
+        for layer in range(model.config.num_hidden_layers):
+            mine = [one for one in step.operations if one["layer"] == layer and one["name"].startswith("feed_forward")]
+            own = [one for one in mine if one["class"] == PRODUCT]
+            sparse = model.config.is_sparse(layer)
+            assert [one["name"] for one in own] == (
+                ["feed_forward.gate"] if sparse else ["feed_forward.w1, w3", "feed_forward.w2"]
+            )
+            assert any(one["class"] == EXPERT for one in mine) == sparse
+    names = Counter(one["operation"] for step in run.steps for one in step.operations)
+    assert names["sigmoid"] == names["prefer"] == names["best"] == names["shares"] == names["mix"] == 3 * len(run.steps)
+
+
+def test_an_experts_numbers_are_its_weights_times_the_rows_that_chose_it(model: Model, run: Run) -> None:
+    compared = 0
+    for step in run.steps:
+        for one in step.operations:
+            values = one["inputs"]["x"]["values"] if one["class"] == EXPERT else ()
+            if not len(values) or len(values[0]) != one["inputs"]["x"]["shape"][1]:
+                continue  # not recorded whole
+            mixture = model.weights.layers[one["layer"]].feed_forward
+            assert not isinstance(mixture, FeedForwardWeights)
+            own = mixture.expert(one["expert"])
+            matrix = own.gate_up_proj if one["name"].endswith("w3") else own.down_proj
+            made = model.numerics.linear(np.array(values, np.float32), matrix)
+            for row, told in zip(made, one["output"]["values"], strict=False):  # of a large one the first rows
+                assert np.array_equal(np.float32(told), row[: len(told)])
+                compared += len(told)
+    assert compared > 500
+
+
+def test_numbers_are_kept_of_few_experts_and_sizes_of_all(run: Run) -> None:
+    seen = False
+    for step in run.steps:
+        for layer in routes(step):
+            of = [one for one in step.operations if one["layer"] == layer.layer and one["class"] == EXPERT]
+            first = [one for one in of if one["name"].endswith("w3")]
+            assert [bool(one["output"]["values"]) for one in first] == [
+                index < MOST_CALLS for index in range(len(first))
+            ]
+            seen |= len(first) > MOST_CALLS
+    assert seen
+
+
+def test_streamed_experts_are_recorded_too(model: Model, run: Run) -> None:
+    streamed = lfm2np.load(TORTURE / "moe_published", weights="streamed")
+    assert [step.tokens for step in three(streamed).steps] == [step.tokens for step in run.steps]
+
+
+def test_a_dense_run_has_no_experts() -> None:
+    trained = lfm2np.load()
+    run = read_run(recorded(trained, [Coming("a", "ann", GREEDY)]))
+    assert not any(routes(step) for step in run.steps)
+    assert of_experts(run) == []
+    text = draw(run, trained, "a run", "lfm2np draw")
+    assert EXPERT not in text
+    assert 'id="experts"' not in text
+    assert "expert" not in as_text(run, 0, colour=False)
+
+
+# --- what follows from it
+
+
+@given(st.integers(1, 5), st.data(), st.integers(1, 3))
+def test_read_evenly_is_the_average_over_all_choices(experts: int, data: st.DataObject, tokens: int) -> None:
+    per_token = data.draw(st.integers(1, experts))
+    ways = list(itertools.combinations(range(experts), per_token))
+    drawn = list(itertools.product(ways, repeat=tokens))
+    if len(drawn) > 1000:
+        return
+    mean = Fraction(sum(len(set().union(*map(set, one))) for one in drawn), len(drawn))
+    assert read_evenly(experts, per_token, tokens) == pytest.approx(float(mean), rel=1e-9)
+
+
+@given(st.lists(st.permutations(range(6)), min_size=1, max_size=9), st.integers(1, 6))
+def test_rows_are_tokens_that_chose(orders: list[list[int]], per_token: int) -> None:
+    layer = Routes(3, 6, tuple(tuple(one[:per_token]) for one in orders))
+    assert layer.rows == [len(layer.tokens_of(expert)) for expert in range(6)]
+    assert sum(layer.rows) == layer.num_choices == per_token * len(orders)
+    assert layer.num_read == sum(count > 0 for count in layer.rows)
+
+
+def test_readings_add_up(demo_run: Run) -> None:
+    states = moments(demo_run)
+    found = readings(demo_run, states)
+    assert [one.step for one in found] == [step.number for step in demo_run.steps if step.entries]
+    for one in found:
+        step = demo_run.steps[one.step]
+        assert one.prefills + one.decodes == step.num_tokens
+        assert one.decodes == sum(row[one.step].tokens for row in states.values() if row[one.step].state == DECODE)
+        assert one.choices == 2 * 3 * step.num_tokens
+        products = [own for own in step.operations if own["class"] == EXPERT]
+        assert 2 * one.read == len(products)
+        assert one.most_rows == max(own["output"]["shape"][0] for own in products)
+        assert one.held == 3 * 8
+    only = by_decodes(found)
+    assert only.keys() == {one.decodes for one in found if not one.prefills}
+    assert any(one.prefills for one in found)
+    assert len(only) > 1
+
+
+def test_calls_of_experts_stand_together_with_their_own_tokens(run: Run) -> None:
+    step = max(run.steps, key=lambda one: one.num_tokens)
+    layer = routes(step)[0]
+    mine = [one for one in step.operations if one["layer"] == layer.layer]
+    groups = [group for group in grouped(mine) if group[0]["class"] == EXPERT]
+    assert [[one["expert"] for one in group] for group in groups] == [
+        [expert for expert, count in enumerate(layer.rows) if count]
+    ] * 2
+    labels, tokens = labels_of(run, step), labels_of(run, step)(mine[0])
+    assert len(tokens) == step.num_tokens
+    for one in groups[0]:
+        assert labels(one) == [tokens[row] for row in layer.tokens_of(one["expert"])]
+
+
+# --- the page, exercises and the terminal
+
+
+class Cells(HTMLParser):
+    """Tables by caption: rows of cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self._caption, self._row, self._inside = "", list[str](), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("caption", "td", "th"):
+            self._inside = tag
+            self._row += [""] if tag != "caption" else []
+        if tag == "caption":
+            self._caption = ""
+        if tag == "tr":
+            self._row = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "caption":
+            self.tables[self._caption] = []
+        if tag == "tr":
+            self.tables[self._caption].append(self._row)
+        self._inside = "" if tag in ("caption", "td", "th") else self._inside
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "caption":
+            self._caption += data
+        elif self._inside:
+            self._row[-1] += data
+
+
+def view_of(page: str) -> str:
+    return re.split(r'(?=<section id=")', page[page.index('<section id="experts"') :])[1]
+
+
+def test_the_page_shows_the_routing_of_the_run(page: str, demo_run: Run) -> None:
+    view = view_of(page)
+    tables = Cells(view).tables
+    for step in demo_run.steps:
+        rows = tables[f"Step {step.number}: rows of each expert"][1:]
+        assert rows == [
+            [
+                f"block {one.layer}",
+                *(str(count or "") for count in one.rows),
+                str(one.num_choices),
+                str(one.num_read),
+            ]
+            for one in routes(step)
+        ]
+    found = readings(demo_run, moments(demo_run))
+    assert [row[:5] + row[5:6] + row[7:] for row in tables["All sparse blocks of each step together"][1:]] == [
+        [str(value) for value in (o.step, o.prefills, o.decodes, o.choices, o.read, o.held, o.most_rows)] for o in found
+    ]
+    averages = tables["Steps that only decode: of one block, on average"][1:]
+    for (tokens, steps), row in zip(by_decodes(found).items(), averages, strict=True):
+        read = sum(one.read for one in steps) / (3 * len(steps))
+        assert row[:4] == [str(tokens), str(len(steps)), str(2 * tokens), number(read, 3)]
+
+
+def test_the_figure_has_a_square_for_every_choice(page: str, demo_run: Run) -> None:
+    for step in demo_run.steps:
+        layer = routes(step)[0]
+        title = f"Step {step.number}, block {layer.layer}: the rows of each expert"
+        figure = next(one for one in re.findall(r"<svg.*?</svg>", view_of(page)) if f">{title}<" in one)
+        squares = re.findall(r"<title>row (\d+): [^<]*?: expert (\d+)</title>", figure)
+        assert [(int(row), int(expert)) for row, expert in squares] == [
+            (row, expert) for expert in range(8) for row in layer.tokens_of(expert)
+        ]
+        told = [counted(count, "row") if count else "not read" for count in layer.rows]
+        assert re.findall(r">(\d+ rows?|not read)</text>", figure) == told
+
+
+def test_the_classes_of_the_page_have_the_fourth(page: str, demo_run: Run) -> None:
+    ledger = page[page.index('<section id="ledger"') : page.index('<section id="experts"')]
+    assert "<dt>one product per expert</dt>" in ledger
+    assert 'class="class c3">one product per expert</span>' in ledger
+    assert "mixture of experts</h3>" in ledger
+    guesses = ledger.count('class="guess"')
+    assert guesses == 4 * ledger.count('class="guesses"')
+    calls = [sum(one["class"] == EXPERT for one in step.operations) for step in demo_run.steps]
+    rows = re.findall(r'<th scope="row">one product per expert</th><td>(\d+)</td>', ledger)
+    assert [int(one) for one in rows] == calls
+
+
+def solved(run: Run) -> dict[str, str]:
+    return {title: answer for title, _, answer in of_experts(run)}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_exercises_have_the_answers_of_the_run(name: str) -> None:
+    model = lfm2np.load(TORTURE / name)
+    run = three(model)
+    mixture = model.config.mixture
+    assert mixture is not None
+    questions = {title: str(question) for title, question, _ in of_experts(run)}
+    answers = solved(run)
+    found = max(routed(run), key=lambda one: one.margin)
+    best = sorted(range(mixture.num_experts), key=lambda expert: -found.preferred[expert])
+    assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
+    own = [found.scores[expert] for expert in found.chosen]
+    scale = mixture.routed_scaling_factor / (sum(own) + 1e-6 if mixture.norm_topk_prob else 1)
+    told = [float(one) for one in answers["Their weights."].split(", ")]
+    assert told == pytest.approx([one * scale for one in own], rel=6e-3)
+    assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
+    listed = re.findall(r"\u201d ([\d, ]+)", questions["Products of experts."])
+    rows = Counter(int(expert) for own in listed for expert in own.rstrip(", ").split(", "))
+    counts = ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in sorted(rows))
+    assert answers["Products of experts."] == f"{len(rows)}: {counts}"
+    assert answers["Weights that are read."] == f"{sum(rows.values())} times, and {len(rows)} times"
+
+
+def test_the_terminal_shows_rows_of_each_expert(run: Run) -> None:
+    for step in run.steps:
+        lines = as_text(run, step.number, colour=False).splitlines()
+        for layer in routes(step):
+            (line,) = [one for one in lines if one.startswith(f"  block {layer.layer} ")]
+            words = line.split()
+            assert [0 if one == "." else int(one) for one in words[2:10]] == layer.rows
+            assert line.endswith(f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}")
+
+
+def operations(path: Path) -> list[Step]:
+    return list(read_run(path.read_text().splitlines()).steps)
+
+
+def test_the_commands_record_replay_and_draw_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "run.jsonl", tmp_path / "page.html"
+    directory = str(TORTURE / "moe_published")
+    asked = ["generate", "--model", directory, "--prompt-ids", "1,17,42", "--max-tokens", "3"]
+    assert main([*asked, "--trace", str(trace), "--trace-detail", "--prove"]) == 0
+    assert all(len(routes(step)) == 3 for step in operations(trace))
+    assert main(["replay", str(trace)]) == 0
+    assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["steps"] == 3
+    assert 'id="experts"' in out.read_text(encoding="utf-8")
+    assert main(["draw", "--demo", "--model", directory, "--terminal", "--step", "0"]) == 0
+    assert "rows of each expert" in capsys.readouterr().out
+    assert main(["draw", str(trace), "--model", directory, "--terminal"]) == 2
+    assert "--model goes with --demo" in capsys.readouterr().err
