@@ -75,8 +75,8 @@ AnyModel = TinyModel | Checkpoint
 
 
 EOS_TOKEN_ID = 2
-# Of experts: the spread moves the choice of more than a third of all tokens; bfloat16 is too coarse for it that far from
-# 0 (in GLM-5.2 it is at 7: SGLang 31213).
+# Of experts: the spread moves the choice of a third of all tokens; bfloat16 is too coarse for it so far from 0 (in
+# GLM-5.2 it is at 7: SGLang 31213).
 BIAS_SPREAD, BIAS_OFFSET = np.float32(0.25), np.float32(2.0)
 
 
