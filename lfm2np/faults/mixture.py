@@ -74,7 +74,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="router-in-bfloat16-in-large-steps",
         section="E",
-        sentence="The same, where a step has more than eight tokens, for which another kernel is taken.",
+        sentence="The gate's outputs are rounded to bfloat16 where a step has more than eight tokens, for which another "
+        "kernel is taken.",
         seen_in=("vLLM 54048",),
         edits=(
             Edit(
@@ -136,14 +137,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="expert-weights-always-normalised",
         section="E",
-        sentence="They are divided by their sum also where norm_topk_prob says no.",
+        sentence="The weights of a token's experts are divided by their sum also where norm_topk_prob says no.",
         seen_in=("mlxcel 391",),
         edits=(Edit(ROUTE, SHARES, SHARES.replace("mixture.norm_topk_prob", "True")),),
     ),
     Fault(
         name="expert-weights-normalised-over-all-experts",
         section="E",
-        sentence="They are divided by the sum over all experts, chosen or not: a class of sums over the wrong axis or "
+        sentence="Weights are divided by the sum over all experts, chosen or not: a class of sums over the wrong axis or "
         "before the choice.",
         seen_in=(),
         edits=(
@@ -165,21 +166,21 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="routed-scaling-missing",
         section="E",
-        sentence="The factor on all weights is not read.",
+        sentence="The factor on the weights of all experts is not read.",
         seen_in=PUBLISHED_ERROR,
         edits=(Edit(ROUTE, SHARES, SHARES.replace("mixture.routed_scaling_factor", "1.0")),),
     ),
     Fault(
         name="routed-scaling-twice",
         section="E",
-        sentence="The factor is in the weights, and applied to their sum once more.",
+        sentence="The factor is in the weights of experts, and applied to what they made once more.",
         seen_in=("vLLM 24119", "vLLM 45037", "SGLang 35152"),
         edits=(Edit(ROUTE, SHARES, SHARES.replace("scaling_factor", "scaling_factor**2")),),
     ),
     Fault(
         name="routed-scaling-only-where-normalised",
         section="E",
-        sentence="The factor is multiplied within the branch that normalises.",
+        sentence="The factor on experts' weights is applied within the branch that normalises them.",
         seen_in=("sglang-jax 1282",),
         edits=(
             Edit(ROUTE, SHARES, SHARES.replace("scaling_factor", "scaling_factor if mixture.norm_topk_prob else 1.0")),

@@ -211,7 +211,7 @@ def test_an_engine_that_raises_is_told_what_to_declare_and_judged_without_it():
     assert (result.status, result.undeclared) == ("failed", {"taps"})
     assert "RuntimeError: three taps only\n# shows it again:" in result.message
     assert 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3\n' in result.message
-    assert "Without that: it holds, with 11 examples." in result.message
+    assert "Without that: it holds, with 16 examples." in result.message
     assert result.advice == 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3'
     after = run_property(by_id("sizes"), Narrow, "quick", terms=Terms(lacks=result.undeclared))
     assert (after.status, after.message) == ("passed", "")
