@@ -74,8 +74,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="router-in-bfloat16-in-large-steps",
         section="E",
-        sentence="The gate's outputs are rounded to bfloat16 where a step has more than eight tokens, for which another "
-        "kernel is taken.",
+        sentence="The gate's outputs are rounded to bfloat16 where a step has more than eight tokens, for which "
+        "another kernel is taken.",
         seen_in=("vLLM 54048",),
         edits=(
             Edit(
@@ -144,8 +144,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="expert-weights-normalised-over-all-experts",
         section="E",
-        sentence="Weights are divided by the sum over all experts, chosen or not: a class of sums over the wrong axis or "
-        "before the choice.",
+        sentence="Weights are divided by the sum over all experts, chosen or not: a class of sums over the wrong axis "
+        "or before the choice.",
         seen_in=(),
         edits=(
             Edit(
