@@ -75,12 +75,15 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "head-dims": "head_dim other than 64",
     "widths": "hidden sizes other than heads * head_dim; feed-forwards and vocabularies that are no multiple of 64",
     "constants": "norm_eps other than 1e-5, rope_theta other than 1e6",
+    "odd-mixtures": "experts without a bias or normalisation, scaled, fused, or with no dense layer before them; "
+    "numbers other than 8 experts, 4 a token",
+    "mixture-of-experts": "models of model_type lfm2_moe",
     "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
     "overflow": 'a request whose numbers overflow ends with finish_reason "error"',
 }
 PUBLISHED_ONLY = frozenset(  # what no published checkpoint asks of an engine
     {"convolution-only", "attention-only", "biases", "taps", "untied", "odd-heads", "head-dims", "widths", "constants"}
-    | {"overflow"}
+    | {"odd-mixtures", "overflow"}
 )
 TOLD = ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")  # what an engine's `sizes` may say
 METRICS = (

@@ -20,12 +20,14 @@ from lfm2np.conformance.protocol import PUBLISHED_ONLY, Factory, lacking, missin
 from lfm2np.conformance.trials.driver import Violation, make
 from lfm2np.conformance.trials.features import WORDS, advice, fit, place, sparing_words
 from lfm2np.conformance.trials.lengths import Lengths, lengths_of
+from lfm2np.conformance.trials.mixtures import has_model, mixed, with_some_experts
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
+SHARE_OF_MIXTURES = 0.4  # and such whose models have experts, so many to a dense one
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ class Run:
     smallest: Any = None
     size: int | None = None
     message: str = ""
+    has_models: bool = False  # whether one of them draws a model
+
+    def then(self, other: Run) -> Run:
+        """The other one, which followed it, with the examples of both."""
+        return replace(other, examples=self.examples + other.examples)
 
 
 @dataclass(frozen=True)
@@ -165,23 +172,56 @@ class Trial:
     model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
-        """Small examples, then such as reach over blocks and chunks of the engine's own size."""
+        """Small examples, then such as reach over blocks and chunks of the engine's own size; both then with experts.
+
+        What is drawn for dense models does not change with what follows it.
+        """
         prop = self.prop
-        if isinstance(prop, Machine):
-            return _run_machine(prop, self.factory, self.chosen, lambda one: place(fit(one, lacks), self.model))
         most, few = self.chosen.max_examples, 0
-        if prop.at_length and "long-contexts" not in lacks:
-            few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is always the smallest
-        run = self.examples(prop.strategy, most, lacks)
+        if isinstance(prop, Machine):
+            run = self.programs(lambda one: one, most, lacks)
+        else:
+            if prop.at_length and "long-contexts" not in lacks:
+                few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
+            run = self.examples(prop.strategy, most, lacks)
+            if few and run.error is None:
+                run = run.then(self.examples(lambda: prop.strategy(self.lengths), few, lacks))
+        if run.error is not None or not run.has_models or self.model is not None or "mixture-of-experts" in lacks:
+            return run
+        some = max(3, int(most * SHARE_OF_MIXTURES))
+        if isinstance(prop, Machine):
+            return run.then(self.programs(with_some_experts, some, lacks))
+        run = run.then(self.examples(lambda: mixed(prop.strategy()), some, lacks))
         if few and run.error is None:
-            long = self.examples(lambda: prop.strategy(self.lengths), few, lacks)
-            return replace(long, examples=run.examples + long.examples)
+            fewer = max(2, int(few * SHARE_OF_MIXTURES))
+            run = run.then(self.examples(lambda: mixed(prop.strategy(self.lengths)), fewer, lacks))
         return run
 
     def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
         assert isinstance(self.prop, Property)
-        prop = self.placed(self.prop, strategy)
-        return _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
+        has_models = False
+
+        def noted(example: Any) -> Any:
+            nonlocal has_models
+            has_models = has_models or has_model(example)
+            return example
+
+        prop = self.placed(self.prop, lambda: strategy().map(noted))
+        run = _run_examples(prop, self.factory, settings(self.chosen, max_examples=most), lacks)
+        return replace(run, has_models=has_models)
+
+    def programs(self, changed: Callable[[Any], Any], most: int, lacks: frozenset[str]) -> Run:
+        """Of a machine, whose models are `changed` before they are used."""
+        assert isinstance(self.prop, Machine)
+        has_models = False
+
+        def adapt(one: Any) -> Any:
+            nonlocal has_models
+            has_models = has_models or has_model(one)
+            return place(fit(changed(one), lacks), self.model)
+
+        run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
+        return replace(run, has_models=has_models)
 
     def placed(self, prop: Property, strategy: Callable[[], SearchStrategy[Any]]) -> Property:
         """The property with these examples, on the given model if there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lfm2np.errors import RequestError
 from lfm2np.faults.cache import FAULTS as CACHE
 from lfm2np.faults.edits import Fault, Variant
+from lfm2np.faults.mixture import FAULTS as MIXTURE
 from lfm2np.faults.model import FAULTS as MODEL
 from lfm2np.faults.pool import FAULTS as POOL
 from lfm2np.faults.sampling import FAULTS as SAMPLING
@@ -15,7 +16,7 @@ from lfm2np.faults.variants import VARIANTS
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
 
-FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL)
+FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL, *MIXTURE)
 
 
 def by_name(name: str) -> Fault | Variant:

@@ -11,6 +11,7 @@ GRID = "x, w = rounded, values\n        made = "
 MIXED = "lfm2np.numerics.attention:weighted_values"
 WEIGHTED = "rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)"
 SCORES = "lfm2np.numerics.attention:joined_scores"
+MIXTURE = "lfm2np.reference:mixture_of_experts"
 
 VARIANTS: tuple[Variant, ...] = (
     # --- sizes
@@ -72,6 +73,24 @@ VARIANTS: tuple[Variant, ...] = (
                 'with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
                 "        every = numerics.linear(states, weights.head)\n"
                 "    rows = np.concatenate([every[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])",
+            ),
+        ),
+    ),
+    # --- experts
+    Variant(
+        "experts-in-reverse-order",
+        "The last expert that a step's tokens chose is computed first.",
+        (Edit(MIXTURE, "for expert in np.unique(chosen):", "for expert in np.unique(chosen)[::-1]:"),),
+    ),
+    Variant(
+        "expert-rows-one-by-one",
+        "An expert is computed for each of its tokens alone, not for all of the step at once.",
+        (
+            Edit(
+                MIXTURE,
+                "gated(weights.expert(int(expert)), numerics, x[tokens])",
+                "np.concatenate(\n"
+                "            [gated(weights.expert(int(expert)), numerics, x[token : token + 1]) for token in tokens])",
             ),
         ),
     ),

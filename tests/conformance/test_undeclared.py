@@ -30,6 +30,8 @@ ODD_MODELS = {
     "head-dims": TinyModel(head_dim=2),
     "widths": TinyModel(heads=4, kv_heads=2),
     "constants": TinyModel(eps=0.1),
+    "odd-mixtures": TinyModel(experts=8, experts_a_token=4, expert_bias=False),
+    "mixture-of-experts": TinyModel(experts=8, experts_a_token=4),
     "overflow": TinyModel(tied=False, overflows=True),
 }
 ODD_REQUESTS = {
@@ -60,6 +62,8 @@ def refuses_model(word: str, model: TinyModel) -> bool:
         "head-dims": config["head_dim"] != 64,
         "widths": config["hidden_size"] != heads * int(str(config["head_dim"])),
         "constants": config["norm_eps"] != 1e-5,
+        "odd-mixtures": config.get("use_expert_bias") is False,
+        "mixture-of-experts": config["model_type"] == "lfm2_moe",
         "overflow": model.overflows,
     }[word]  # type: ignore[return-value]
 
@@ -148,6 +152,29 @@ def test_a_model_for_published_checkpoints_has_their_shape(seed: int):
         assert fitted.feed_forward % 64 == fitted.vocab_size % 64 == 0
 
 
+ODD_MIXTURES = (
+    TinyModel(experts=12, experts_a_token=2, normalised=False, scaling=2.5, fused=True, expert_bias=False),
+    TinyModel("c", experts=1, experts_a_token=1, dense_layers=0, expert_width=7),
+    TinyModel("ccAc", experts=3, experts_a_token=1, dense_layers=2),
+)
+
+
+@pytest.mark.parametrize("odd", ODD_MIXTURES, ids=repr)
+def test_a_mixture_for_published_checkpoints_has_their_shape(odd: TinyModel):
+    fitted = fit(odd, PUBLISHED_ONLY)
+    config = raw_config(fitted)
+    assert (config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"]) == (8, 4, 64)
+    assert (config["use_expert_bias"], config["norm_topk_prob"], config["routed_scaling_factor"]) == (True, True, 1.0)
+    assert 1 <= fitted.dense_layers < len(fitted.layers)
+    assert not fitted.fused
+
+
+@pytest.mark.parametrize("odd", ODD_MIXTURES, ids=repr)
+def test_without_mixtures_nothing_of_one_is_left(odd: TinyModel):
+    fitted = fit(odd, frozenset({"mixture-of-experts"}))
+    assert fitted == TinyModel(odd.layers)
+
+
 def test_widths_stay_whole_under_the_rule_of_two_thirds(tmp_path: Path):
     for adjusted, width in ((True, 128), (False, 192)):
         model = fit(TinyModel(auto_adjust=adjusted, multiplier=1.5), PUBLISHED_ONLY)
@@ -184,7 +211,7 @@ def test_an_engine_that_raises_is_told_what_to_declare_and_judged_without_it():
     assert (result.status, result.undeclared) == ("failed", {"taps"})
     assert "RuntimeError: three taps only\n# shows it again:" in result.message
     assert 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3\n' in result.message
-    assert "Without that: it holds, with 11 examples." in result.message
+    assert "Without that: it holds, with 16 examples." in result.message
     assert result.advice == 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3'
     after = run_property(by_id("sizes"), Narrow, "quick", terms=Terms(lacks=result.undeclared))
     assert (after.status, after.message) == ("passed", "")
@@ -222,6 +249,25 @@ def test_what_a_property_is_about_is_declared_before_any_shape():
     assert "nothing of this property is left" in result.message
     later = run_property(by_id("overflow-stays-home"), factory, "quick", terms=Terms(lacks=frozenset({"overflow"})))
     assert (later.status, later.message) == ("skipped", "the engine lacks overflow, and does not declare it")
+
+
+def test_an_engine_for_dense_models_is_told_so_and_judged_on_them():
+    class Dense(adapters.Rounded):
+        def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+            kind = json.loads((Path(model) / "config.json").read_text())["model_type"]
+            if kind != "lfm2":
+                raise KeyError(kind)
+            super().__init__(adapters.own(model, sizes))
+
+    def factory(model, sizes):
+        return Dense(model, sizes)
+
+    result = run_property(by_id("equals-reference"), factory, "quick")
+    assert (result.status, result.undeclared) == ("failed", {"mixture-of-experts"})
+    assert result.advice == 'lacks = {"mixture-of-experts"}\n    mixture-of-experts: models of model_type lfm2_moe'
+    assert "Without that: it holds" in result.message
+    after = run_property(by_id("sizes"), factory, "quick", terms=Terms(lacks=result.undeclared))
+    assert (after.status, after.message) == ("passed", "")
 
 
 def test_an_engine_for_published_shapes_alone_is_met_with_these():

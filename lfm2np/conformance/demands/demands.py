@@ -21,7 +21,7 @@ class Property:
     bugs   real ones that it would have caught
     weight the number of examples, relative to the profile's
     strategy gives examples; with `at_length` it takes Lengths, and then gives such as reach over an engine's own blocks
-           and chunks
+           and chunks. Drawn models are dense: runner.py tries examples with experts after them
     """
 
     id: str

@@ -8,6 +8,7 @@ from typing import Any
 
 from lfm2np.conformance.protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
 from lfm2np.conformance.trials.draining import Violation
+from lfm2np.conformance.trials.mixtures import FIELDS as OF_MIXTURES
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.strategies import LONGEST_PROMPT, MOST_TOKENS, Scenario
 from lfm2np.sampling.params import SamplingParams
@@ -17,6 +18,7 @@ PLAIN_FIELDS = (
     *("logprobs", "prompt_logprobs"),
 )
 WORDS = (*FEATURES, *SIZES)
+DENSE = {name: getattr(TinyModel(), name) for name in OF_MIXTURES}
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
 
@@ -55,6 +57,8 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
         changed["tied"] = True
     if "constants" in lacks:
         changed |= {"eps": 1e-5, "theta": 1e6}
+    if model.experts:
+        changed |= fitting_mixture(replace(model, layers=layers), lacks)
     if "long-contexts" in lacks:
         changed["positions"] = TinyModel().positions
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
@@ -68,6 +72,21 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
         widths = {"hidden_size": heads * head_dim, "vocab_size": WIDTH}
         changed |= {**widths, "feed_forward": 3 * WIDTH, "multiplier": 1.0}  # two thirds of it is a multiple, too
     return replace(model, heads=heads, kv_heads=kv_heads, head_dim=head_dim, **changed)
+
+
+def fitting_mixture(model: TinyModel, lacks: frozenset[str]) -> dict[str, Any]:
+    """What changes of its experts; where there may be none the fields about them are as in any dense model."""
+    if "mixture-of-experts" in lacks:
+        return dict(DENSE)
+    changed: dict[str, Any] = {}
+    if "odd-mixtures" in lacks:
+        first = max(1, model.dense_layers)
+        layers = model.layers if len(model.layers) > first else model.layers + model.layers[-1]
+        own = {"expert_width": model.expert_width, "dense_layers": first, "layers": layers}
+        changed |= {**DENSE, "experts": 8, "experts_a_token": 4, **own}
+    if "widths" in lacks:
+        changed["expert_width"] = WIDTH
+    return changed
 
 
 def fitting_request(request: Request, lacks: frozenset[str]) -> Request:

@@ -24,7 +24,10 @@ from lfm2np.loading import Model, load
 
 @dataclass(frozen=True)
 class TinyModel:
-    """One shape. With `overflows` the last token of the vocabulary makes any sequence that it stands in overflow."""
+    """One shape. With `overflows` the last token of the vocabulary makes any sequence that it stands in overflow.
+
+    With `experts` it is an lfm2_moe, whose dense layers know no `auto_adjust` and no `multiplier`.
+    """
 
     layers: str = "cA"  # c short convolution, A attention
     taps: int = 3
@@ -43,6 +46,14 @@ class TinyModel:
     overflows: bool = False
     positions: int = 96  # the longest context
     seed: int = 0
+    experts: int = 0  # of each layer from `dense_layers` on; 0: every layer is dense
+    experts_a_token: int = 2
+    expert_width: int = 4
+    dense_layers: int = 1
+    expert_bias: bool = True
+    normalised: bool = True
+    scaling: float = 1.0
+    fused: bool = False  # the experts' tensors, in the file
 
 
 @dataclass(frozen=True)
@@ -64,19 +75,18 @@ AnyModel = TinyModel | Checkpoint
 
 
 EOS_TOKEN_ID = 2
+# Of experts: the spread moves the choice of a third of all tokens; bfloat16 is too coarse for it so far from 0 (in
+# GLM-5.2 it is at 7: SGLang 31213).
+BIAS_SPREAD, BIAS_OFFSET = np.float32(0.25), np.float32(2.0)
 
 
 def raw_config(tiny: TinyModel) -> dict[str, object]:
     """config.json."""
     return {
-        "architectures": ["Lfm2ForCausalLM"],
-        "model_type": "lfm2",
+        **(_mixture_keys(tiny) if tiny.experts else _dense_keys(tiny)),
         "vocab_size": tiny.vocab_size,
         "hidden_size": tiny.hidden_size,
         "intermediate_size": tiny.feed_forward,
-        "block_auto_adjust_ff_dim": tiny.auto_adjust,
-        "block_multiple_of": 4,
-        "block_ffn_dim_multiplier": tiny.multiplier,
         "num_hidden_layers": len(tiny.layers),
         "num_attention_heads": tiny.heads,
         "num_key_value_heads": tiny.kv_heads,
@@ -95,6 +105,30 @@ def raw_config(tiny: TinyModel) -> dict[str, object]:
     }
 
 
+def _dense_keys(tiny: TinyModel) -> dict[str, object]:
+    return {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": tiny.auto_adjust,
+        "block_multiple_of": 4,
+        "block_ffn_dim_multiplier": tiny.multiplier,
+    }
+
+
+def _mixture_keys(tiny: TinyModel) -> dict[str, object]:
+    return {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "num_experts": tiny.experts,
+        "num_experts_per_tok": tiny.experts_a_token,
+        "moe_intermediate_size": tiny.expert_width,
+        "num_dense_layers": tiny.dense_layers,
+        "use_expert_bias": tiny.expert_bias,
+        "norm_topk_prob": tiny.normalised,
+        "routed_scaling_factor": tiny.scaling,
+    }
+
+
 def config_of(tiny: TinyModel) -> ModelConfig:
     return parse_config(raw_config(tiny), "config.json")
 
@@ -110,6 +144,8 @@ def weights_of(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
             values = np.float32(1.0) + np.float32(0.5) * u
         elif name.endswith((".bias", "conv.conv.weight")):
             values = u
+        elif name.endswith("expert_bias"):
+            values = u * BIAS_SPREAD + BIAS_OFFSET
         else:
             values = u * np.float32(2.5 / shape[-1] ** 0.5)
         if name == "model.embed_tokens.weight":
@@ -120,15 +156,35 @@ def weights_of(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
     return made
 
 
+def stored_tensors(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
+    """As they stand in the file: one tensor each, or a layer's experts as transformers holds them.
+
+    gate_up_proj [experts, 2 * width, hidden] has each expert's w1, then its w3; down_proj [experts, hidden, width] w2.
+    """
+    found = weights_of(tiny)
+    if not tiny.fused or not tiny.experts:
+        return found
+    for layer in range(tiny.dense_layers, len(tiny.layers)):
+        prefix = f"model.layers.{layer}.feed_forward.experts."
+        w1, w2, w3 = (
+            [found.pop(f"{prefix}{expert}.{part}.weight") for expert in range(tiny.experts)]
+            for part in ("w1", "w2", "w3")
+        )
+        found[prefix + "gate_up_proj"] = np.concatenate([np.stack(w1), np.stack(w3)], axis=1)
+        found[prefix + "down_proj"] = np.stack(w2)
+    return found
+
+
 def _let_last_token_overflow(made: dict[str, NDArray[np.float32]]) -> None:
-    """Channel 0 says "this is the last token", and nothing else writes to it; one feed-forward unit then overflows."""
+    """Channel 0 says "this is the last token", and nothing else writes to it; one feed-forward unit then overflows,
+    in a mixture one of every expert."""
     for name, values in made.items():
         if name.endswith(("out_proj.weight", "out_proj.bias", "w2.weight")):
             values[0] = 0.0
         if name == "model.embed_tokens.weight":
             values[:, 0] = 0.0
             values[-1, 0] = 100.0
-        if name in ("model.layers.0.feed_forward.w1.weight", "model.layers.0.feed_forward.w3.weight"):
+        if name.startswith("model.layers.0.feed_forward.") and name.endswith(("w1.weight", "w3.weight")):
             values[0] = 0.0
             values[0, 0] = 1e20
 
@@ -151,7 +207,7 @@ def _written(tiny: TinyModel) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(raw_config(tiny)))
     (directory / "tiny.json").write_text(json.dumps(asdict(tiny)))
-    save_file(weights_of(tiny), directory / "model.safetensors", {"format": "pt"})
+    save_file(stored_tensors(tiny), directory / "model.safetensors", {"format": "pt"})
     return directory
 
 

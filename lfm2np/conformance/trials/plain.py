@@ -2,10 +2,12 @@
 
 The network, the distribution of the next token, the noise and the stop strings, each written from its definition. A
 mistake in code that the reference and the engine share would change both alike; here it shows as a difference.
-Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2, whose class stands in each docstring; the
-rules in the docstrings of sampling/choice.py and sampling/stop_strings.py; Salmon et al. (SC 2011) for the noise.
+Sources: the LFM2 report (arXiv 2511.23404); transformers 5.23, models/lfm2 and models/lfm2_moe, whose class stands in
+each docstring; the rules in the docstrings of sampling/choice.py and sampling/stop_strings.py; Salmon et al. (SC 2011)
+for the noise.
 
-T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps.
+T tokens, V vocabulary, D hidden, H query heads, G key/value heads, E head_dim, F feed-forward, L convolution taps,
+N experts.
 Rows are lists of floats, one per token. Arithmetic is float64; only the rotary angles are float32, by definition.
 """
 
@@ -34,12 +36,19 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[str, list[Any
 
 
 def logits(config: Mapping[str, Any], tensors: Tensors, token_ids: Sequence[int]) -> list[Row]:
-    """Logits [T, V] of a whole sequence; row t predicts token t + 1 (Lfm2ForCausalLM).
+    """Logits [T, V] of a whole sequence; row t predicts token t + 1 (Lfm2ForCausalLM, Lfm2MoeForCausalLM)."""
+    return logits_and_margins(config, tensors, token_ids)[0]
+
+
+def logits_and_margins(
+    config: Mapping[str, Any], tensors: Tensors, token_ids: Sequence[int]
+) -> tuple[list[Row], list[float]]:
+    """The logits, and at each row how far its nearest expert is from being chosen or not, in the nearest layer.
 
     config   the keys that lfm2np.conformance.trials.models.raw_config writes
     tensors  as `read_checkpoint` gives them, under the checkpoint's names
     """
-    eps = config["norm_eps"]
+    eps, margins = config["norm_eps"], [math.inf] * len(token_ids)
     rows = [tensors["model.embed_tokens.weight"][token_id] for token_id in token_ids]  # [T, D]
     for index, kind in enumerate(config["layer_types"]):
         prefix = f"model.layers.{index}."
@@ -48,11 +57,17 @@ def logits(config: Mapping[str, Any], tensors: Tensors, token_ids: Sequence[int]
         changes = short_conv(config, layer, normed) if kind == "conv" else attention(config, layer, normed)
         rows = combined(add, rows, changes)
         normed = [rms_norm(row, layer["ffn_norm.weight"], eps) for row in rows]
-        rows = combined(add, rows, feed_forward(config, layer, normed))
+        if config["model_type"] == "lfm2_moe" and index >= config["num_dense_layers"]:
+            routes = [route(config, layer, row) for row in normed]
+            margins = [min(least, margin) for least, (_, margin) in zip(margins, routes, strict=True)]
+            changes = [mixed(layer, row, shares) for row, (shares, _) in zip(normed, routes, strict=True)]
+        else:
+            changes = feed_forward(config, layer, normed)
+        rows = combined(add, rows, changes)
     # The final norm, although its name says otherwise.
     final = [rms_norm(row, tensors["model.embedding_norm.weight"], eps) for row in rows]
     head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-    return linear(tensors, head, final)
+    return linear(tensors, head, final), margins
 
 
 def short_conv(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
@@ -114,17 +129,58 @@ def rotated(head: Row, position: int, theta: float) -> Row:
 
 
 def feed_forward(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
-    """w2(silu(w1 x) * w3 x), [T, D] -> [T, D] (Lfm2MLP)."""
-    gates, ups = linear(layer, "feed_forward.w1", rows), linear(layer, "feed_forward.w3", rows)  # each [T, F]
-    width = feed_forward_width(config)
-    assert all(len(row) == width for row in gates + ups), f"feed_forward: {len(gates[0])} wide, expected {width}"
-    return linear(layer, "feed_forward.w2", combined(lambda gate, up: silu(gate) * up, gates, ups))
+    """The dense one of a layer, [T, D] -> [T, D] (Lfm2MLP)."""
+    width, found = feed_forward_width(config), len(layer["feed_forward.w1.weight"])
+    assert found == width, f"feed_forward: {found} wide, expected {width}"
+    return gated(layer, "feed_forward", rows)
+
+
+def gated(tensors: Tensors, prefix: str, rows: list[Row]) -> list[Row]:
+    """w2(silu(w1 x) * w3 x), [T, D] -> [T, D]."""
+    gates, ups = linear(tensors, f"{prefix}.w1", rows), linear(tensors, f"{prefix}.w3", rows)  # each [T, F]
+    return linear(tensors, f"{prefix}.w2", combined(lambda gate, up: silu(gate) * up, gates, ups))
+
+
+def route(config: Mapping[str, Any], layer: Tensors, row: Row) -> tuple[dict[int, float], float]:
+    """The weight of each expert of a row [D], and the margin of their choice (Lfm2MoeTopKRouter).
+
+    Chosen by sigmoid plus bias, the lower ids where they tie; weighed by the sigmoid alone.
+    """
+    (outputs,) = linear(layer, "feed_forward.gate", [row])
+    scores = [sigmoid(x) for x in outputs]
+    bias = layer["feed_forward.expert_bias"] if config["use_expert_bias"] else [0.0] * len(scores)
+    preferred = [score + b for score, b in zip(scores, bias, strict=True)]
+    order = sorted(range(len(scores)), key=lambda expert: (-preferred[expert], expert))
+    count = config["num_experts_per_tok"]
+    margin = preferred[order[count - 1]] - preferred[order[count]] if count < len(order) else math.inf
+    total = sum(scores[expert] for expert in order[:count]) + 1e-6 if config["norm_topk_prob"] else 1.0
+    factor = config["routed_scaling_factor"]
+    return {expert: scores[expert] / total * factor for expert in order[:count]}, margin
+
+
+def mixed(layer: Tensors, row: Row, shares: Mapping[int, float]) -> Row:
+    """The outputs of a row's experts, [D] -> [D], times their weights (Lfm2MoeSparseMoeBlock)."""
+    total = [0.0] * len(row)
+    for expert, share in shares.items():
+        (made,) = gated(expert_tensors(layer, expert), "expert", [row])
+        total = [t + share * m for t, m in zip(total, made, strict=True)]
+    return total
+
+
+def expert_tensors(layer: Tensors, expert: int) -> Tensors:
+    """w1, w2 and w3 of one expert; where the file has all experts' in one tensor, w1 stands above w3."""
+    prefix = "feed_forward.experts."
+    if f"{prefix}gate_up_proj" not in layer:
+        return {f"expert.{part}.weight": layer[f"{prefix}{expert}.{part}.weight"] for part in ("w1", "w2", "w3")}
+    both, down = layer[f"{prefix}gate_up_proj"][expert], layer[f"{prefix}down_proj"][expert]
+    half = len(both) // 2
+    return {"expert.w1.weight": both[:half], "expert.w2.weight": down, "expert.w3.weight": both[half:]}
 
 
 def feed_forward_width(config: Mapping[str, Any]) -> int:
     """F, which config.json gives before the adjustment (Lfm2MLP.__init__)."""
     width: int = config["intermediate_size"]
-    if not config["block_auto_adjust_ff_dim"]:
+    if config["model_type"] == "lfm2_moe" or not config["block_auto_adjust_ff_dim"]:
         return width
     width = 2 * width // 3
     if config["block_ffn_dim_multiplier"] is None:
@@ -147,9 +203,14 @@ def rms_norm(row: Row, weight: Row, eps: float) -> Row:
 
 
 def silu(x: float) -> float:
-    """x / (1 + exp(-x)), by whichever of exp(x) and exp(-x) cannot overflow."""
+    """x / (1 + exp(-x))."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x)), by whichever of exp(x) and exp(-x) cannot overflow."""
     small = math.exp(-abs(x))
-    return x / (1.0 + small) if x >= 0.0 else x * small / (1.0 + small)
+    return 1.0 / (1.0 + small) if x >= 0.0 else small / (1.0 + small)
 
 
 def dot(xs: Row, ys: Row) -> float:

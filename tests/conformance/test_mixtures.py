@@ -1,0 +1,179 @@
+"""Mixtures of experts that the suite draws: who meets them, and that everything in them moves an answer."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.conformance import adapters
+from lfm2np.conformance.catalogue import ALL, by_id
+from lfm2np.conformance.demands import checks
+from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.runner import Terms, run_property
+from lfm2np.conformance.trials.mixtures import has_model, mixtures, with_experts, with_some_experts
+from lfm2np.conformance.trials.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
+from lfm2np.conformance.trials.strategies import Scenario, models
+from lfm2np.errors import NumericsError
+from lfm2np.reference import route
+
+IDS = [(7 * i * i + 3 * i + 1) % 24 for i in range(20)]
+PLAIN = TinyModel(layers="cA", experts=4)
+
+
+def models_in(example: Any) -> list[TinyModel]:
+    if isinstance(example, TinyModel):
+        return [example]
+    if isinstance(example, Scenario):
+        return models_in(example.model)
+    return [one for each in example for one in models_in(each)] if isinstance(example, tuple) else []
+
+
+def drawn(prop: Property, terms: Terms | None = None) -> list[list[TinyModel]]:
+    """The models of each example under `quick`, which are not tried."""
+    found: list[list[TinyModel]] = []
+    unasked = replace(prop, check=lambda factory, example: found.append(models_in(example)))
+    assert run_property(unasked, adapters.own, "quick", terms=terms).status == "passed"
+    return found
+
+
+PROPERTIES = [one for one in ALL if isinstance(one, Property)]
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda one: one.id)
+def test_whoever_draws_models_meets_mixtures_after_dense_ones(prop: Property):
+    found = drawn(prop)
+    if not any(found):
+        return
+    sparse = [any(one.experts for one in each) for each in found if each]
+    assert sum(sparse) >= (5 if prop.at_length else 2)
+    assert sparse == sorted(sparse)  # what dense models are drawn does not hang on what follows them
+    assert all(config_of(one).is_sparse(len(one.layers) - 1) for each in found for one in each if one.experts)
+
+
+def test_without_mixtures_the_same_dense_ones_are_drawn():
+    prop = by_id("equals-reference")
+    assert isinstance(prop, Property)
+    found = drawn(prop)
+    dense = [each for each in found if not any(one.experts for one in each)]
+    assert drawn(prop, Terms(lacks=frozenset({"mixture-of-experts"}))) == dense
+    assert len(dense) < len(found)
+
+
+def test_a_given_checkpoint_stays_what_it_is():
+    prop = by_id("equals-reference")
+    assert isinstance(prop, Property)
+    given_one = Terms(model=Checkpoint(str(checkpoint(TinyModel()))))
+    assert len(drawn(prop, given_one)) == sum(not any(one.experts for one in each) for each in drawn(prop))
+
+
+def test_the_engines_machine_meets_mixtures():
+    machine, started = by_id("engine-machine"), []
+    assert isinstance(machine, Machine)
+
+    def factory(model: str, sizes: dict[str, Any]) -> Any:
+        engine = adapters.own(model, sizes)
+        started.append(engine.engine.model.config.mixture is not None)
+        return engine
+
+    assert run_property(machine, factory, "quick").status == "passed"
+    assert 3 <= sum(started) < len(started) / 2
+    some = [with_some_experts(TinyModel(layers="ccAc", seed=seed)) for seed in range(200)]
+    for name in ("experts", "experts_a_token", "dense_layers", "expert_bias", "normalised", "scaling", "fused"):
+        assert len({getattr(one, name) for one in some}) > 1, name
+
+
+@given(st.tuples(models(), mixtures()))
+def test_every_mixture_is_a_checkpoint(pair: Any):
+    model = with_experts(*pair)
+    mixture = config_of(model).mixture
+    assert mixture is not None
+    assert has_model((1, (model,)))
+    assert loaded(model).logits([3, 4]).shape == (2, 24)
+
+
+def test_examples_without_a_model_stay_as_they_are():
+    assert not has_model((3, ("a",)))
+    assert with_some_experts(("a", 3)) == ("a", 3)
+
+
+def routes(tiny: TinyModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the last layer, with normed embeddings for its input: experts and weights [T, K], and the choice by scores."""
+    model = loaded(tiny)
+    weights = model.weights.layers[-1].feed_forward
+    rows = model.numerics.embed(model.weights.embedding.values[IDS])
+    x = model.numerics.rms_norm(rows, model.weights.layers[-1].ffn_norm, 1e-5)
+    chosen, shares = route(weights, model.config, model.numerics, x)
+    unbiased, _ = route(replace(weights, bias=None), model.config, model.numerics, x)
+    return chosen, shares, unbiased
+
+
+@pytest.mark.parametrize("seed", range(2))  # that are drawn
+@pytest.mark.parametrize(("experts", "few"), [(4, 2), (3, 1), (12, 3), (5, 3)])
+def test_tokens_go_different_ways(experts: int, few: int, seed: int):
+    """Of 20 tokens: experts and weights differ, and the bias decides for some of them, not for all."""
+    chosen, shares, unbiased = routes(TinyModel(experts=experts, experts_a_token=few, normalised=False, seed=seed))
+    sets = {frozenset(row) for row in chosen.tolist()}
+    assert len(sets) > 1
+    assert len(np.unique(chosen)) > experts / 2
+    assert shares.max() > 1.5 * shares.min()
+    others = [set(one) != set(other) for one, other in zip(chosen.tolist(), unbiased.tolist(), strict=True)]
+    assert 1 <= sum(others) < len(others)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experts_a_token": 1},
+        {"expert_bias": False},
+        {"normalised": False},
+        {"scaling": 2.5},
+        {"dense_layers": 0},
+        {"experts": 0},
+    ],
+    ids=str,
+)
+def test_every_switch_moves_the_logits(change: dict[str, Any]):
+    """By tenths."""
+    expected = loaded(PLAIN).logits(IDS)
+    assert np.abs(loaded(replace(PLAIN, **change)).logits(IDS) - expected).max() > 0.1
+
+
+def test_fused_tensors_are_the_same_model():
+    assert loaded(replace(PLAIN, fused=True)).logits(IDS).tobytes() == loaded(PLAIN).logits(IDS).tobytes()
+    names = {one.name for one in checkpoint(replace(PLAIN, fused=True)).iterdir()}
+    assert names == {"config.json", "tiny.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_last_token_overflows_in_a_mixture_too(first: int):
+    model = loaded(replace(PLAIN, overflows=True, tied=False, dense_layers=first))
+    model.logits([3, 4, 5])
+    with pytest.raises(NumericsError):
+        model.logits([3, 4, 23])
+
+
+def test_rows_from_a_near_choice_on_are_not_held_against_float64(monkeypatch: pytest.MonkeyPatch):
+    """Where rounding may send a token to another expert, float64 is no judge of it, nor of what comes after it."""
+    tiny = TinyModel(layers="cA", experts=4, seed=3)
+    rows, _ = checks.plain_logits(tiny, tuple(IDS))
+    assert len(rows) == len(IDS)
+    monkeypatch.setattr(checks, "LEAST_MARGIN", 0.05)
+    fewer, _ = checks.plain_logits(tiny, tuple(IDS))
+    assert 0 < len(fewer) < len(rows)
+    assert fewer == rows[: len(fewer)]
+
+
+def test_a_mixture_is_judged_where_a_choice_is_sure():
+    class Wrong(adapters.Own):
+        def score(self, token_ids):
+            return [one + 0.01 * (self.engine.model.config.mixture is not None) for one in super().score(token_ids)]
+
+    def factory(model: str, sizes: dict[str, Any]) -> Any:
+        return Wrong(adapters.own(model, sizes).engine.model, sizes)
+
+    result = run_property(by_id("is-lfm2"), factory, "quick", shrink=False)
+    assert result.status == "failed"
+    assert "experts=" in result.message
