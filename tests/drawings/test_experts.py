@@ -219,8 +219,11 @@ def test_readings_add_up(demo_run: Run) -> None:
         assert one.most_rows == max(own["output"]["shape"][0] for own in products)
         assert one.held == 3 * 8
     only = by_decodes(found)
-    assert only.keys() == {one.decodes for one in found if not one.prefills}
-    assert any(one.prefills for one in found)
+    assert [one for steps in only.values() for one in steps] == sorted(
+        (one for one in found if not one.prefills), key=lambda one: one.decodes
+    )
+    assert all(one.decodes == tokens for tokens, steps in only.items() for one in steps)
+    assert any(one.prefills and one.decodes for one in found)
     assert len(only) > 1
 
 
@@ -343,6 +346,7 @@ def test_exercises_have_the_answers_of_the_run(name: str) -> None:
     assert answers["A router."] == " and ".join(map(str, best[: mixture.num_experts_per_tok]))
     own = [found.scores[expert] for expert in found.chosen]
     scale = mixture.routed_scaling_factor / (sum(own) + 1e-6 if mixture.norm_topk_prob else 1)
+    assert f" are {', '.join(number(one, 3) for one in own)}. " in questions["Their weights."]
     told = [float(one) for one in answers["Their weights."].split(", ")]
     assert told == pytest.approx([one * scale for one in own], rel=6e-3)
     assert ("plus the bias" in questions["A router."]) == mixture.use_expert_bias
