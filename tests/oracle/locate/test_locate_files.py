@@ -120,6 +120,15 @@ def test_a_mixtures_tensors_are_read_by_engines_shapes_and_names(tmp_path: Path,
     assert (report.findings, report.format, report.narrower) == ((), "float32", None)
 
 
+def test_one_file_of_names_does_for_dense_models_and_mixtures(tmp_path: Path) -> None:
+    names = {"topk": f"{SPARSE}.experts_chosen", "down": f"{SPARSE}.w2"}
+    for directory in (SIX, mixture(PLAIN)):
+        content = written(
+            tmp_path, {"token_ids": IDS, "model.embed_tokens": zeros(2, checkpoint(directory)[0].hidden_size)}
+        )
+        assert list(read_dump(content, checkpoint(directory)[0], names).tensors) == ["model.embed_tokens"]
+
+
 @pytest.mark.parametrize("dtype", ["F32", "I64"])
 def test_ids_of_experts_are_whole_numbers_and_as_many_as_a_token_has(tmp_path: Path, dtype: str) -> None:
     name, ids = f"{SPARSE}.experts_chosen", np.zeros((2, 3), np.int64)

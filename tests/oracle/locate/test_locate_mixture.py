@@ -207,6 +207,11 @@ FAULTS = {
         expert=lambda expert, number: expert(FAULTY - 1 if number == FAULTY else number),
         experts=f"expert {FAULTY}: all",
     ),
+    "two experts exchanged": Fault(
+        OUTPUTS,
+        expert=lambda expert, number: expert({0: FAULTY, FAULTY: 0}.get(number, number)),
+        experts=f"experts 0, {FAULTY} of 8",
+    ),
     "sum without one expert": Fault(MIXED, numerics=mix_without(FAULTY), experts=f"expert {FAULTY}: all"),
     "ids shifted by one": Fault(CHOSEN, numerics=changed(best=shifted)),
 }
