@@ -2,7 +2,8 @@
 
 The network itself runs, reference.py's or the engine's; only its arithmetic is wrapped. Which tensor an operation makes
 is told from the matrix of the last product: that stays right where a fault leaves a norm or a sum out, or adds one.
-From a router's product to the next norm the products are those of experts, of some tokens each: they are not kept.
+From a sparse layer's last norm, or its router's product, to the next norm, products are those of experts, of some
+tokens each: they are not kept.
 
 T tokens of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, C tokens that a request sees, N
 experts, K experts of a token.
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import FeedForwardWeights, ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights, ModelWeights, ShortConvWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.numerics import Numerics
@@ -43,6 +44,11 @@ class RecordingNumerics:
         self._numerics = numerics
         self._places = places(weights)
         self._last = f"model.layers.{len(weights.layers) - 1}"
+        self._before_experts = {
+            f"model.layers.{index}.ffn_norm"
+            for index, layer in enumerate(weights.layers)
+            if isinstance(layer.feed_forward, MixtureWeights)
+        }
         self._layer = self._norm = self._entering = ""
         self._in_experts = False
         self._keeps_reads = isinstance(numerics, Ieee)  # exact's cache holds numbers of its grid, not the keys' own
@@ -77,7 +83,16 @@ class RecordingNumerics:
             self._in_experts = False
             self._keep(self._entering, x)
             self._keep(self._norm, made)
+            if self._norm in self._before_experts:
+                self._enter_feed_forward(True)
         return made
+
+    def _enter_feed_forward(self, of_experts: bool) -> None:
+        """The next norm is the next layer's, or the last, and reads this layer's output."""
+        self._in_experts = of_experts
+        following = f"model.layers.{int(self._layer.rpartition('.')[2]) + 1}.operator_norm"
+        self._norm = "model.embedding_norm" if self._layer == self._last else following
+        self._entering = self._layer
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
         made = self._numerics.linear(x, matrix, bias)
@@ -85,7 +100,6 @@ class RecordingNumerics:
             self._keep("" if self._in_experts else "lm_head", made)
             return made
         self._layer, names, sizes = self._places[id(matrix)]
-        self._in_experts = names[0] == ROUTER
         if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
             return made
         if names == ("self_attn.out_proj",):
@@ -95,9 +109,7 @@ class RecordingNumerics:
         if names[0].endswith("out_proj"):
             self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
         elif names[0] in (LAST, ROUTER):
-            following = f"model.layers.{int(self._layer.rpartition('.')[2]) + 1}.operator_norm"
-            self._norm = "model.embedding_norm" if self._layer == self._last else following
-            self._entering = self._layer
+            self._enter_feed_forward(names[0] == ROUTER)
         return made
 
     def _keep_first(self, names: Sequence[str], values: Array) -> None:
@@ -136,9 +148,12 @@ class RecordingNumerics:
     def mix(self, outputs: Array, weights: Array) -> Array:
         """[T, K, D] by [T, K], the weights as they arrive here."""
         made = self._numerics.mix(outputs, weights)
-        if len(made) == len(self.passes[-1]["model.embed_tokens"]):
-            for part, values in (("expert_outputs", outputs), ("expert_weights", weights), ("mixed", made)):
-                self._keep(f"{self._layer}.feed_forward.{part}", values)
+        kept, mlp = self.passes[-1], f"{self._layer}.feed_forward"
+        if len(made) == len(kept["model.embed_tokens"]):
+            self._keep(f"{mlp}.mixed", made)
+            if f"{mlp}.experts_chosen" in kept and kept[f"{mlp}.experts_chosen"].shape == weights.shape:
+                self._keep(f"{mlp}.expert_weights", weights)
+                self._keep(f"{mlp}.expert_outputs", outputs)
         return made
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:

@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from engine_runs import BIASED, TRAINED, UNTIED, at_length, loaded, located, prompt, rows_of
+from builders import PLAIN, mixture
+from engine_runs import BIASED, TRAINED, UNTIED, at_length, loaded, located, prompt, rows_of, token_by_token
 
+import lfm2np
 from lfm2np.faults import FAULTS, inject
 from lfm2np.numerics import attention
 from lfm2np.oracle.recorders.own import record
@@ -63,6 +65,44 @@ NETWORK = {
 }
 
 
+PUBLISHED, FUSED, ONE, TIES = (
+    f"torture/moe_{one}" for one in ("published", "fused_no_bias", "one_a_token", "near_ties")
+)
+ALL, SMALL = "torture/moe_all_experts", ""  # the latter is made by builders.mixture
+MIXTURES = {  # where, on which fixture, how the experts are described, and how many operations were recomputed
+    "softmax-for-sigmoid": ("2.feed_forward.experts_chosen", PUBLISHED, "routed to expert", 1),
+    "expert-bias-ignored": ("2.feed_forward.experts_chosen", PUBLISHED, "routed to expert", 0),
+    "expert-bias-added-after-the-choice": ("2.feed_forward.experts_chosen", PUBLISHED, "routed to expert", 0),
+    "expert-bias-in-bfloat16": ("2.feed_forward.experts_chosen", SMALL, "routed to expert", 0),
+    "router-in-bfloat16": ("2.feed_forward.scores", PUBLISHED, "", 0),
+    "router-in-bfloat16-in-large-steps": ("2.feed_forward.scores", PUBLISHED, "", 0),
+    "last-expert-never-chosen": ("1.feed_forward.experts_chosen", FUSED, "routed to expert", 0),
+    "experts-counted-from-the-other-end": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
+    "experts-in-the-order-of-their-names": ("1.feed_forward.expert_outputs", TIES, "experts 2 to 11 of 12", 0),
+    "expert-bias-in-the-weights": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
+    "expert-weights-not-normalised": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
+    "expert-weights-always-normalised": ("1.feed_forward.expert_weights", FUSED, "", 0),
+    "expert-weights-normalised-over-all-experts": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
+    "gate-outputs-as-weights": ("1.feed_forward.expert_weights", FUSED, "", 0),
+    "routed-scaling-missing": ("1.feed_forward.expert_weights", ALL, "", 0),
+    "routed-scaling-twice": ("1.feed_forward.expert_weights", ALL, "", 0),
+    "routed-scaling-only-where-normalised": ("1.feed_forward.expert_weights", FUSED, "", 0),
+    "scaled-output-of-one-expert-lost": ("0.feed_forward.expert_outputs", ONE, "", 0),
+    "expert-weights-of-the-token-before": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
+    "expert-weights-in-another-order": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
+    "first-weight-for-all-experts-of-a-token": ("2.feed_forward.expert_weights", PUBLISHED, "", 0),
+    "only-the-first-expert-of-a-token": ("2.feed_forward.mixed", PUBLISHED, "", 1),
+    "gate-and-up-swapped-in-one-expert": ("1.feed_forward.expert_outputs", FUSED, "expert 1: all", 0),
+    "last-expert-gives-nothing": ("1.feed_forward.expert_outputs", FUSED, "expert 4: all", 0),
+    "expert-takes-four-tokens-a-step": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
+    "expert-takes-its-first-token-only": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
+    "expert-rows-not-put-back": ("2.feed_forward.expert_outputs", PUBLISHED, "", 0),
+    "last-dense-layer-is-a-mixture": ("2.conv.in_proj", PUBLISHED, "", 6),  # what it has instead is not layer 1's
+    "mixture-taken-for-dense": ("2", PUBLISHED, "", 6),
+}
+IN_STEPS = {"expert-outputs-of-an-earlier-step": ("model.layers.1", "step 4")}
+
+
 AT_LENGTH = {  # where, and how the rows are described
     "positions-stop-at-40": (ROTATED, "from row 41 on"),
     "partitions-joined-without-rescaling": (ATTENDED, "from row 64 on"),
@@ -111,8 +151,33 @@ def test_without_a_fault_nothing_is_found(fixture: str) -> None:
         assert max(one.error for one in report.checks) < 0.7
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_fault_of_a_mixture_is_found_at_its_operation(name: str) -> None:
+    tensor, fixture, words, recomputed = MIXTURES[name]
+    model = loaded(fixture, "exact") if fixture else lfm2np.load(mixture(PLAIN), "exact")
+    ids = prompt(0 if fixture else 50, 24, 37)  # those that a bias in bfloat16 sends elsewhere are few
+    assert located(model, record(model, ids)).findings == ()
+    with inject(name):
+        recorded = record(model, ids)
+    first = located(model, recorded).findings[0]
+    assert (first.name, len(first.recomputed)) == (f"model.layers.{tensor}", recomputed)
+    assert (first.choice or first.experts).startswith(words)
+    assert first.error > 1000
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_a_fault_of_a_mixture_between_steps_is_found_in_its_layer(name: str) -> None:
+    """The recorder keeps what experts make, not what comes of it: the sum with the residual is what is wrong."""
+    model = lfm2np.load(mixture(PLAIN), "exact")
+    with inject(name):
+        recorded = rows_of(token_by_token(model), "a")
+    first = located(model, recorded).findings[0]
+    assert (first.name, first.recomputed) == (IN_STEPS[name][0], ())
+    assert first.steps.startswith(IN_STEPS[name][1])
+
+
 def test_every_fault_of_the_network_is_in_a_table() -> None:
-    assert {*NETWORK, *AT_LENGTH} == {one.name for one in FAULTS if one.section == "E"}
+    assert {*NETWORK, *MIXTURES, *IN_STEPS, *AT_LENGTH} == {one.name for one in FAULTS if one.section == "E"}
 
 
 def test_from_module_outputs_alone_the_fault_lies_in_what_was_recomputed() -> None:
