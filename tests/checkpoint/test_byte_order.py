@@ -198,7 +198,7 @@ NATIVE = {  # why that is right
     "the order of a table of dtypes, or of the array itself": {
         "buffer[entry.begin:entry.end].view(DTYPES[entry.dtype])",
         "np.frombuffer(content, WHOLE[dtype])",
-        "np.frombuffer(content, STORED[dtype])",
+        "np.frombuffer(content, (STORED | WHOLE)[dtype])",
         "np.frombuffer(content, STORED[kind])",
         "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
         "chunk.view(np.dtype(np.uint16).newbyteorder(chunk.dtype.byteorder))",
