@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.emulate import format_named
-from lfm2np.oracle.noise import DRAWS, Ids, Noise, Spoken, Truth, loosened, noise_of, spoken_truths
+from lfm2np.oracle.noise import DRAWS, Ids, Noise, Spoken, Truth, flip_chance, loosened, noise_of, spoken_truths
 from lfm2np.oracle.routes import OWN, RouteDifference, as_key, difference, margins, sparse_layers, swapped
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
@@ -238,6 +238,7 @@ def position(
         error_ratio=ratio,
         error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
+        flip_chance=flip_chance(truth, noise, row, best, unit) if is_new else None,
     )
 
 

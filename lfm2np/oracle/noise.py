@@ -35,6 +35,7 @@ from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
 from lfm2np.oracle.routes import OWN, from_key, num_sparse_layers, routed
+from lfm2np.oracle.verdict import tie_chance
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of
@@ -42,6 +43,7 @@ from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of
 Array = NDArray[Any]
 Ids = tuple[int, ...]
 DRAWS = 8  # engines that could be
+FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
 
@@ -107,6 +109,23 @@ class Noise:
         """Standard deviation of the difference of two tokens' log-probabilities, which is that of their logits."""
         difference = self.errors[:, row, one].astype(np.float64) - self.errors[:, row, other]
         return max(LEAST, float(np.sqrt((np.mean(difference**2) + 2.0 * self.spread[row] ** 2) / 2.0)))
+
+    def gap_scales(self, row: int, one: int) -> NDArray[np.float64]:
+        """That of one token and each other [V]."""
+        difference = self.errors[:, row].astype(np.float64) - self.errors[:, row, one, None]
+        both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[row] ** 2) / 2.0
+        return np.asarray(np.maximum(LEAST, np.sqrt(both)))
+
+
+def flip_chance(truth: Truth, noise: Noise, row: int, best: int, unit: float) -> float:
+    """That any of the greedy token's rivals is before it: no more than their chances together.
+
+    The runner-up's alone would be at most a half; a model that has no idea has hundreds within the noise of bfloat16.
+    """
+    gaps = truth.logprobs[row, best] - truth.logprobs[row].astype(np.float64)
+    ratios = np.maximum(0.0, gaps - unit) / noise.gap_scales(row, best)
+    rivals = np.flatnonzero(ratios < FARTHEST)
+    return min(1.0, math.fsum(tie_chance(ratios[one]) for one in rivals if one != best))
 
 
 def truth_of(model: LoadedModel, token_ids: Ids, wanted: Mapping[int, Sequence[int]]) -> Truth:

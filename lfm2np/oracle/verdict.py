@@ -61,6 +61,7 @@ class Position:
     route: RouteDifference | None = None  # from the oracle's, of an engine that tells its routes or reveals one
     is_rerouted: bool = False  # its token went to another expert, as far as that is known
     route_chance: float = 0.0  # that a right engine's does, as far as it would be noticed
+    flip_chance: float | None = None  # that a right engine's token is another than `best`; None: by margin_ratio
 
     @property
     def is_flip(self) -> bool:
@@ -94,11 +95,12 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     """How many flips there are, and how likely a right engine of this format has so many or more.
 
     Each position flips by itself with the probability that noise of its scale, times SPREAD, exceeds the oracle's
-    margin; the sum of such coins is added up exactly (Poisson's binomial distribution).
+    margin to any of its rivals; the sum of such coins is added up exactly (Poisson's binomial distribution).
     """
     new = [one for one in positions if one.is_new]
     flips = sum(one.is_flip for one in new)
-    return flips, so_many_or_more(flips, [tie_chance(one.margin_ratio) for one in new])
+    chances = [tie_chance(one.margin_ratio) if one.flip_chance is None else one.flip_chance for one in new]
+    return flips, so_many_or_more(flips, chances)
 
 
 def route_probability(positions: Sequence[Position]) -> tuple[int, float]:

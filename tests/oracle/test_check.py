@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
 from lfm2np.oracle.judge import Known, judge, whole_sequences
+from lfm2np.oracle.noise import Noise, Spoken, Truth, flip_chance
 from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
@@ -221,6 +223,18 @@ def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins:
 def test_many_unlikely_flips_are_impossible_together() -> None:
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 60)[1] < 1e-9
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 3)[1] > 1e-3
+
+
+@given(st.integers(1, 9), st.floats(0, 3))
+def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
+    """The noise of every difference is 1: errors of one engine, 0 each, and a spread of 1."""
+    logprobs = np.array([[0.0] + [-gap] * rivals])
+    zeros, ones = np.zeros(1), np.ones(1)
+    truth = Truth(Spoken((1,)), np.arange(rivals + 1)[None], logprobs, np.zeros(1, np.int64), zeros, ones, rivals + 1)
+    noise = Noise(np.zeros((1, 1, rivals + 1), np.float32), ones)
+    each = 0.5 * math.erfc(gap / (SPREAD * math.sqrt(2)))
+    assert flip_chance(truth, noise, 0, 0, 0.0) == pytest.approx(min(1.0, rivals * each), rel=1e-9)
+    assert noise.gap_scale(0, 0, 1) == noise.gap_scales(0, 0)[1] == 1.0
 
 
 def test_a_chance_is_told_however_small() -> None:
