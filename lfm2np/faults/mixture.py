@@ -263,7 +263,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="expert-takes-its-first-token-only",
         section="E",
-        sentence="Of an expert's rows only the first is computed, the others are taken for padding.",
+        sentence="Of an expert's rows only the first is computed.",
         seen_in=("vllm-xpu-kernels 453",),
         edits=(Edit(MIXTURE, WRITTEN, WRITTEN + " * (np.arange(len(tokens)) < 1)[:, None]"),),
     ),

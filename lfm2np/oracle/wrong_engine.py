@@ -52,7 +52,7 @@ def mended(model: str, sizes: dict[str, Any]) -> SmallEngine:
 class SmallEngine:
     """Levels a and b of lfm2np/conformance/protocol.py."""
 
-    lacks = frozenset({"sampling", "samples", "processors", "stops", "overflow"})
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "mixture-of-experts", "overflow"})
 
     def __init__(self, model: str, next_state: Callable[[Array, Array], Array]) -> None:
         self.config, self.next_state = load_config(Path(model)), next_state
