@@ -78,7 +78,7 @@ def judge(
             left -= 1
             found = rerouted(model, format_name, (ask, answer), scored, found, known, draws)
         positions += found
-    return smoothed(positions) if untold else positions
+    return smoothed(positions, draws) if untold else positions
 
 
 def add_noises(
@@ -250,10 +250,10 @@ def share_beyond(scored: Scored, row: int, columns: Sequence[int], bits: int) ->
     return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
 
 
-def smoothed(positions: Sequence[Position]) -> list[Position]:
+def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:
     """Few engines were drawn: each chance as if one more engine had had that of all positions together."""
     rate = math.fsum(one.route_chance for one in positions) / max(1, len(positions))
-    return [replace(one, route_chance=(DRAWS * one.route_chance + rate) / (DRAWS + 1)) for one in positions]
+    return [replace(one, route_chance=(draws * one.route_chance + rate) / (draws + 1)) for one in positions]
 
 
 def with_route(one: Position, scored: Scored, told: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:

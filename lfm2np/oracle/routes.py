@@ -66,7 +66,7 @@ def routed(numerics: Numerics, given: NDArray[np.int64] | None = None) -> tuple[
 
 
 def num_sparse_layers(config: ModelConfig) -> int:
-    return sum(config.is_sparse(layer) for layer in range(config.num_hidden_layers))
+    return len(sparse_layers(config))
 
 
 def sparse_layers(config: ModelConfig) -> list[int]:
