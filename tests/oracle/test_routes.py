@@ -22,7 +22,8 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.judge import Known, Pair, judge, truths_of
+from lfm2np.oracle.judge import Known, Pair, Scored, change, judge, near_ties, truths_of
+from lfm2np.oracle.noise import Noise, loosened, spread_of
 from lfm2np.oracle.routes import OWN, as_key, difference, fitted, from_key, margins, routed, sparse_layers, swapped
 from lfm2np.oracle.targets.http_dialects import read_sglang, read_vllm
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, answer_from_json
@@ -363,6 +364,47 @@ def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) 
     assert changed.logprobs[:2].tobytes() == first.logprobs[:2].tobytes()
     assert changed.logprobs[2:].tobytes() != first.logprobs[2:].tobytes()
     assert same.routes is not None and first.routes is not None
+
+
+def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:
+    (truth,) = truths_of(published, [said(published, tells=False)], Known()).values()
+    gaps = np.full((len(truth.best), 3), LIMIT + 0.1)
+    gaps[1, 2], gaps[4, 0], gaps[4, 1], gaps[7, 0] = 3.0, LIMIT, 0.5, 0.1
+    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    scored = Scored(truth, noise, margins=gaps)
+    assert near_ties(scored, 6) == [(4, 1), (1, 2), (4, 0)]
+    assert near_ties(scored, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
+
+
+def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(published: Model) -> None:
+    """Those before it may be changed ones themselves."""
+    routes = own_routes(published)[:-1]
+    routes[2, 1] = routes[2, 1, ::-1]
+    ask, answer = said(published)
+    pair = ask, fitting(ask, replace(answer, routes=as_tuples(routes)), published.config)
+    (truth,) = truths_of(published, [pair], Known()).values()
+    gaps = np.zeros((len(truth.best), 3))
+    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    route, key = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
+    told = from_key(key, published.config)
+    assert told is not None and truth.routes is not None
+    assert told[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
+    assert told[5, 0].tolist() == truth.routes[5, 0].tolist()
+    assert set(told[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
+    assert set(truth.routes[5, 1]) - set(told[5, 1]) == {route.instead_of}
+    assert (told[5, 2:] == OWN).all() and (told[6:] == OWN).all()
+
+
+def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
+    """Two engines, three tokens: one of them went elsewhere in one engine, and erred by 3 there, to either side."""
+    errors = np.zeros((2, 3, 4), np.float32)
+    errors[1, 0] = [3.0, -3.0, 3.0, -3.0]
+    rerouted = np.zeros((2, 3), bool)
+    rerouted[1, 0] = True
+    quiet = Noise(np.zeros((2, 1, 4), np.float32), np.array([5.0]), rerouted=np.zeros((2, 1), bool))
+    first, second = loosened([Noise(errors, spread_of(errors), rerouted=rerouted), quiet])
+    assert first.spread.tolist() == [3.0, 3.0, 3.0] and second.spread.tolist() == [5.0]
+    assert loosened([quiet])[0].spread.tolist() == [5.0]
 
 
 def test_too_many_tokens_elsewhere_are_a_bug_though_each_may_be(published: Model) -> None:
