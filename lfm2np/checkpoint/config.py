@@ -90,6 +90,11 @@ class ModelConfig:
         """Whether that layer's feed-forward is a mixture of experts."""
         return self.mixture is not None and layer >= self.mixture.num_dense_layers
 
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The numbers of those layers; there may be none in an lfm2_moe, too."""
+        return tuple(filter(self.is_sparse, range(self.num_hidden_layers)))
+
     def __post_init__(self) -> None:
         for name in (key for key in SIZES if hasattr(self, key)):
             require_size(name, getattr(self, name))
@@ -108,7 +113,7 @@ class ModelConfig:
         for name in ("bos_token_id", "pad_token_id"):
             if getattr(self, name) is not None:
                 require_token_id(name, getattr(self, name), self.vocab_size)
-        sparse = sum(map(self.is_sparse, range(self.num_hidden_layers)))
+        sparse = len(self.sparse_layers)
         if self.mixture is not None and sparse * self.mixture.num_experts > MOST_EXPERTS:
             raise ConfigError(
                 f"num_experts: {self.mixture.num_experts} in each of {sparse} layers, expected at most {MOST_EXPERTS} "

@@ -37,7 +37,7 @@ def parameter_count(config: ModelConfig, active: bool = False) -> int:
     """
     unused = 0
     if active and (mixture := config.mixture) is not None:
-        sparse = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+        sparse = len(config.sparse_layers)
         an_expert = 3 * mixture.moe_intermediate_size * config.hidden_size
         unused = sparse * (mixture.num_experts - mixture.num_experts_per_tok) * an_expert
     shapes = {name: shape for name, shape in expected_tensors(config).items() if not name.endswith(".expert_bias")}

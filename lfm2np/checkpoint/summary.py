@@ -125,7 +125,7 @@ def mixture_rows(config: ModelConfig) -> list[tuple[str, str]]:
     mixture = config.mixture
     if mixture is None:
         return []
-    sparse = sum(map(config.is_sparse, range(config.num_hidden_layers)))
+    sparse = len(config.sparse_layers)
     switches = [str(one).lower() for one in (mixture.use_expert_bias, mixture.norm_topk_prob)]
     return [
         ("active for one token", f"{parameter_count(config, active=True):,}"),

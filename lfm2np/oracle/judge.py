@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.emulate import format_named
 from lfm2np.oracle.noise import DRAWS, Ids, Noise, Spoken, Truth, flip_chance, loosened, noise_of, spoken_truths
-from lfm2np.oracle.routes import OWN, RouteDifference, as_key, difference, margins, sparse_layers, swapped
+from lfm2np.oracle.routes import OWN, RouteDifference, as_key, difference, margins, swapped
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
 from lfm2np.progress import Progress
@@ -64,17 +64,16 @@ def judge(
     truths = truths_of(model, usable, known, progress)
     every = list(dict.fromkeys(truths.values()))
     add_noises(model, format_name, every, known, draws, progress)
-    form, mixture = format_named(format_name), model.config.mixture
-    untold = [one for one in every if mixture and not one.spoken.routes and form.bits < FLOAT32_BITS]
+    form, layers = format_named(format_name), model.config.sparse_layers
+    untold = [one for one in every if layers and not one.spoken.routes and form.bits < FLOAT32_BITS]
     add_noises(model, format_name, untold, known, draws, progress, own_routes=True)
     loose = dict(zip(untold, loosened([known.loose[format_name, one.spoken] for one in untold]), strict=True))
-    layers = tuple(sparse_layers(model.config))
     positions, left = [], MOST_REROUTED
     for ask, answer in usable:
         truth = truths[spoken(ask, answer)]
         scored = scored_as(model, truth, known.noises[format_name, truth.spoken], loose.get(truth))
         found = judged(ask, answer, scored, form.bits, layers)
-        if mixture and answer.routes is None and scored.loose is None and left and is_wrong(found):
+        if layers and answer.routes is None and scored.loose is None and left and is_wrong(found):
             left -= 1
             found = rerouted(model, format_name, (ask, answer), scored, found, known, draws)
         positions += found
@@ -295,7 +294,7 @@ def rerouted(
     beyond. At most MOST_CHANGES, of MOST_TRIES near ties each; otherwise the positions are as they were.
     """
     ask, answer = pair
-    layers, bits = sparse_layers(model.config), format_named(format_name).bits
+    layers, bits = model.config.sparse_layers, format_named(format_name).bits
     found, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
         first = min(one.row for one in found if one.verdict in WRONG)

@@ -34,7 +34,7 @@ from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.routes import OWN, from_key, num_sparse_layers, routed
+from lfm2np.oracle.routes import OWN, from_key, routed
 from lfm2np.oracle.verdict import tie_chance
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
@@ -189,10 +189,10 @@ def given_routes(
     model: LoadedModel, sequences: Sequence[Sequence[int]], told: Sequence[NDArray[np.int64] | None]
 ) -> NDArray[np.int64] | None:
     """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
-    if not num_sparse_layers(model.config):
+    if not model.config.sparse_layers:
         return None
     assert model.config.mixture is not None
-    shape = (num_sparse_layers(model.config), model.config.mixture.num_experts_per_tok)
+    shape = (len(model.config.sparse_layers), model.config.mixture.num_experts_per_tok)
     parts = [
         np.full((len(ids), *shape), OWN, np.int64) if routes is None else np.asarray(routes, np.int64)[: len(ids)]
         for ids, routes in zip(sequences, told, strict=True)

@@ -65,22 +65,13 @@ def routed(numerics: Numerics, given: NDArray[np.int64] | None = None) -> tuple[
     return cast(Numerics, wrapped), wrapped
 
 
-def num_sparse_layers(config: ModelConfig) -> int:
-    return len(sparse_layers(config))
-
-
-def sparse_layers(config: ModelConfig) -> list[int]:
-    """The number of each sparse layer in the model."""
-    return [layer for layer in range(config.num_hidden_layers) if config.is_sparse(layer)]
-
-
 def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
     """Routes that an engine told, of `rows` positions and the sparse layers; RequestError if they can't be those.
 
     Engines may tell more: the last token's, those of dense layers (which are left out), all layers in one. OWN stands
     for what is not told of a position and layer: then for all of its experts.
     """
-    mixture, layers = config.mixture, sparse_layers(config)
+    mixture, layers = config.mixture, config.sparse_layers
     if mixture is None or not layers:
         raise RequestError("routes: the model has no experts")
     if len(routes) < rows:
@@ -116,7 +107,7 @@ def from_key(key: bytes, config: ModelConfig) -> NDArray[np.int64] | None:
     if not key:
         return None
     assert config.mixture is not None
-    shape = (-1, num_sparse_layers(config), config.mixture.num_experts_per_tok)
+    shape = (-1, len(config.sparse_layers), config.mixture.num_experts_per_tok)
     return np.frombuffer(key, "<i4").astype(np.int64).reshape(shape)
 
 

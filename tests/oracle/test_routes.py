@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import lfm2np
 from lfm2np import reference
+from lfm2np.bench.random_checkpoint import random_checkpoint
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
@@ -24,7 +25,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.emulate import emulated
 from lfm2np.oracle.judge import Known, Pair, Scored, change, judge, near_ties, truths_of
 from lfm2np.oracle.noise import Noise, loosened, spread_of
-from lfm2np.oracle.routes import OWN, as_key, difference, fitted, from_key, margins, routed, sparse_layers, swapped
+from lfm2np.oracle.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
 from lfm2np.oracle.targets.http_dialects import read_sglang, read_vllm
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, answer_from_json
 from lfm2np.oracle.targets.told_routes import from_int32, from_npy
@@ -176,10 +177,10 @@ def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: 
 def test_told_routes_come_in_several_forms(published: Model) -> None:
     config, routes = published.config, own_routes(published)
     rows = len(routes) - 1
-    sparse = sparse_layers(config)
-    assert sparse == [2, 3, 4]
+    sparse = config.sparse_layers
+    assert sparse == (2, 3, 4)
     every = np.zeros((len(routes), config.num_hidden_layers, 2), np.int64)
-    every[:, sparse] = routes
+    every[:, list(sparse)] = routes
     expected = tuple(tuple(map(tuple, of)) for of in routes[:rows].tolist())
     for form in (routes, routes[:rows], every, every.reshape(len(every), 1, -1), routes.reshape(len(routes), 1, -1)):
         assert fitted(as_tuples(form), rows, config) == expected
@@ -283,7 +284,7 @@ def test_a_near_tie_is_a_route_and_nothing_else_told_or_not(near: Model) -> None
     assert verdict is Verdict.ROUTE
     changed = [one for one in positions if one.verdict is Verdict.ROUTE]
     assert [one.row for one in changed] == [row]
-    assert changed[0].route is not None and changed[0].route.layer == sparse_layers(near.config)[layer]
+    assert changed[0].route is not None and changed[0].route.layer == near.config.sparse_layers[layer]
 
 
 def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Model, tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Mo
     routes = [one.route for one in positions if one.verdict is Verdict.ROUTE]
     assert len(routes) == 1 and routes[0] is not None
     taken = set(given[row, layer]) - set(own_routes(model)[row, layer])
-    assert (routes[0].layer, {routes[0].expert}) == (sparse_layers(model.config)[layer], taken)
+    assert (routes[0].layer, {routes[0].expert}) == (model.config.sparse_layers[layer], taken)
     assert all(one.verdict is Verdict.EXACT for one in positions if one.row < row)
 
 
@@ -312,7 +313,7 @@ def with_a_tie(model: Model, folder: Path) -> Model:
     assert mixture is not None
     order = np.argsort(-scores[row, layer], kind="stable")
     last, first = order[mixture.num_experts_per_tok - 1], order[mixture.num_experts_per_tok]
-    number = sparse_layers(model.config)[layer]
+    number = model.config.sparse_layers[layer]
     name = f"model.layers.{number}.feed_forward.expert_bias"
     bias = widen(open_checkpoint(model.path, model.config)[name].values, "F32")
     bias[first] += np.float32(scores[row, layer, last] - scores[row, layer, first]) - np.float32(6e-8)
@@ -339,7 +340,7 @@ def test_a_route_far_from_a_tie_is_a_bug_told_or_not(published: Model) -> None:
         assert found.verdict in WRONG, "of one request alone float16 may err so, if it tells no routes"
         if answer.routes is not None:
             assert found.verdict is Verdict.BUG
-            assert f"in layer {sparse_layers(published.config)[layer]} one to expert" in found.reasons[0]
+            assert f"in layer {published.config.sparse_layers[layer]} one to expert" in found.reasons[0]
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["told", "untold"])
@@ -364,6 +365,25 @@ def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) 
     assert changed.logprobs[:2].tobytes() == first.logprobs[:2].tobytes()
     assert changed.logprobs[2:].tobytes() != first.logprobs[2:].tobytes()
     assert same.routes is not None and first.routes is not None
+
+
+def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: Path) -> None:
+    """num_dense_layers may be that of all layers: right answers are right, and wrong ones found."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "num_dense_layers": 2}
+    layers = {"layer_types": ["conv", "full_attention"], "max_position_embeddings": 64, "eos_token_id": None}
+    random_checkpoint(tmp_path / "dense", {"model_type": "lfm2_moe", **sizes, **heads, **layers})
+    model = lfm2np.load(tmp_path / "dense")
+    assert model.config.mixture is not None and model.config.sparse_layers == ()
+    prompt = tuple(token % 40 for token in PROMPT)
+    tokens = tuple(model.generate(prompt, NEW).token_ids)
+    scores = tuple(one.logprob for one in model.score([*prompt, *tokens])[len(prompt) - 1 :])
+    ask = Ask("a", "short-prompts", prompt, NEW, factors={"length": len(prompt)})
+    for name in ("float32", "bfloat16"):
+        right = judge(model, name, [(ask, Answer("a", tokens, scores))])
+        assert {one.verdict for one in right} == {Verdict.EXACT}
+        wrong = judge(model, name, [(ask, Answer("a", tokens, tuple(score - 1.0 for score in scores)))])
+        assert {one.verdict for one in wrong} == {Verdict.DRIFT}
 
 
 def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:

@@ -66,7 +66,7 @@ class EngineSide:
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of each of `steps` steps, after one that is not counted."""
         ready = self._prefilling if cell.kind == PREFILL else self._decoding
-        if self._model.config.mixture is not None and self._chosen is None:
+        if self._model.config.sparse_layers and self._chosen is None:
             self._chosen = Chosen(self._model.numerics)
             self._model = replace(self._model, numerics=cast(Numerics, self._chosen))
         return [self._time_step(engine) for engine in ready(cell, WARM_UP + steps)][WARM_UP:]
