@@ -110,6 +110,7 @@ def test_five_as_json(capsys):
         (("--threads", "0"), "--threads 0: expected a whole number, 1 to 1024"),
         (("--cells", "decode"), "cell 'decode': expected prefill-TOKENS or decode-REQUESTSxCONTEXT"),
         (("--whole",), "--whole goes with bench five"),
+        (("--model", "x", "--model-shape", "350m"), "--model and --model-shape: expected one of them"),
         (("profile", "--quick"), "--quick goes with bench steps"),
         (("--numerics", "exact"), "--numerics goes with bench profile, five, growth, large"),
         (("five", "--quick"), "--quick goes with bench steps"),
