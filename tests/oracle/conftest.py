@@ -1,1 +1,14 @@
 """Puts tests/oracle on the path: its folders share `engines` and `vector_sets`."""
+
+from pathlib import Path
+
+import pytest
+
+import lfm2np
+from lfm2np.loading import Model
+
+
+@pytest.fixture(scope="session")
+def published() -> Model:
+    """8 experts, 2 a token, in three of five layers."""
+    return lfm2np.load(Path(__file__).parents[2] / "fixtures" / "torture" / "moe_published")

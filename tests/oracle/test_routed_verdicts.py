@@ -1,0 +1,227 @@
+"""Verdicts on mixtures of experts: routes told and judged by themselves, or sought where none are told."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from routed_engine import NEW, PROMPT, TORTURE, as_tuples, judged, own_routes, said, ties, with_swap
+from safetensors.numpy import save_file
+
+import lfm2np
+from lfm2np.bench.random_checkpoint import random_checkpoint
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.loading import Model
+from lfm2np.oracle.check import fitting
+from lfm2np.oracle.emulate import emulated
+from lfm2np.oracle.judge import Known, Scored, change, judge, near_ties, truths_of
+from lfm2np.oracle.noise import Noise, loosened, spread_of
+from lfm2np.oracle.routes import OWN, from_key, swapped
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.total import total
+from lfm2np.oracle.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
+
+pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
+
+
+@pytest.fixture(scope="module")
+def near() -> Model:
+    """12 experts, 3 a token, whose gates are all but equal in pairs."""
+    return lfm2np.load(TORTURE / "moe_near_ties")
+
+
+def test_the_exact_engine_is_exact_whether_it_tells_its_routes_or_not(published: Model) -> None:
+    for name, tells in itertools.product(("float32", "bfloat16"), (True, False)):
+        positions, verdict = judged(published, said(published, tells=tells), name)
+        assert verdict is Verdict.EXACT
+        assert {one.verdict for one in positions} == {Verdict.EXACT}
+        assert len(positions) == len(PROMPT) - 1 + NEW
+
+
+def test_a_prompt_whose_logprobs_are_not_told_is_judged_by_its_routes(published: Model) -> None:
+    ask, answer = said(published)
+    positions, _ = judged(published, (ask, replace(answer, prompt_logprobs=None)))
+    assert [one.verdict for one in positions] == [Verdict.EXACT] * (len(PROMPT) - 1 + NEW)
+    far, scores = ties(published)
+    row, layer = np.unravel_index(np.argmax(far[:8]), far[:8].shape)
+    pair = said(published, with_swap(published, int(row), int(layer), scores[row, layer]))
+    positions, verdict = judged(published, (pair[0], replace(pair[1], prompt_logprobs=None)))
+    assert verdict is Verdict.BUG
+    assert [one.row for one in positions if one.verdict is Verdict.BUG] == [row]
+
+
+def test_a_near_tie_is_a_route_and_nothing_else_told_or_not(near: Model) -> None:
+    """The engine sends one token elsewhere at a near tie, and computes exactly with that."""
+    gaps, scores = ties(near)
+    row, layer = map(int, np.unravel_index(np.argmin(gaps), gaps.shape))
+    assert gaps[row, layer] < LIMIT
+    given = with_swap(near, row, layer, scores[row, layer])
+    positions, verdict = judged(near, said(near, given))
+    assert verdict is Verdict.ROUTE
+    changed = [one for one in positions if one.verdict is Verdict.ROUTE]
+    assert [one.row for one in changed] == [row]
+    assert changed[0].route is not None and changed[0].route.layer == near.config.sparse_layers[layer]
+
+
+def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Model, tmp_path: Path) -> None:
+    """The gate is bent so that a token stands a hair from a tie whose other side changes what it says."""
+    model = with_a_tie(published, tmp_path)
+    gaps, scores = ties(model)
+    row, layer = map(int, np.unravel_index(np.argmin(gaps), gaps.shape))
+    assert gaps[row, layer] < LIMIT
+    given = with_swap(model, row, layer, scores[row, layer])
+    pair = said(model, given, tells=False)
+    assert pair[1] != said(model, tells=False)[1], "the control: the other side of the tie says something else"
+    positions, verdict = judged(model, pair)
+    assert verdict is Verdict.ROUTE
+    routes = [one.route for one in positions if one.verdict is Verdict.ROUTE]
+    assert len(routes) == 1 and routes[0] is not None
+    taken = set(given[row, layer]) - set(own_routes(model)[row, layer])
+    assert (routes[0].layer, {routes[0].expert}) == (model.config.sparse_layers[layer], taken)
+    assert all(one.verdict is Verdict.EXACT for one in positions if one.row < row)
+
+
+def with_a_tie(model: Model, folder: Path) -> Model:
+    """The model with a bias under which the last token chosen at one position and layer is tied with the first left."""
+    _, scores = ties(model)
+    row, layer = 6, 1
+    mixture = model.config.mixture
+    assert mixture is not None
+    order = np.argsort(-scores[row, layer], kind="stable")
+    last, first = order[mixture.num_experts_per_tok - 1], order[mixture.num_experts_per_tok]
+    number = model.config.sparse_layers[layer]
+    name = f"model.layers.{number}.feed_forward.expert_bias"
+    bias = widen(open_checkpoint(model.path, model.config)[name].values, "F32")
+    bias[first] += np.float32(scores[row, layer, last] - scores[row, layer, first]) - np.float32(6e-8)
+    (folder / "config.json").write_bytes((model.path / "config.json").read_bytes())
+    save_file({**load_all(model), name: bias}, folder / "model.safetensors")
+    return lfm2np.load(folder)
+
+
+def load_all(model: Model) -> dict[str, np.ndarray]:
+    """All tensors, as float32."""
+    return {name: widen(one.values, one.dtype) for name, one in open_checkpoint(model.path, model.config).items()}
+
+
+def test_a_route_far_from_a_tie_is_a_bug_told_or_not(published: Model) -> None:
+    gaps, scores = ties(published)
+    row, layer = map(int, np.unravel_index(np.argmax(gaps), gaps.shape))
+    given = with_swap(published, row, layer, scores[row, layer])
+    pair = said(published, given)
+    for answer in (pair[1], replace(pair[1], routes=None)):
+        known = Known()
+        checked = (pair[0], fitting(pair[0], answer, published.config))
+        positions = judge(published, "float32", [checked], known=known)
+        found = total(published, "float32", [checked], positions, known=known)
+        assert found.verdict in WRONG, "of one request alone float16 may err so, if it tells no routes"
+        if answer.routes is not None:
+            assert found.verdict is Verdict.BUG
+            assert f"in layer {published.config.sparse_layers[layer]} one to expert" in found.reasons[0]
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["told", "untold"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_engines_that_could_be_are_not_called_wrong(published: Model, near: Model, name: str, tells: bool) -> None:
+    for model, draw in itertools.product((published, near), (20, 21, 22)):
+        positions, verdict = judged(model, said(model, tells=tells, numerics=emulated(name, 1, draw)), name)
+        assert verdict not in (Verdict.BUG, Verdict.DRIFT), [one for one in positions if one.verdict is Verdict.BUG]
+
+
+def test_truths_of_the_same_tokens_by_other_routes_are_others(published: Model) -> None:
+    ask, answer = said(published)
+    other = replace(answer, routes=as_tuples(own_routes(published)[:, :, ::-1]), id="b")
+    swapped_routes = own_routes(published)
+    swapped_routes[2, 0] = swapped(np.arange(8.0), swapped_routes[2, 0])
+    third = replace(answer, routes=as_tuples(swapped_routes))
+    pairs = [(ask, fitting(ask, one, published.config)) for one in (answer, other, third, replace(answer, routes=None))]
+    truths = truths_of(published, pairs, Known())
+    assert len(truths) == 4
+    untold, first, same, changed = truths.values()  # those without routes share truths, so they come first
+    assert first.logprobs.tobytes() == untold.logprobs.tobytes()
+    assert changed.logprobs[:2].tobytes() == first.logprobs[:2].tobytes()
+    assert changed.logprobs[2:].tobytes() != first.logprobs[2:].tobytes()
+    assert same.routes is not None and first.routes is not None
+
+
+def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: Path) -> None:
+    """num_dense_layers may be that of all layers: right answers are right, and wrong ones found."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "num_dense_layers": 2}
+    layers = {"layer_types": ["conv", "full_attention"], "max_position_embeddings": 64, "eos_token_id": None}
+    random_checkpoint(tmp_path / "dense", {"model_type": "lfm2_moe", **sizes, **heads, **layers})
+    model = lfm2np.load(tmp_path / "dense")
+    assert model.config.mixture is not None and model.config.sparse_layers == ()
+    prompt = tuple(token % 40 for token in PROMPT)
+    tokens = tuple(model.generate(prompt, NEW).token_ids)
+    scores = tuple(one.logprob for one in model.score([*prompt, *tokens])[len(prompt) - 1 :])
+    ask = Ask("a", "short-prompts", prompt, NEW, factors={"length": len(prompt)})
+    for name in ("float32", "bfloat16"):
+        right = judge(model, name, [(ask, Answer("a", tokens, scores))])
+        assert {one.verdict for one in right} == {Verdict.EXACT}
+        wrong = judge(model, name, [(ask, Answer("a", tokens, tuple(score - 1.0 for score in scores)))])
+        assert {one.verdict for one in wrong} == {Verdict.DRIFT}
+
+
+def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:
+    (truth,) = truths_of(published, [said(published, tells=False)], Known()).values()
+    gaps = np.full((len(truth.best), 3), LIMIT + 0.1)
+    gaps[1, 2], gaps[4, 0], gaps[4, 1], gaps[7, 0] = 3.0, LIMIT, 0.5, 0.1
+    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    scored = Scored(truth, noise, margins=gaps)
+    assert near_ties(scored, 6) == [(4, 1), (1, 2), (4, 0)]
+    assert near_ties(scored, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
+
+
+def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(published: Model) -> None:
+    """Those before it may be changed ones themselves."""
+    routes = own_routes(published)
+    routes[2, 1] = routes[2, 1, ::-1]
+    ask, answer = said(published)
+    pair = ask, fitting(ask, replace(answer, routes=as_tuples(routes)), published.config)
+    (truth,) = truths_of(published, [pair], Known()).values()
+    gaps = np.zeros((len(truth.best), 3))
+    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    route, key = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
+    told = from_key(key, published.config)
+    assert told is not None and truth.routes is not None
+    assert told[:5].tolist() == truth.routes[:5].tolist() == routes[:5].tolist()
+    assert told[5, 0].tolist() == truth.routes[5, 0].tolist()
+    assert set(told[5, 1]) - set(truth.routes[5, 1]) == {route.expert}
+    assert set(truth.routes[5, 1]) - set(told[5, 1]) == {route.instead_of}
+    assert (told[5, 2:] == OWN).all() and (told[6:] == OWN).all()
+
+
+def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
+    """Two engines, three tokens: one of them went elsewhere in one engine, and erred by 3 there, to either side."""
+    errors = np.zeros((2, 3, 4), np.float32)
+    errors[1, 0] = [3.0, -3.0, 3.0, -3.0]
+    rerouted = np.zeros((2, 3), bool)
+    rerouted[1, 0] = True
+    quiet = Noise(np.zeros((2, 1, 4), np.float32), np.array([5.0]), rerouted=np.zeros((2, 1), bool))
+    first, second = loosened([Noise(errors, spread_of(errors), rerouted=rerouted), quiet])
+    assert first.spread.tolist() == [3.0, 3.0, 3.0] and second.spread.tolist() == [5.0]
+    assert loosened([quiet])[0].spread.tolist() == [5.0]
+
+
+def test_too_many_tokens_elsewhere_are_a_bug_though_each_may_be(published: Model) -> None:
+    positions, _ = judged(published, said(published))
+    rare = [replace(one, is_rerouted=True, route_chance=0.01) for one in positions]
+    count, chance = route_probability(rare)
+    assert count == len(positions) and chance < 1e-9
+    pair = said(published)
+    assert total(published, "float32", [pair], rare).verdict is Verdict.BUG
+    assert route_probability(positions) == (0, 1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), max_size=7), st.integers(0, 8))
+def test_so_many_or_more_is_the_sum_over_all_outcomes(chances: list[float], count: int) -> None:
+    expected = 0.0
+    for outcome in itertools.product((0, 1), repeat=len(chances)):
+        if sum(outcome) >= count:
+            expected += float(np.prod([c if o else 1 - c for c, o in zip(chances, outcome, strict=True)]))
+    assert so_many_or_more(count, chances) == pytest.approx(expected)
