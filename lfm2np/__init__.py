@@ -9,7 +9,7 @@ model.score([1, 17, 42])                    # log-probability, rank, margin of e
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
 """
 
-from lfm2np.checkpoint.loaded import draft_fixture, trained_fixture
+from lfm2np.checkpoint.loaded import draft_fixture, moe_fixture, trained_fixture
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.generation import Completion, GeneratedToken
@@ -58,6 +58,7 @@ __all__ = [
     "TokenizerError",
     "draft_fixture",
     "load",
+    "moe_fixture",
     "score_many",
     "trained_fixture",
 ]

@@ -76,6 +76,11 @@ def draft_fixture() -> Path:
     return _fixture("draft")
 
 
+def moe_fixture() -> Path:
+    """The trained mixture of experts, of the same vocabulary."""
+    return _fixture("moe")
+
+
 def hand_fixture() -> Path:
     """The model of the drawings whose numbers fit on paper; it has no tokenizer, its words are in words.json."""
     return _fixture("hand")

@@ -70,6 +70,37 @@ NEEDED: dict[str, dict[str, str]] = {
         "rope_theta": "or rope_parameters",
     },
 }
+# The same for a mixture of experts, by reading: transformers' Lfm2MoeConfig, which vLLM's and SGLang's models take as
+# it is, and mlx-lm's models/lfm2_moe.py, commit 0c5550a.
+EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers")
+NEEDED_OF_MIXTURES: dict[str, dict[str, str]] = {
+    "transformers 5.23.0": {
+        "model_type": "no class is found",
+        "architectures": "vLLM and SGLang find no class",
+        **dict.fromkeys(
+            (*SIZES, *EXPERTS, "intermediate_size", "max_position_embeddings"),
+            "Lfm2MoeConfig's default, that of a model of billions",
+        ),
+        "layer_types": "TypeError: there is no default",
+        "routed_scaling_factor": "1.0",
+        "norm_topk_prob": "true",
+        "use_expert_bias": "true",
+    },
+    "mlx-lm": {
+        "model_type": "KeyError",
+        **dict.fromkeys(
+            (*SIZES, *EXPERTS, "intermediate_size", "max_position_embeddings"),
+            "TypeError: ModelArgs.__init__() missing 1 required positional argument",
+        ),
+        **dict.fromkeys(
+            ("norm_topk_prob", "use_expert_bias", "norm_eps", "conv_bias", "conv_L_cache"),
+            "TypeError: ModelArgs.__init__() missing 1 required positional argument",
+        ),
+        "layer_types": "or full_attn_idxs; TypeError",
+        "rope_parameters": "or rope_theta; 1e6",
+        "routed_scaling_factor": "1.0",
+    },
+}
 
 
 def spelled(config: ModelConfig) -> dict[str, object]:

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import make_hand
 import make_tokenizer
+import numpy as np
 import pytest
-from engine_keys import NEEDED, spelled
+import wrong_routes
+from engine_keys import NEEDED, NEEDED_OF_MIXTURES, spelled
 from fixture_configs import CONFIGS, TRAINED, config_text, with_old_spellings
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+import lfm2np
+from lfm2np import reference
 from lfm2np.checkpoint.config import ECHOES, load_config, parse_config
+from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.errors import ConfigError
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("trained", "draft", "hand")
-WITH_TOKENIZER = ("trained", "draft")
+MIXTURES = ("moe",)
+WITH_TOKENIZER = ("trained", "draft", "moe")
 
 
 def raw(name: str) -> dict[str, Any]:
@@ -34,6 +41,54 @@ def raw(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("engine", NEEDED)
 def test_a_fixture_has_every_key_that_an_engine_needs(name: str, engine: str) -> None:
     assert set(NEEDED[engine]) <= set(raw(name)), engine
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("engine", NEEDED_OF_MIXTURES)
+def test_a_mixture_has_every_key_that_an_engine_needs(name: str, engine: str) -> None:
+    assert set(NEEDED_OF_MIXTURES[engine]) <= set(raw(name)), engine
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_what_a_mixture_says_is_what_its_config_means(name: str) -> None:
+    """Old spellings are few there: what LFM2-8B-A1B does not say, this does not say either."""
+    said, config = raw(name), load_config(FIXTURES / name)
+    assert config.mixture is not None
+    meant = spelled(config) | asdict(config.mixture)
+    assert {key: meant[key] for key in said if key in meant} == {key: said[key] for key in said if key in meant}
+    assert not [key for key in said if key.startswith("block_")]
+    assert said["architectures"] == ["Lfm2MoeForCausalLM"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_is_stored_as_published_ones_are(name: str) -> None:
+    """One tensor an expert, in bfloat16; the biases in float32; below three million parameters and six megabytes."""
+    path, config = FIXTURES / name / "model.safetensors", load_config(FIXTURES / name)
+    assert config.mixture is not None
+    with safe_open(str(path), framework="numpy") as file:
+        stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        shapes = {key: tuple(one.get_shape()) for key, one in stored.items()}
+        types = {key: one.get_dtype() for key, one in stored.items()}
+    prefix = "model.layers.{}.feed_forward.experts.{}.w1.weight"
+    experts = {prefix.format(i, e) for i in range(2, 6) for e in range(8)}
+    assert {key for key in shapes if key.endswith("w1.weight") and "experts" in key} == experts
+    assert {shapes[key] for key in experts} == {(config.mixture.moe_intermediate_size, config.hidden_size)}
+    assert {kind for key, kind in types.items() if "expert_bias" in key} == {"F32"}
+    assert {kind for key, kind in types.items() if "expert_bias" not in key} == {"BF16"}
+    assert sum(math.prod(shape) for shape in shapes.values()) < 3_000_000
+    assert path.stat().st_size < 6_000_000
+
+
+@pytest.mark.parametrize("mistake", ["", *wrong_routes.MISTAKES])
+def test_each_wrong_route_differs_from_the_right_one_and_none_without_a_mistake(mistake: str) -> None:
+    model = lfm2np.load(lfm2np.moe_fixture())
+    mixture = model.weights.layers[3].feed_forward
+    assert isinstance(mixture, MixtureWeights)
+    x = np.random.default_rng(0).standard_normal((50, model.config.hidden_size)).astype(np.float32)
+    right = reference.route(mixture, model.config, model.numerics, x)
+    found = wrong_routes.wrong_route(mistake, mixture, model.config, model.numerics, x)
+    same = all(np.array_equal(one, other) for one, other in zip(right, found, strict=True))
+    assert same == (mistake == "")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -57,7 +57,7 @@ def test_lfm2config_keeps_what_vllm_reads_off_it(name: str, tmp_path: Path) -> N
     assert load_config(tmp_path).layer_types == load_config(folder).layer_types
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "moe"])
 def test_transformers_computes_the_fixture_as_it_is(name: str) -> None:
     """No tensor missing, left over or of another shape; the logits of `exact` to 1e-4, measured 1.2e-5."""
     folder = make_goldens.FIXTURES / name
@@ -69,7 +69,7 @@ def test_transformers_computes_the_fixture_as_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_train_writes_the_fixtures_files_beside_the_weights(name: str, tmp_path: Path) -> None:
     folder = make_goldens.FIXTURES / name
-    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**train.CONFIGS[name]))
+    model = train.make_model(train.CONFIGS[name])
     train.save(model, train.CONFIGS[name], Tokenizer.from_file(str(folder / "tokenizer.json")), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
     for written in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
