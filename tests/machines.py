@@ -1,11 +1,11 @@
 """The same bits on other machines, emulated: python tests/machines.py [--quick] [--only digest,batch] [s390x arm64 ...]
 
 Of each architecture a folder is put together from Debian's packages (Python, NumPy, netlib's reference BLAS, OpenBLAS)
-and wheels (safetensors, tokenizers), which qemu's user emulation then runs. Under each BLAS: the digest that the README
-states, golden vectors, a batch in a cramped cache held against sequential generation, the tests of exp, log, sin, cos
-and of exact products. s390x is big-endian. Nothing is installed, and nothing is written but the work folder and
-__pycache__: apt is run with lists, caches and a state of its own. Exit code 1 if anything is otherwise than on every
-other machine.
+and wheels (safetensors, tokenizers), which qemu's user emulation then runs. Under each BLAS: the digests that the
+README states (the trained fixture's and the mixture of experts'), golden vectors, a batch in a cramped cache held
+against sequential generation, the tests of exp, log, sin, cos and of exact products. s390x is big-endian. Nothing is
+installed, and nothing is written but the work folder and __pycache__: apt is run with lists, caches and a state of its
+own. Exit code 1 if anything is otherwise than on every other machine.
 
 Needs a Debian, for apt-get, dpkg and its mirror, pip, and qemu: apt-get install qemu-user-static
 """
@@ -22,13 +22,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from machine_folders import BLAS, MACHINES, TOP, Failed, Machine, launcher, put_together, tell
 
 Commands = Mapping[str, Sequence[str]]  # words of the command line, by what the command is called here
-DIGEST = re.findall(r'^TRAINED_DIGEST = "(\w{64})"', (TOP / "tests" / "test_bits.py").read_text(), re.MULTILINE)[0]
+DIGESTS = dict(re.findall(r'^([A-Z]+)_DIGEST = "(\w{64})"', (TOP / "tests" / "test_bits.py").read_text(), re.MULTILINE))
 
 # Prompts, and what the trained fixture answers; 14 blocks of 2 tokens do not hold all of them at once.
 ASKED = {"sort: 7 2 9 4 1 ->": " 1 2 4 7 9", "add: 20 + 97 ->": " 117", "recall: f = 7, r = 2, v = 2; f ->": " 7"}
@@ -40,12 +41,13 @@ PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", *NUMERICS]
 UNLESS_SLOW = ["-k", "not closer_to_float64_than_float32_is_at_any_length"]
 COMMANDS = {
     "digest": ["digest"],
+    "mixture": ["digest", "--model", str(TOP / "fixtures" / "moe")],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
     "tests": [*PYTEST, *UNLESS_SLOW],
 }
 QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign) and not longest"
-QUICK = {name: COMMANDS[name] for name in ("digest", "batch")} | {"tests": [*PYTEST, "-k", QUICK_TESTS]}
+QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")} | {"tests": [*PYTEST, "-k", QUICK_TESTS]}
 
 # Runs there: what the machine is, and then one command after the other, each a line of JSON.
 WORKER = """
@@ -150,9 +152,9 @@ def config_of(facts: Mapping[str, Any]) -> str:
     return next(filter(None, facts.get("mapped", {}).values()), "")
 
 
-def judge_digest(code: int, said: str) -> tuple[str, list[str]]:
+def judge_digest(expected: str, code: int, said: str) -> tuple[str, list[str]]:
     found = said.strip()
-    return f"{found[:8]}...{found[-4:]}", [] if (code, found) == (0, DIGEST) else [f"{found}, expected {DIGEST}"]
+    return f"{found[:8]}...{found[-4:]}", [] if (code, found) == (0, expected) else [f"{found}, expected {expected}"]
 
 
 def judge_vectors(code: int, said: str) -> tuple[str, list[str]]:
@@ -177,7 +179,13 @@ def judge_tests(code: int, said: str) -> tuple[str, list[str]]:
     return (f"{passed[1]} passed" if right and passed else last[0]), [] if right else [said[-3000:]]
 
 
-JUDGES = {"digest": judge_digest, "batch": judge_batch, "vectors": judge_vectors, "tests": judge_tests}
+JUDGES = {
+    "digest": partial(judge_digest, DIGESTS["TRAINED"]),
+    "mixture": partial(judge_digest, DIGESTS["MOE"]),
+    "batch": judge_batch,
+    "vectors": judge_vectors,
+    "tests": judge_tests,
+}
 
 
 # --- what is shown
@@ -211,7 +219,7 @@ def main() -> int:
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"of {', '.join(MACHINES)} (all of them)")
     parser.add_argument("--only", metavar="NAMES", help=f"of {','.join(COMMANDS)} (all of them)")
     parser.add_argument(
-        "--quick", action="store_true", help="no vectors, few tests, with netlib's BLAS the digest only"
+        "--quick", action="store_true", help="no vectors, few tests, with netlib's BLAS the digests only"
     )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lfm2np" / "machines"
     parser.add_argument(
@@ -234,7 +242,7 @@ def main() -> int:
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
-        both = ["digest"] if arguments.quick else chosen
+        both = ["digest", "mixture"] if arguments.quick else chosen
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]
         words = {blas: {name: commands[name] for name in names} for blas, names in chosen_by.items()}
@@ -242,7 +250,7 @@ def main() -> int:
         for done in [pool.submit(tried, row, folders[row.machine.name], words[row.blas]) for row in first]:
             done.result()
     if arguments.json:
-        print(json.dumps({"digest": DIGEST, "rows": [{**asdict(row), "right": not row.wrong} for row in rows]}))
+        print(json.dumps({"digests": DIGESTS, "rows": [{**asdict(row), "right": not row.wrong} for row in rows]}))
     else:
         print("\n".join(table(rows, chosen)))
     return int(any(row.wrong for row in rows))

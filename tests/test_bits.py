@@ -18,11 +18,12 @@ from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), FIXTURES / "trained"]
+CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), FIXTURES / "moe", FIXTURES / "trained"]
 KERNELS = [one for one in blas.KERNELS if blas.can_run(one) and one != "Zen"]  # whose are Haswell's
 
-# The digest of the trained fixture, as the README states it: any machine must print the same.
+# The digests of the trained fixtures, as the README states them: any machine must print the same.
 TRAINED_DIGEST = "23cd8b8395bb7a2048cbc726a7ca94185b1bd2c5b10ca3c4ca8b7718ec27a428"
+MOE_DIGEST = "bd40174d2188a425425b4aa554a8a7a77c99987617003649a0d6abe2ae5ea8b4"
 
 FEATURES = " ".join(blas.dispatched_features())
 kernels_only = pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choose from: NumPy has {blas.here().blas}")
@@ -103,9 +104,10 @@ def test_numpys_own_exp_fails_the_check_without_vector_code(here):
     assert digests("exact", NPY_DISABLE_CPU_FEATURES=FEATURES)["numpy's exp"] != here["numpy's exp"]
 
 
-def test_the_trained_fixture_has_the_digest_that_the_readme_states(here):
-    assert here["ours"][str(FIXTURES / "trained")] == TRAINED_DIGEST
-    assert TRAINED_DIGEST in (FIXTURES.parent / "README.md").read_text()
+@pytest.mark.parametrize(("name", "digest"), [("trained", TRAINED_DIGEST), ("moe", MOE_DIGEST)])
+def test_a_trained_fixture_has_the_digest_that_the_readme_states(here, name: str, digest: str):
+    assert here["ours"][str(FIXTURES / name)] == digest
+    assert f"\n{digest}\n" in (FIXTURES.parent / "README.md").read_text()
 
 
 def test_a_sequence_alone_has_the_bits_of_its_prefix_in_a_longer_one():

@@ -78,9 +78,10 @@ def test_the_table_lists_every_torture_checkpoint() -> None:
     assert {path.name for path in (FIXTURES / "torture").iterdir()} == set(CHECKPOINTS)
 
 
-def test_checkpoints_and_goldens_together_stay_under_eleven_million_bytes() -> None:
-    parts = [path for name in ("torture", "trained", "draft", "goldens") for path in (FIXTURES / name).rglob("*")]
-    assert sum(path.stat().st_size for path in parts if path.is_file()) < 11_000_000
+def test_checkpoints_and_goldens_together_stay_under_fifteen_million_bytes() -> None:
+    names = ("torture", "trained", "draft", "moe", "goldens")
+    parts = [path for name in names for path in (FIXTURES / name).rglob("*")]
+    assert sum(path.stat().st_size for path in parts if path.is_file()) < 15_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
