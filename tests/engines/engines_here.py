@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from recipe import REFUSED, RIGHT, WRONG, Recipe, Variant
+from recipe import REFUSED, RIGHT, WRONG, Recipe, Refused, Room, Variant
 
 PROGRAM = "{python} {here}/../served.py --port {port}"
 SERVED = f"{PROGRAM} --numerics {{format}} --model {{model}}"
 FUZZ = "--max-model-len 28 --block-size 4"
 TARGET = "http://127.0.0.1:{port}"
+
+
+def unprepared(room: Room, checkpoint: Path, format_name: str) -> Path:
+    raise Refused(f"no {checkpoint.name} in {format_name} here")
+
+
 NUMPY = Recipe(
     name="ours",
     title="lfm2np",
@@ -22,6 +29,7 @@ NUMPY = Recipe(
     variants=(
         Variant("right", TARGET, RIGHT, SERVED, formats=("float32", "bfloat16"), fuzz=FUZZ),
         Variant("wrong", TARGET, WRONG, f"{SERVED} --fault convolution-gates-swapped", report="vllm-rotary"),
+        Variant("unprepared", TARGET, REFUSED, SERVED, prepare=unprepared),
         Variant("dies", TARGET, REFUSED, f"{PROGRAM} --model {{here}}/no-such-model"),
     ),
 )

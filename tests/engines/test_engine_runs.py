@@ -41,6 +41,11 @@ def test_a_wrong_engine_that_is_expected_to_be_wrong_is_no_news(tmp_path: Path):
     assert records[0]["suspects"]
 
 
+def test_a_variant_prepares_the_checkpoint_in_its_own_way(tmp_path: Path):
+    code, (record,) = ran(tmp_path, "--engines", "ours/unprepared", *QUICK)
+    assert (code, record["reasons"]) == (0, ["no trained in float32 here"])
+
+
 def test_what_is_known_is_not_run_again_and_other_pins_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ("--engines", "ours/dies", "--times", "2", *QUICK)
     _, records = ran(tmp_path, *arguments)

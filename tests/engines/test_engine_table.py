@@ -15,6 +15,8 @@ from recipes import RECIPES
 from results import BEGIN, END, is_known, is_news, put_between, read, table
 from run import PAGE, RESULTS
 
+from lfm2np.oracle.verdict import Verdict
+
 PAIRS = [(recipe, variant) for recipe in RECIPES for variant in recipe.variants]
 NAMES = [f"{recipe.name}/{variant.name}" for recipe, variant in PAIRS]
 
@@ -96,6 +98,16 @@ def test_silence_is_counted_and_quoted():
 def others() -> list[dict[str, Any]]:
     """Of a recipe as it was once."""
     return [record(pins={"numpy": "1"}), record(command="lfm2np check of old")]
+
+
+def test_tokens_that_went_to_other_experts_are_counted():
+    (row,) = rows(record(verdict="ROUTE", counts={"EXACT": 4321, "ROUTE": 2}, rerouted=1234))
+    assert row[3:5] == ["4,323 positions", "ROUTE, 1 run"]
+    assert row[5] == "RMS 0.75, worst 2.5 times the noise, 1,234 tokens went to other experts"
+
+
+def test_every_verdict_has_an_outcome():
+    assert set(Verdict) <= set(OUTCOMES)
 
 
 def test_formats_cases_and_fuzzing_have_rows_of_their_own_and_other_pins_and_commands_none():
