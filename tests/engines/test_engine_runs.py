@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from engines_here import GIVEN, RECIPES
+from processes import last_words
 from run import main
 
 HERE = Path(__file__).parent
@@ -44,6 +45,16 @@ def test_a_wrong_engine_that_is_expected_to_be_wrong_is_no_news(tmp_path: Path):
 def test_a_variant_prepares_the_checkpoint_in_its_own_way(tmp_path: Path):
     code, (record,) = ran(tmp_path, "--engines", "ours/unprepared", *QUICK)
     assert (code, record["reasons"]) == (0, ["no trained in float32 here"])
+
+
+def test_the_last_words_of_a_log_are_its_last_error_not_where_to_read_of_it(tmp_path: Path):
+    lines = [
+        "Value error, no Triton [type=value_error]",
+        "    For further information visit https://e.dev/value_error",
+        "",
+    ]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert last_words(tmp_path / "log") == "error, no Triton [type=value_error]"
 
 
 def test_what_is_known_is_not_run_again_and_other_pins_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
