@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.emulate import format_named
-from lfm2np.oracle.noise import DRAWS, Ids, Noise, Spoken, Truth, flip_chance, loosened, noise_of, spoken_truths
-from lfm2np.oracle.routes import OWN, RouteDifference, as_key, difference, margins, swapped
+from lfm2np.oracle.judging.emulate import format_named
+from lfm2np.oracle.judging.noise import DRAWS, Ids, Noise, Spoken, Truth, flip_chance, loosened, noise_of, spoken_truths
+from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, difference, margins, swapped
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place
 

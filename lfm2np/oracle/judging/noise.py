@@ -33,9 +33,9 @@ from lfm2np.network import ragged
 from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.routes import OWN, from_key, routed
-from lfm2np.oracle.verdict import tie_chance
+from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.routes import OWN, from_key, routed
+from lfm2np.oracle.judging.verdict import tie_chance
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of
