@@ -22,7 +22,7 @@ from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
 from lfm2np.oracle.judging.emulate import FORMATS
-from lfm2np.oracle.judging.judge import Known
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.record import FORMS, Record, record_of

@@ -10,7 +10,8 @@ from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.judging.judge import Known, Pair, judge
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, position_verdict
 from lfm2np.oracle.targets.records import Answer, Ask
 

@@ -12,8 +12,9 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.judging.judge import Known, Pair, judge
+from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.routes import fitted
+from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript

@@ -11,7 +11,8 @@ from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judging.emulate import FORMATS
-from lfm2np.oracle.judging.judge import Known, Pair, judge
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
     LIMIT,

@@ -17,8 +17,9 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
-from lfm2np.oracle.judging.judge import Known, judge, whole_sequences
+from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise, Spoken, Truth, flip_chance
+from lfm2np.oracle.judging.scored import Known, whole_sequences
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,

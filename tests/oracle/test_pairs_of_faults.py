@@ -21,7 +21,7 @@ from lfm2np.faults.catalogue import by_name
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
-from lfm2np.oracle.judging.judge import Known
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.html_page import as_html

@@ -19,7 +19,8 @@ from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
 from lfm2np.oracle.check import fitting_tokens
 from lfm2np.oracle.judging.emulate import format_named
-from lfm2np.oracle.judging.judge import Known, judge
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
 from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.records import Answer, Ask

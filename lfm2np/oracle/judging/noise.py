@@ -10,7 +10,7 @@ nearly certain. That is one estimate, from all tokens; the other is what the emu
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
 In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
-routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see judge.py.
+routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see answer.py.
 """
 
 from __future__ import annotations
