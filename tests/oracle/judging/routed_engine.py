@@ -19,7 +19,7 @@ from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import total
 
-TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
+TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 PROMPT = (3, 17, 5, 29, 11, 8, 40, 2, 19, 33, 6, 21)
 NEW = 6
 

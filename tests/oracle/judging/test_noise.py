@@ -28,7 +28,7 @@ from lfm2np.work.place import Place
 
 pytestmark = pytest.mark.rounding
 
-TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
+TORTURE = sorted((Path(__file__).parents[3] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
 
 
