@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from lfm2np.numerics.ieee import Ieee
-from lfm2np.oracle.emulate import Emulated
+from lfm2np.oracle.judging.emulate import Emulated
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=5)

@@ -32,9 +32,10 @@ L2_SIZE = "512"  # KiB; some families divide it, and under 128 they hang
 VERSIONS = ("oldest", "3.11", "3.12", "3.13", "3.14")
 REPORT = "report.xml"
 QUICK = (
-    *("tests/oracle/test_check.py", "tests/oracle/test_noise.py", "tests/oracle/vectors/test_vectors_answers.py"),
-    *("tests/oracle/locate/test_locate.py", "tests/oracle/locate/test_locate_faults.py"),
-    *("tests/numerics", "tests/test_goldens.py", "tests/cli/test_cli_generate.py", "tests/conformance/test_plain.py"),
+    *("tests/oracle/test_check.py", "tests/oracle/judging/test_noise.py"),
+    *("tests/oracle/vectors/test_vectors_answers.py", "tests/oracle/locate/test_locate.py"),
+    *("tests/oracle/locate/test_locate_faults.py", "tests/numerics", "tests/test_goldens.py"),
+    *("tests/cli/test_cli_generate.py", "tests/conformance/test_plain.py"),
 )
 
 

@@ -25,7 +25,7 @@ READ = {"lfm2np.checkpoint", "lfm2np.numerics"}
 COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
 CALL = {*RUN, "lfm2np.loading", "lfm2np", "scheduler"}
-ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets"}
+ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
 PROTOCOL, TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("protocol", "trials", "machines"))
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
@@ -48,9 +48,10 @@ ROOMS: dict[str, set[str]] = {
     PROTOCOL: {"lfm2np.sampling"},
     "lfm2np.faults": set(),
     "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL},
-    "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", PROTOCOL},
+    "lfm2np.oracle.judging": {*COMPUTE, "lfm2np.work", "lfm2np.scoring", "lfm2np.oracle.targets"},
+    "lfm2np.oracle": {*CALL, "lfm2np.oracle.targets", "lfm2np.oracle.judging", PROTOCOL},
     "lfm2np.oracle.reports": {*ORACLE, "lfm2np"},
-    "lfm2np.oracle.locate": {*CALL, *ORACLE},
+    "lfm2np.oracle.locate": {*CALL, "lfm2np.oracle.judging"},
     "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate", PROTOCOL},
     "lfm2np.oracle.wrong_engine": {*CALL, PROTOCOL, "lfm2np.oracle.recorders"},
     "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate", "lfm2np.oracle.recorders"},

@@ -21,8 +21,8 @@ from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_tex
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
-from lfm2np.oracle.emulate import FORMATS
-from lfm2np.oracle.judge import Known
+from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of
 from lfm2np.oracle.recorders.record import FORMS, Record, record_of

@@ -22,7 +22,7 @@ from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.emulate import FORMATS
+from lfm2np.oracle.judging.emulate import FORMATS
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.work.place import Place
 

@@ -23,7 +23,7 @@ from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
 from lfm2np.fuzz.trace import Trace, calm, joined, relabelled
 from lfm2np.loading import Model
-from lfm2np.oracle.judge import Known
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.work.place import Place
 

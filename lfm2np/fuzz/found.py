@@ -10,9 +10,10 @@ from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.judge import Known, Pair, judge
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, position_verdict
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict, position_verdict
 
 WRONG, STOP = "wrong", "stop"
 FEW, SURE = 2, 4.0  # engines that are tried first, and how much of a limit is left for what they may not show

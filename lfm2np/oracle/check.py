@@ -12,14 +12,15 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.routes import fitted
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.routes import fitted
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, Target
 from lfm2np.oracle.total import Total, total
-from lfm2np.oracle.verdict import Position
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of

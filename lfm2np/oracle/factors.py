@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, root_mean_square
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0

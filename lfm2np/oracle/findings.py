@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lfm2np.oracle.factors import FACTORS, LEAST, Groups, grouped
+from lfm2np.oracle.judging.verdict import WRONG, Position
 from lfm2np.oracle.regions import described
-from lfm2np.oracle.verdict import WRONG, Position
 from lfm2np.oracle.workloads import BORDERS, CASES
 
 MOST_NAMES = 3  # of requests, in one line

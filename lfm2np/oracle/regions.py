@@ -17,7 +17,7 @@ from itertools import combinations, product
 from typing import Any
 
 from lfm2np.oracle.factors import Group, abort_of, group_of, phase_of, place_of
-from lfm2np.oracle.verdict import WRONG, Position
+from lfm2np.oracle.judging.verdict import WRONG, Position
 
 MOST_FACTORS = 3
 MOST_CHANCE = 1e-6  # that a region is right by accident; some thousand are tried

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
-from lfm2np.oracle.emulate import FORMATS
 from lfm2np.oracle.findings import findings
-from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.regions import described
-from lfm2np.oracle.verdict import (
+from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
     LIMIT,
     WRONG,
@@ -24,6 +24,7 @@ from lfm2np.oracle.verdict import (
     root_mean_square,
     route_probability,
 )
+from lfm2np.oracle.regions import described
 from lfm2np.progress import Progress
 
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise

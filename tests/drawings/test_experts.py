@@ -32,7 +32,7 @@ from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.ledger import grouped, labels_of
 from lfm2np.drawings.views.worksheet_experts import of_experts, routed
 from lfm2np.loading import Model
-from lfm2np.oracle.routes import routed as keeping_routes
+from lfm2np.oracle.judging.routes import routed as keeping_routes
 from lfm2np.sampling.params import SamplingParams
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"

@@ -17,15 +17,10 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
-from lfm2np.oracle.judge import Known, judge, whole_sequences
-from lfm2np.oracle.noise import Noise, Spoken, Truth, flip_chance
-from lfm2np.oracle.targets.checked import checked_answer
-from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
-from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.total import total
-from lfm2np.oracle.verdict import (
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import Noise, Spoken, Truth, flip_chance
+from lfm2np.oracle.judging.scored import Known, whole_sequences
+from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
     Position,
@@ -34,6 +29,12 @@ from lfm2np.oracle.verdict import (
     position_verdict,
     probability_words,
 )
+from lfm2np.oracle.targets.checked import checked_answer
+from lfm2np.oracle.targets.file_target import Transcript
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
+from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import CASES, Writer, rounds
 
 pytestmark = pytest.mark.rounding

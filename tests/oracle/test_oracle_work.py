@@ -21,10 +21,10 @@ from lfm2np import reference
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
-from lfm2np.oracle import noise
 from lfm2np.oracle.check import Checked, check, judged
-from lfm2np.oracle.judge import Known
-from lfm2np.oracle.noise import Truth, truth_of, truths_of
+from lfm2np.oracle.judging import noise
+from lfm2np.oracle.judging.noise import Truth, truth_of, truths_of
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import document_text, packaged_set, read_set
 from lfm2np.oracle.vectors.golden import make, verify

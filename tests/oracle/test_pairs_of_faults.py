@@ -21,14 +21,14 @@ from lfm2np.faults.catalogue import by_name
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
-from lfm2np.oracle.judge import Known
+from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import Verdict
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 
 pytestmark = pytest.mark.rounding  # the noise of the declared format

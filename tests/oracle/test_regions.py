@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from lfm2np.oracle.check import possible_asks
 from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.findings import findings
+from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.regions import SCALES, described
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.workloads import Round, noted
 
 NEW = 4  # tokens of each request

@@ -30,14 +30,14 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.emulate import ROTARY_UNITS, round_to_float16
+from lfm2np.oracle.judging.emulate import ROTARY_UNITS, round_to_float16
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 LIMIT = 4.0
 SUM_UNIT = 2.0**-24  # sums are kept in float32
 EXP_UNITS = 2.0  # of float32, times 1 + |x|: relative error of a fast exp(x)
-ANGLE_UNITS = float(ROTARY_UNITS)  # of float32: relative error of rotary angles, as emulate.py draws it
+ANGLE_UNITS = float(ROTARY_UNITS)  # of float32: relative error of rotary angles, as judging/emulate.py draws it
 PIECE = 2**22  # elements of a temporary
 NO_SCALE = AttentionScale(np.zeros(0, np.int32), np.zeros((0, 0), np.int32))
 

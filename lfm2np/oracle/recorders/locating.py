@@ -10,12 +10,12 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.judging.verdict import WRONG, Position
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.words import finding_lines, shortened
 from lfm2np.oracle.recorders.record import Record
 from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.verdict import WRONG, Position
 from lfm2np.progress import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 
 MOST_MARKS = 2000  # more positions are put into cells
 CELL = 6.0  # units of the drawing, whose marks are as large

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.parts import (
@@ -29,7 +30,6 @@ from lfm2np.oracle.reports.parts import (
     wrong_of,
 )
 from lfm2np.oracle.reports.report import reasons_of
-from lfm2np.oracle.verdict import LIMIT, Position, Verdict, probability_words
 
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters

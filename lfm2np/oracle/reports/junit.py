@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.parts import case_of, common_verdict, environment, number, phase, visible
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.verdict import WRONG, Position, Verdict
 
 SUITE = "lfm2np check"
 MOST_POSITIONS = 20  # in the text of one failure

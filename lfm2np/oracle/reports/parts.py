@@ -13,9 +13,9 @@ import lfm2np
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.findings import findings
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.workloads import CASES
 
 SEVERITY = (Verdict.EXACT, Verdict.ROUTE, Verdict.TIE, Verdict.INCONCLUSIVE, Verdict.DRIFT, Verdict.BUG)

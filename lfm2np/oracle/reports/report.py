@@ -14,6 +14,7 @@ from typing import Any
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.parts import (
     case_rows,
@@ -32,7 +33,6 @@ from lfm2np.oracle.reports.parts import (
     visible,
 )
 from lfm2np.oracle.total import Total
-from lfm2np.oracle.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 
 MOST_LINES = 10  # of flips and of messages
 COMMAND = 4000  # characters

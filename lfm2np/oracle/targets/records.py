@@ -151,7 +151,7 @@ def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _routes(value: Any) -> Routes:
-    """Sizes are looked at by who knows the model: see oracle/routes.py."""
+    """Sizes are looked at by who knows the model: see oracle/judging/routes.py."""
 
     def lists(one: Any, where: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(one, list | tuple):

@@ -1,7 +1,7 @@
 """Which experts each token went to, as servers tell it: [positions][layers][experts] from base64.
 
 vLLM 0.32 (--enable-return-routed-experts): an .npy file, all layers of the model. SGLang: int32, whose shape is not
-told; its ids are given back as those of one layer, to be divided by whoever knows the model (oracle/routes.py).
+told; its ids are given back as those of one layer, to be divided by whoever knows the model (oracle/judging/routes.py).
 """
 
 from __future__ import annotations

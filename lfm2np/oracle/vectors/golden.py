@@ -26,15 +26,15 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
-from lfm2np.oracle.emulate import FORMATS
-from lfm2np.oracle.judge import FLOAT32_UNITS
-from lfm2np.oracle.noise import Noise, Truth, loosened, noise_of, truths_of
+from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.noise import Noise, Truth, loosened, noise_of, truths_of
+from lfm2np.oracle.judging.position import FLOAT32_UNITS
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
 from lfm2np.oracle.vectors.files import TENSORS, VectorSet, tensors_bytes
 from lfm2np.oracle.vectors.notes import NOTES
 from lfm2np.oracle.vectors_plain import allowances
-from lfm2np.oracle.verdict import LIMIT
 from lfm2np.progress import Progress, ProgressOf
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import AnyPlace, Place, Work, compute, place_of

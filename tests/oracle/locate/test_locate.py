@@ -12,7 +12,7 @@ from dumps import DIRECTORIES, FIXTURES, SIX, Recorded, recorded_under, report_o
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
-from lfm2np.oracle import emulate
+from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate import routing, spread
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format

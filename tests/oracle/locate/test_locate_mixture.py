@@ -20,7 +20,7 @@ from lfm2np.loading import Model
 from lfm2np.numerics import numerics_named
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
 from lfm2np.numerics.matrix import Matrix
-from lfm2np.oracle import emulate
+from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import PRECISIONS

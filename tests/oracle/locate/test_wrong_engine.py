@@ -15,11 +15,11 @@ from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import Model
 from lfm2np.oracle import wrong_engine
 from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.locate.dump import read_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.verdict import Verdict
 
 pytestmark = pytest.mark.rounding
 

@@ -8,12 +8,12 @@ from functools import lru_cache
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
-from lfm2np.oracle.verdict import Position, Verdict, root_mean_square
 
 COMMAND = "lfm2np check 'package.module:factory' --format float32"
 FACTS = {"lfm2np": "1.2.3", "python": "3.11.0", "numpy": "2.0.0", "platform": "Somewhere"}

@@ -18,12 +18,12 @@ from reports import wrong as wrong_check
 from lfm2np.errors import RequestError
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.parts import number, visible
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import Verdict
 from lfm2np.work.whole_file import write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others

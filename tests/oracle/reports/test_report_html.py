@@ -18,12 +18,12 @@ from reports import wrong as wrong_check
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.findings import findings
+from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.figure import BOTTOM, CELL, MOST_MARKS, TOP
 from lfm2np.oracle.reports.html_page import MOST_ROWS, as_html
 from lfm2np.oracle.reports.parts import number, visible
 from lfm2np.oracle.reports.report import as_text
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.verdict import LIMIT, Verdict
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 

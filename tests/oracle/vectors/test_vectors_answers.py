@@ -23,15 +23,15 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.loading import Model
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.judge import judge
-from lfm2np.oracle.noise import noise_of, truth_of
+from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.vectors import golden
 from lfm2np.oracle.vectors.chosen import choose
 from lfm2np.oracle.vectors.files import DOCUMENT, packaged_set
 from lfm2np.oracle.vectors.form import VectorsError
-from lfm2np.oracle.verdict import LIMIT
 from lfm2np.sampling.params import SamplingParams
 
 

@@ -17,13 +17,15 @@ from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.judge import Known, Scored, change, judge, near_ties, truths_of
-from lfm2np.oracle.noise import Noise, loosened, spread_of
-from lfm2np.oracle.routes import OWN, from_key, swapped
+from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
+from lfm2np.oracle.judging.rerouted import change, near_ties
+from lfm2np.oracle.judging.routes import OWN, from_key, swapped
+from lfm2np.oracle.judging.scored import Known, Scored, truths_of
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import total
-from lfm2np.oracle.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 

@@ -12,13 +12,14 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.judge import Known, Pair, judge
-from lfm2np.oracle.routes import OWN, margins, routed, swapped
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.routes import OWN, margins, routed, swapped
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.total import total
-from lfm2np.oracle.verdict import Position, Verdict
 
-TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"
+TORTURE = Path(__file__).parents[3] / "fixtures" / "torture"
 PROMPT = (3, 17, 5, 29, 11, 8, 40, 2, 19, 33, 6, 21)
 NEW = 6
 

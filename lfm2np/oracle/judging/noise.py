@@ -10,7 +10,7 @@ nearly certain. That is one estimate, from all tokens; the other is what the emu
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
 In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
-routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see judge.py.
+routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see answer.py.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lfm2np.network import ragged
 from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.emulate import emulated
-from lfm2np.oracle.routes import OWN, from_key, routed
-from lfm2np.oracle.verdict import tie_chance
+from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.routes import OWN, from_key, routed
+from lfm2np.oracle.judging.verdict import tie_chance
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute, cut, place_of

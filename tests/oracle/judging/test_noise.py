@@ -21,14 +21,14 @@ from lfm2np.network import ragged
 from lfm2np.numerics import rope
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.numerics.rope import rotary_table
-from lfm2np.oracle.emulate import FORMATS, emulated, quantised, unwrapped
-from lfm2np.oracle.noise import chosen_columns, logprobs_under, noise_of, truth_of, truths_of
-from lfm2np.oracle.verdict import LIMIT, root_mean_square
+from lfm2np.oracle.judging.emulate import FORMATS, emulated, quantised, unwrapped
+from lfm2np.oracle.judging.noise import chosen_columns, logprobs_under, noise_of, truth_of, truths_of
+from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 
 pytestmark = pytest.mark.rounding
 
-TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())
+TORTURE = sorted((Path(__file__).parents[3] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
 
 

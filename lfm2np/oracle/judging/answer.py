@@ -1,0 +1,92 @@
+"""One answer's tokens, each under the routes that it was told to take, or may have taken where none were told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.oracle.judging.position import position, resolution
+from lfm2np.oracle.judging.routes import OWN, difference
+from lfm2np.oracle.judging.scored import Scored
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
+from lfm2np.oracle.targets.records import Answer, Ask
+
+
+def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
+    """The tokens of one answer, and those of its prompt if their log-probabilities or routes are told.
+
+    `layers` are the numbers of the sparse ones.
+    """
+    start = len(ask.prompt_token_ids)
+    told = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
+    positions = []
+    prompt = answer.prompt_logprobs or ([None] * (start - 1) if told is not None else [])
+    for row, logprob in enumerate(prompt):
+        one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, bits)
+        positions.append(with_route(one, scored, told, layers))
+    for index, token_id in enumerate(answer.token_ids or ()):
+        logprob = None if answer.logprobs is None else answer.logprobs[index]
+        tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
+        one = judged_token(ask, start - 1 + index, token_id, True, tops, logprob, scored, bits)
+        positions.append(with_route(one, scored, told, layers))
+    return positions
+
+
+def judged_token(
+    ask: Ask,
+    row: int,
+    token_id: int,
+    is_new: bool,
+    tops: Mapping[int, float],
+    logprob: float | None,
+    scored: Scored,
+    bits: int,
+) -> Position:
+    """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
+    values = {**tops, **({} if logprob is None else {token_id: logprob})}
+    strict = position(ask, row, token_id, is_new, values, logprob, scored.truth, scored.noise, bits)
+    if scored.loose is None:
+        return strict
+    columns = [scored.truth.at(row, one) for one in {**values, token_id: 0.0}]
+    chance = share_beyond(scored, row, columns, bits)
+    loose = position(ask, row, token_id, is_new, values, logprob, scored.truth, scored.loose, bits)
+    if strict.verdict not in WRONG:
+        return replace(strict, error_size=loose.error_size, route_chance=chance)
+    if loose.verdict in WRONG:
+        return replace(loose, route_chance=chance)
+    return replace(loose, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
+
+
+def share_beyond(scored: Scored, row: int, columns: Sequence[int], bits: int) -> float:
+    """Of the engines with routes of their own, those that one of these columns would show to have others."""
+    assert scored.loose is not None
+    unit = resolution(float(scored.truth.largest[row]), bits)
+    limits = [unit + LIMIT * scored.noise.scale(scored.truth, row, column) for column in columns]
+    return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
+
+
+def with_route(one: Position, scored: Scored, told: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
+    """The position with what its routes [L, K] tell, where they are told, and the chance that they are others."""
+    if scored.margins is None or scored.loose is not None:
+        return one
+    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[one.row])
+    if told is None:
+        return replace(one, route_chance=chance)
+    assert scored.truth.preferred is not None and scored.noise.squares is not None
+    known = [index for index in range(len(layers)) if told[one.row, index, 0] != OWN]
+    route = difference(
+        scored.truth.preferred[one.row][known],
+        told[one.row][known],
+        scored.noise.squares[one.row][known],
+        [layers[index] for index in known],
+    )
+    verdict = position_verdict(one.is_new, one.token_id, one.best, one.gap_ratio, one.error_ratio, bool(known), route)
+    return replace(one, route=route, is_rerouted=route is not None, route_chance=chance, verdict=verdict)
+
+
+def is_wrong(positions: Sequence[Position]) -> bool:
+    return any(one.verdict in WRONG for one in positions)
