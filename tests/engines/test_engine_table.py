@@ -15,7 +15,7 @@ from recipes import RECIPES
 from results import BEGIN, END, is_known, is_news, put_between, read, table
 from run import PAGE, RESULTS
 
-from lfm2np.oracle.verdict import Verdict
+from lfm2np.oracle.judging.verdict import Verdict
 
 PAIRS = [(recipe, variant) for recipe in RECIPES for variant in recipe.variants]
 NAMES = [f"{recipe.name}/{variant.name}" for recipe, variant in PAIRS]
