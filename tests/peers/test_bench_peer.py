@@ -11,13 +11,15 @@ from lfm2np.bench.sides.transformers_side import TransformersSide
 
 pytestmark = pytest.mark.peers
 
-MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "six_heads_two_kv"
+TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"
+MODEL = TORTURE / "six_heads_two_kv"
 
 
+@pytest.mark.parametrize("name", ["six_heads_two_kv", "moe_published"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_the_filled_cache_looks_like_that_of_a_prefill(dtype):
+def test_the_filled_cache_looks_like_that_of_a_prefill(dtype, name):
     side = TransformersSide(dtype)
-    side.load(MODEL, 1)
+    side.load(TORTURE / name, 1)
     filled = side.random_cache(cell_named("decode-3x17"))
     with torch.no_grad():
         real = side.model(torch.zeros((3, 17), dtype=torch.int64), use_cache=True).past_key_values
