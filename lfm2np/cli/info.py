@@ -18,12 +18,13 @@ from lfm2np.network import digest
 def run_info(arguments: argparse.Namespace) -> None:
     directory = checkpoint_directory(arguments.model)
     config = load_config(directory)
+    tensors = open_checkpoint(directory, config)
     with progress_bar("proving bounds") as show:
-        bounds = summary.proved_bounds(open_checkpoint(directory, config), config, show)
+        bounds = summary.proved_bounds(tensors, config, show)
     if arguments.json:
-        print(json.dumps({"model": str(directory), **summary.as_json(config, bounds)}))
+        print(json.dumps({"model": str(directory), **summary.as_json(config, tensors, bounds)}))
     else:
-        print(f"{'model':<30}{directory}\n{summary.as_text(config, bounds)}")
+        print(f"{'model':<30}{directory}\n{summary.as_text(config, tensors, bounds)}")
 
 
 def add_info(command: AddCommand) -> None:
