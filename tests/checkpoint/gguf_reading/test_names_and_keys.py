@@ -199,6 +199,43 @@ def test_every_tensor_has_a_place_of_its_own(config: ModelConfig):
     assert len(set(places)) == len(places)
 
 
+def test_names_are_llama_cpp_s():
+    """Written out after src/llama-arch.cpp, as tests that write files take names from the code that reads them."""
+    assert set(quantised_tensors(DENSE, "F32")) == {
+        *("token_embd.weight", "token_embd_norm.weight"),
+        *(f"blk.0.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")),
+        *(f"blk.0.shortconv.{name}.weight" for name in ("conv", "in_proj", "out_proj")),
+        *(f"blk.1.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")),
+        *(f"blk.1.attn_{name}.weight" for name in ("q", "k", "v", "output", "q_norm", "k_norm")),
+    }
+    of_experts = {name for name in quantised_tensors(MIXTURE, "F32") if name.startswith("blk.2.")}
+    assert of_experts == {
+        *(f"blk.2.{name}.weight" for name in ("attn_norm", "ffn_norm", "ffn_gate_inp")),
+        *(f"blk.2.ffn_{name}_exps.weight" for name in ("gate", "up", "down")),
+        *(f"blk.2.shortconv.{name}.weight" for name in ("conv", "in_proj", "out_proj")),
+        "blk.2.exp_probs_b.bias",
+    }
+    own = {name: place_of(f"model.layers.1.{name}.weight").name for name in OURS}
+    assert own == {name: f"blk.1.{theirs}.weight" for name, theirs in OURS.items()}
+
+
+OURS = {  # of those that have one shape, and could change places unseen
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.experts.0.w1": "ffn_gate_exps",
+    "feed_forward.experts.0.w3": "ffn_up_exps",
+}
+
+
 def test_every_dimension_of_the_layout_is_told_by_a_key():
     origins = {origin for config in (DENSE, MIXTURE) for dims in layout_of(config).values() for _, origin in dims}
     words = {word for origin in origins for word in origin.replace("3*", "").split("*")} - {"depthwise"}
