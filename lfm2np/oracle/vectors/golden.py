@@ -106,7 +106,7 @@ def make(
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
         **rules_for(vectors[0]["positions"][0]["noise"]),
-        "model": {"name": model.path.resolve().name, **model_facts(model)},
+        "model": {"name": model.path.absolute().name, **model_facts(model)},
         "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
         "vectors": vectors,

@@ -19,6 +19,7 @@ from lfm2np.oracle.locate import spread
 from lfm2np.oracle.noise import noise_of, truth_of
 from lfm2np.oracle.vectors.golden import model_facts
 from lfm2np.oracle.verdict import LIMIT, root_mean_square
+from lfm2np.work.place import model_of, source_of
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 300, 40))
@@ -70,6 +71,18 @@ def test_what_float32_loses_of_a_weight_counts_as_the_engine_s() -> None:
     weight = np.array([1.0 + 2.0**-30, 0.5, -(1.0 + 2.0**-26)])
     lost = spread.lost(weight, spread.PRECISIONS["float32"])
     assert lost.tolist() == [2.0**-30, 0.0, 2.0**-26]
+
+
+def test_a_link_to_a_file_of_another_name_is_a_gguf_to_workers_too(path: Path, model: Model, tmp_path: Path) -> None:
+    """As download caches have them: x.gguf is a link to a file that is called by its hash."""
+    stored = tmp_path / "0f3a"
+    stored.write_bytes(path.read_bytes())
+    (tmp_path / "x.gguf").symlink_to(stored)
+    linked = lfm2np.load(tmp_path / "x.gguf")
+    again = model_of(source_of(linked))
+    assert again.path == linked.path
+    found = reference.logits(again.weights, again.config, again.numerics, IDS)
+    assert found.tobytes() == linked.logits(IDS).tobytes() == model.logits(IDS).tobytes()
 
 
 def test_vectors_name_the_file_by_its_hash(path: Path, model: Model, tmp_path: Path) -> None:
