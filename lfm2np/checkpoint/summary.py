@@ -117,7 +117,6 @@ def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
     states = state_numbers(config)
     rows = [
         ("parameters", f"{parameter_count(config):,}"),
-        ("tensors", ", ".join(f"{count} {name}" for name, count in types_of(tensors).items())),
         *mixture_rows(config),
         ("layers", f"{config.num_hidden_layers}: {letters} (c = convolution, A = attention)"),
         ("hidden, feed-forward", f"{config.hidden_size}, {config.feed_forward_size}"),
@@ -132,6 +131,7 @@ def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
         ("bos, eos, pad", f"{config.bos_token_id}, {list(config.eos_token_ids)}, {config.pad_token_id}"),
         ("key/value numbers a token", f"{states['key_value_per_token']:,}"),
         ("convolution numbers a request", f"{states['convolution_per_request']:,}"),
+        ("tensors", ", ".join(f"{count} {name}" for name, count in types_of(tensors).items())),
     ]
     all_of_them = " once every expert was chosen" if config.mixture else ""
     for name, size in weight_bytes(config, bounds).items():
