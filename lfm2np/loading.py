@@ -73,7 +73,7 @@ def load(
     progress: Progress | None = None,
     weights: str = "resident",
 ) -> Model:
-    """The model in a checkpoint directory (without a path: the trained fixture) under one arithmetic.
+    """The model in a checkpoint directory or GGUF file (without a path: the trained fixture) under one arithmetic.
 
     numerics  "exact" (default), "float32", "float64" or "bfloat16"
     progress  called with (matrices done, matrices in all)

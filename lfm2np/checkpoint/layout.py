@@ -178,14 +178,17 @@ def reason(name: str, config: ModelConfig) -> str:
 
 def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
     """CheckpointError unless the tensor has these dimensions; it names those that differ and where they come from."""
-    shape, expected = tensor.values.shape, tuple(size for size, _ in dims)
-    if shape == expected:
-        return
-    same_count = len(shape) == len(dims)
-    differing = tuple(d for d, size in zip(dims, shape, strict=True) if d[0] != size) if same_count else dims
-    raise CheckpointError(
-        f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins_of(differing)}"
-    )
+    shape, expected = tensor.shape, tuple(size for size, _ in dims)
+    if shape != expected:
+        origins = origins_of(differing(shape, dims))
+        raise CheckpointError(f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins}")
+
+
+def differing(shape: tuple[int, ...], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The dimensions of `dims` that a shape does not have; all where their number is another."""
+    if len(shape) != len(dims):
+        return dims
+    return tuple(dim for dim, size in zip(dims, shape, strict=True) if dim[0] != size)
 
 
 def origins_of(dims: tuple[Dim, ...]) -> str:

@@ -1,4 +1,4 @@
-"""From a checkpoint directory to what computes: config, weights prepared for one arithmetic, tokenizer."""
+"""From a checkpoint to what computes: config, weights prepared for one arithmetic, tokenizer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lfm2np.checkpoint.config import ModelConfig, load_config
-from lfm2np.checkpoint.files import checkpoint_sha256
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import checkpoint_sha256, directory_of, is_gguf, read_config, read_tensors
 from lfm2np.checkpoint.strict_json import is_directory, is_present
-from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer, require_ids
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import CheckpointError, RequestError, TokenizerError
@@ -38,16 +37,20 @@ class LoadedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read when first needed, so that a checkpoint without one still takes token ids."""
-        return load_tokenizer(self.path, self.config)
+        if is_gguf(self.path) and not self.has_tokenizer:
+            raise TokenizerError(
+                f"{self.path}: needs a tokenizer.json beside it for text; the tables inside a GGUF are not read"
+            )
+        return load_tokenizer(directory_of(self.path), self.config)
 
     @cached_property
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer.json; it is read, and may turn out corrupt, when `tokenizer` is first used."""
-        return is_present(self.path / "tokenizer.json", TokenizerError)
+        return is_present(directory_of(self.path) / "tokenizer.json", TokenizerError)
 
     @cached_property
     def sha256(self) -> str:
-        """Of config.json and the weight files: which checkpoint this is, whatever its directory is called."""
+        """Of config.json and the weight files, or of the GGUF: which checkpoint this is, wherever it lies."""
         return checkpoint_sha256(self.path)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -95,14 +98,16 @@ def _fixture(name: str) -> Path:
     raise CheckpointError(f"{packaged}: the {name} fixture is not in this installation; name a model directory")
 
 
-def checkpoint_directory(path: str | Path | None) -> Path:
-    """The directory named, or the trained fixture; CheckpointError unless it is one."""
+def checkpoint_path(path: str | Path | None) -> Path:
+    """The directory or GGUF file named, or the trained fixture; CheckpointError unless it is one."""
     if path is not None and not isinstance(path, str | os.PathLike):
-        raise CheckpointError(f"{path!r}: expected the path of a directory")
-    directory = trained_fixture() if path is None else Path(path)
-    if not is_directory(directory, CheckpointError):
-        raise CheckpointError(f"{directory}: not a directory, expected one with config.json and model.safetensors")
-    return directory
+        raise CheckpointError(f"{path!r}: expected the path of a directory, or of a GGUF file")
+    found = trained_fixture() if path is None else Path(path)
+    if not is_directory(found, CheckpointError) and not (is_gguf(found) and is_present(found, CheckpointError)):
+        raise CheckpointError(
+            f"{found}: not a directory, expected one with config.json and model.safetensors, or a GGUF file"
+        )
+    return found
 
 
 def read_model(
@@ -117,8 +122,7 @@ def read_model(
         raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
     require_ieee()
     require_exact_product()
-    directory = checkpoint_directory(path)
-    config = load_config(directory)
-    tensors = open_checkpoint(directory, config)
-    prepared = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed")
-    return LoadedModel(directory, config, arithmetic, prepared, weights)
+    place = checkpoint_path(path)
+    config = read_config(place)
+    prepared = prepare_weights(read_tensors(place, config), config, arithmetic, progress, weights == "streamed")
+    return LoadedModel(place, config, arithmetic, prepared, weights)

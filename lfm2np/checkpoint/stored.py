@@ -1,4 +1,4 @@
-"""A tensor as a file holds it, widened to float32 exactly, and checked for numbers that are not finite."""
+"""A tensor as a file holds it, widened exactly, and checked for numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
 from lfm2np.errors import CheckpointError
+from lfm2np.numerics.matrix import Weights
 from lfm2np.values import show
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -22,9 +24,9 @@ Array = npt.NDArray[np.generic]
 class StoredTensor:
     """A tensor as the file holds it.
 
-    dtype   "BF16", "F16" or "F32"
+    dtype   "BF16", "F16", "F32", or a format of gguf.formats.QUANTISED
     values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
-            order, little-endian, whatever the machine's own is
+            order, little-endian, whatever the machine's own is; of a quantised tensor uint8, the blocks of each row
     source  the file, for messages
     """
 
@@ -33,18 +35,33 @@ class StoredTensor:
     values: Array
     source: str = ""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers that it holds."""
+        kind, shape = QUANTISED.get(self.dtype), self.values.shape
+        return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
 
-def widen(values: Array, dtype: str) -> npt.NDArray[np.float32]:
-    """A fresh float32 array with exactly the stored values: bfloat16 is the upper half of a float32."""
+
+def widen(values: Array, dtype: str) -> Weights:
+    """A fresh array with exactly the stored values: float32, or float64 of rows of a quantised tensor.
+
+    bfloat16 is the upper half of a float32.
+    """
+    if dtype in QUANTISED:
+        return values_of(values.view(np.uint8), dtype)
     if dtype not in DTYPES:
-        raise CheckpointError(f"dtype {show(dtype)}, expected one of {', '.join(DTYPES)}")
+        raise CheckpointError(f"dtype {show(dtype)}, expected one of {', '.join([*DTYPES, *QUANTISED])}")
     if dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)
 
 
 def require_finite(tensor: StoredTensor) -> None:
-    """Raises CheckpointError naming the tensor and the first index that holds NaN or an infinity."""
+    """Raises CheckpointError naming the tensor and the first index, or block, that holds NaN or an infinity."""
+    where = f"{tensor.source}: " if tensor.source else ""
+    if tensor.dtype in QUANTISED:
+        _require_finite_scales(tensor, where)
+        return
     flat = tensor.values.reshape(-1)
     for start in range(0, flat.size, CHUNK):
         chunk = flat[start : start + CHUNK]
@@ -52,8 +69,21 @@ def require_finite(tensor: StoredTensor) -> None:
         if bad.size:
             index = tuple(int(i) for i in np.unravel_index(start + int(bad[0]), tensor.values.shape))
             value = float(widen(chunk[bad[:1]], tensor.dtype)[0])
-            where = f"{tensor.source}: " if tensor.source else ""
             raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
+
+
+def _require_finite_scales(tensor: StoredTensor, where: str) -> None:
+    size = QUANTISED[tensor.dtype].size
+    rows = tensor.values.reshape(-1, tensor.values.shape[-1]).view(np.uint8)
+    step = max(1, CHUNK // rows.shape[1])
+    for start in range(0, len(rows), step):
+        found = bad_scale(rows[start : start + step], tensor.dtype)
+        if found:
+            row, block = divmod(found[0], rows.shape[1] // size)
+            raise CheckpointError(
+                f"{where}{tensor.name}: {tensor.dtype} with the scale {found[1]} in block {block} of row {start + row}"
+                ", expected finite numbers that float32 holds"
+            )
 
 
 def _not_finite(chunk: Array, dtype: str) -> npt.NDArray[np.bool_]:

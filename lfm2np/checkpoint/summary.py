@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+
+import numpy as np
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.layout import expected_tensors, parameter_count
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined, matrix_parts
 from lfm2np.numerics import NAMES, numerics_named
-from lfm2np.numerics.exact import prove_grid
+from lfm2np.numerics.matrix import Grid, Weights
+from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.weight_grids import left_over, prove_grid
 from lfm2np.progress import Progress
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Proof for one product: activation_bits + row_sum_bits <= 53, so no partial sum is ever rounded."""
+    """Proof for one product: activation_bits + row_sum_bits <= 53, so no partial sum is ever rounded.
+
+    rounded_weights   how many weights its grid does not hold to the last bit
+    largest_rounding  of those, relative to the power of two of the largest in their row, after columns are equalised
+    """
 
     tensors: tuple[str, ...]
     inputs: int
@@ -26,6 +35,8 @@ class Bound:
     slices: int
     row_sum_bits: int
     activation_bits: int
+    rounded_weights: int
+    largest_rounding: float
 
 
 def weight_bytes(config: ModelConfig, bounds: Sequence[Bound]) -> dict[str, int]:
@@ -65,26 +76,42 @@ def proved_bounds(
     for names in parts:
         weight = joined(tensors, names)
         grid = prove_grid(weight, " + ".join(names))
+        sizes = weight.shape[1], weight.shape[0]
         bounds.append(
-            Bound(names, weight.shape[1], weight.shape[0], grid.slices, grid.row_sum_bits, grid.activation_bits)
+            Bound(names, *sizes, grid.slices, grid.row_sum_bits, grid.activation_bits, *rounded(weight, grid))
         )
         if progress:
             progress(len(bounds), len(parts))
     return bounds
 
 
-def as_json(config: ModelConfig, bounds: list[Bound]) -> dict[str, object]:
+def rounded(weight: Weights, grid: Grid) -> tuple[int, float]:
+    """How many weights the grid rounds, and by how much at the most: see Bound."""
+    count, largest = 0, 0.0
+    for rows in pieces(len(weight), weight.shape[1]):
+        lost = np.abs(left_over(weight[rows], grid.columns, grid.slices))
+        count, largest = count + int(np.count_nonzero(lost)), max(largest, float(lost.max()))
+    return count, largest
+
+
+def types_of(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """How many tensors there are of each type, the most first; each matrix of an expert counts."""
+    return dict(Counter(one.dtype for one in tensors.values()).most_common())
+
+
+def as_json(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> dict[str, object]:
     return {
         "config": asdict(config),
         "parameters": parameter_count(config),
         "active_parameters": parameter_count(config, active=True),
         "weight_bytes": weight_bytes(config, bounds),
         "state_numbers": state_numbers(config),
+        "types": types_of(tensors),
         "bounds": [asdict(bound) for bound in bounds],
     }
 
 
-def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
+def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> str:
     """The same for a person."""
     letters = "".join("A" if kind == "full_attention" else "c" for kind in config.layer_types)
     states = state_numbers(config)
@@ -104,10 +131,12 @@ def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
         ("bos, eos, pad", f"{config.bos_token_id}, {list(config.eos_token_ids)}, {config.pad_token_id}"),
         ("key/value numbers a token", f"{states['key_value_per_token']:,}"),
         ("convolution numbers a request", f"{states['convolution_per_request']:,}"),
+        ("tensors", ", ".join(f"{count} {name}" for name, count in types_of(tensors).items())),
     ]
     all_of_them = " once every expert was chosen" if config.mixture else ""
     for name, size in weight_bytes(config, bounds).items():
         rows.append((f"weights in {name}", f"{size / 2**20:,.1f} MiB{all_of_them}"))
+    rows.append(("weights that grids round", rounding_told(bounds)))
     lines = [f"{label:<30}{value}" for label, value in rows]
     lines.append("")
     lines.append("Proved: no partial sum of any product exceeds 2**53 units (bits of inputs + bits of row sums <= 53)")
@@ -118,6 +147,16 @@ def as_text(config: ModelConfig, bounds: list[Bound]) -> str:
             + " + ".join(name.removeprefix("model.") for name in bound.tensors)
         )
     return "\n".join(lines)
+
+
+def rounding_told(bounds: Sequence[Bound]) -> str:
+    """Of all products, for a person."""
+    count = sum(bound.rounded_weights for bound in bounds)
+    if not count:
+        return "none: exact arithmetic holds every bit of every matrix"
+    most = math.frexp(max(bound.largest_rounding for bound in bounds))[1]
+    total = sum(bound.inputs * bound.outputs for bound in bounds)
+    return f"{count:,} of {total:,}, by less than 2**{most} of the largest in their row (exact)"
 
 
 def mixture_rows(config: ModelConfig) -> list[tuple[str, str]]:
@@ -150,5 +189,7 @@ def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:
             slices=max(one.slices, other.slices),
             row_sum_bits=max(one.row_sum_bits, other.row_sum_bits),
             activation_bits=min(one.activation_bits, other.activation_bits),
+            rounded_weights=max(one.rounded_weights, other.rounded_weights),
+            largest_rounding=max(one.largest_rounding, other.largest_rounding),
         )
     return list(joined.values())

@@ -176,7 +176,7 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
     if unexpected:
         raise CheckpointError(
             f"{source}: {len(unexpected)} unexpected beside the {len(layout)} tensors: {_listed(unexpected)}"
-            + _why(min(unexpected), tensors[min(unexpected)].values.shape, config)
+            + _why(min(unexpected), tensors[min(unexpected)].shape, config)
         )
     for name, tensor in tensors.items():
         require_shape(tensor, allowed[name])

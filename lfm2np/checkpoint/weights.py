@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.gguf.formats import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.progress import Progress
 
 Float32 = NDArray[np.float32]
@@ -106,16 +108,25 @@ def num_experts(config: ModelConfig) -> int:
     return 0 if config.mixture is None else config.mixture.num_experts
 
 
-def widened(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
-    """One tensor as float32; CheckpointError for a value that is not finite."""
+def widened(tensors: Mapping[str, StoredTensor], name: str) -> Weights:
+    """One tensor as float32, or as float64 if it is quantised; CheckpointError for a value that is not finite."""
     require_finite(tensors[name])
     return widen(tensors[name].values, tensors[name].dtype)
 
 
-def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Float32:
-    """The tensors of one Matrix below each other."""
-    parts = [widened(tensors, name) for name in names]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def vector(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
+    """What is no matrix, which no checkpoint has quantised."""
+    return np.asarray(widened(tensors, name), np.float32)
+
+
+def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Weights:
+    """The tensors of one Matrix below each other, all of them float64 if one is."""
+    return below(widened(tensors, name) for name in names)
+
+
+def below(parts: Iterable[Weights]) -> Weights:
+    found: list[Any] = list(parts)
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +137,20 @@ class StoredRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return sum(len(one.values) for one in self.tensors), self.tensors[0].values.shape[1]
+        return sum(len(one.values) for one in self.tensors), self.tensors[0].shape[1]
 
-    def __getitem__(self, rows: slice) -> Float32:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float64 if any(one.dtype in QUANTISED for one in self.tensors) else np.float32)
+
+    def __getitem__(self, rows: slice) -> Weights:
         parts, first = [], 0
         for one in self.tensors:
             own = one.values[max(0, rows.start - first) : max(0, rows.stop - first)]
             if len(own):
                 parts.append(widen(own, one.dtype))
             first += len(one.values)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return below(parts).astype(self.dtype, copy=False)
 
 
 def stored_rows(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredRows:
@@ -168,7 +183,7 @@ def prepare_weights(
         if ".experts." in name:
             require_finite(tensors[name])
     # Norms, biases and taps: whatever is no matrix.
-    vectors = {name: widened(tensors, name) for name in tensors if len(tensors[name].values.shape) != 2}
+    vectors = {name: vector(tensors, name) for name in tensors if len(tensors[name].shape) != 2}
     layers = tuple(
         layer_weights(index, config, tensors, matrices, vectors, prepare) for index in range(config.num_hidden_layers)
     )

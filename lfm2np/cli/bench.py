@@ -16,7 +16,8 @@ from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.checkpoint.files import is_gguf
+from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
@@ -186,7 +187,10 @@ def chosen_checkpoint(arguments: argparse.Namespace, name: str = SMALL) -> Path:
     if arguments.model is not None and arguments.model_shape is not None:
         raise RequestError("--model and --model-shape: expected one of them")
     if arguments.model is not None:
-        return checkpoint_directory(arguments.model)
+        path = checkpoint_path(arguments.model)
+        if is_gguf(path):  # which the other sides of the measurement don't read
+            raise RequestError(f"--model {path}: bench measures on a checkpoint directory, not on a GGUF file")
+        return path
     name = SHAPES.get(arguments.model_shape, name)
     with progress_bar(f"making random weights with the shapes of {name}") as show:
         return random_checkpoint(progress=show, name=name)

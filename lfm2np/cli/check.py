@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.loaded import checkpoint_directory
-from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
@@ -136,15 +135,15 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
     if arguments.locate is None:
         return None
     format_name = arguments.format if arguments.format in PRECISIONS else "float16"  # of quantised weights' activations
-    return record_of(arguments.locate or arguments.target, checkpoint_directory(arguments.model), format_name)
+    return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
 
 
 def located(result: Checked, target: str, record: Record, model: str | None) -> Checked:
     """The same with the operation that goes wrong, or with why that can't be told: the verdict stays in any case."""
-    directory = checkpoint_directory(model)
-    config = load_config(directory)
+    path = checkpoint_path(model)
+    config = read_config(path)
     with progress_bar("locating", "recording") as show:
-        found = cause_of(result, target, record, open_checkpoint(directory, config), config, show)
+        found = cause_of(result, target, record, read_tensors(path, config), config, show)
     return replace(result, cause=found)
 
 
@@ -174,7 +173,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     if kind == "transformers":
         padded = rest.startswith(PADDED)
         directory = rest.removeprefix(PADDED)
-        path = checkpoint_directory(directory) if directory else model.path
+        path = checkpoint_path(directory) if directory else model.path
         return TransformersTarget(path, arguments.format, padded)
     if re.fullmatch(r"[\w.]+:[\w.]+", text):
         return PythonTarget(text, model.path, None, arguments.at_once)

@@ -30,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
     source.add_argument("--demo", action="store_true", help="a run that shows everything")
-    parser.add_argument("--model", metavar="DIR", help="of --demo: checkpoint directory (the trained fixture)")
+    parser.add_argument(
+        "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
+    )
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
     target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")

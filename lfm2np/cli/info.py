@@ -6,9 +6,8 @@ import argparse
 import json
 
 from lfm2np.checkpoint import summary
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.loaded import checkpoint_directory
-from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model, print_json
 from lfm2np.cli.shared.terminal import progress_bar
@@ -16,14 +15,15 @@ from lfm2np.network import digest
 
 
 def run_info(arguments: argparse.Namespace) -> None:
-    directory = checkpoint_directory(arguments.model)
-    config = load_config(directory)
+    path = checkpoint_path(arguments.model)
+    config = read_config(path)
+    tensors = read_tensors(path, config)
     with progress_bar("proving bounds") as show:
-        bounds = summary.proved_bounds(open_checkpoint(directory, config), config, show)
+        bounds = summary.proved_bounds(tensors, config, show)
     if arguments.json:
-        print(json.dumps({"model": str(directory), **summary.as_json(config, bounds)}))
+        print(json.dumps({"model": str(path), **summary.as_json(config, tensors, bounds)}))
     else:
-        print(f"{'model':<30}{directory}\n{summary.as_text(config, bounds)}")
+        print(f"{'model':<30}{path}\n{summary.as_text(config, tensors, bounds)}")
 
 
 def add_info(command: AddCommand) -> None:

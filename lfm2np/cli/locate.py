@@ -10,9 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.loaded import checkpoint_directory
-from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli import check
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
@@ -45,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     DumpError, ConfigError and CheckpointError (3) for files that can't be read or don't fit each other.
     """
-    directory = checkpoint_directory(arguments.model)
-    config = load_config(directory)
-    tensors = open_checkpoint(directory, config)
+    path = checkpoint_path(arguments.model)
+    config = read_config(path)
+    tensors = read_tensors(path, config)
     names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
     dump = read_dump(Path(arguments.dump), config, names)
     if dump.unknown:
@@ -55,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     with progress_bar("locating") as show:
         report = locate(tensors, config, dump, arguments.format, show)
     if arguments.json:
-        print(json.dumps(as_json(report, str(directory))))
+        print(json.dumps(as_json(report, str(path))))
     else:
         print(terminal_text(as_text(report)))
     if report.findings:

@@ -54,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
             sub.usage_exit_code = TargetError.exit_code
         sub.set_defaults(run=run)
         if model:
-            sub.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the trained fixture)")
+            sub.add_argument(
+                "--model", metavar="DIR", help="checkpoint directory, or a GGUF file (default: the trained fixture)"
+            )
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         return sub
 

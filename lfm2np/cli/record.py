@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.loaded import checkpoint_directory
+from lfm2np.checkpoint.files import read_config
+from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import parse_ids, terminal_text
 from lfm2np.oracle.locate.dump import Dump, parse_dump
@@ -40,16 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Writes the dump. RequestError (2) for arguments that can't be met, TargetError (3) for an engine that can't."""
-    directory = checkpoint_directory(arguments.model)
-    config = load_config(directory)
+    path = checkpoint_path(arguments.model)
+    config = read_config(path)
     prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
     require_request(prompts, arguments.request, arguments.max_tokens, config)
-    record = record_of(arguments.target, directory, arguments.format)
+    record = record_of(arguments.target, path, arguments.format)
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
     write_whole(arguments.output, content)
     if arguments.json:
-        print(json.dumps({"target": arguments.target, "model": str(directory), **as_json(arguments.output, dump)}))
+        print(json.dumps({"target": arguments.target, "model": str(path), **as_json(arguments.output, dump)}))
     else:
         sizes = ", ".join(map(str, dump.steps.sizes))
         held = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"

@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("verify", "compute a set again and compare bit for bit, or hold an engine's recorded answers against it"),
     ):
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        model_help = "checkpoint directory (default: the trained fixture)"
+        model_help = "checkpoint directory, or a GGUF file (default: the trained fixture)"
         sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=model_help)
         sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
         work.add_options(sub)

@@ -91,7 +91,7 @@ def given_terms(config: pytest.Config) -> Any:
             if value is not None:
                 sizes[size] = int(value) if value.isdecimal() else value
                 lengths_of({size: sizes[size]}, name)
-        model = None if path is None else Checkpoint(str(Path(path).resolve()))
+        model = None if path is None else Checkpoint(str(Path(path).absolute()))
         if model is not None:
             loaded(model)
     except Lfm2npError as error:

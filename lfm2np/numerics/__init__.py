@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lfm2np.errors import RequestError
 from lfm2np.numerics import exact, ieee
 from lfm2np.numerics.attention import Parts
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Weights
 
 Array = NDArray[Any]
 NAMES = ("exact", "float32", "float64", "bfloat16")
@@ -37,13 +37,13 @@ class Numerics(Protocol):
     def weight_bytes(self) -> int:
         """Memory of one weight of a Matrix."""
 
-    def prepare_matrix(self, weight: NDArray[np.float32], what: str) -> Matrix:
+    def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         """Weights [outputs, inputs] in the form that `linear` wants; `what` names them in errors."""
 
     def stream_matrix(self, weight: Rows, what: str) -> Matrix:
         """The same, of weights that stay where they are and are prepared for each product, piece by piece."""
 
-    def embed(self, rows: NDArray[np.float32]) -> Array:
+    def embed(self, rows: Weights) -> Array:
         """Embedding rows [T, D] as activations."""
 
     def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:

@@ -3,9 +3,9 @@
 Operands are rounded to a grid, the multiples of one power of two. A product of two grid values is an integer multiple
 of the product of their grids; if the absolute products of a sum are at most 2**53 of those units, then every partial
 sum, in whatever order, blocking, thread or fused multiply-add, is a float64, and nothing is ever rounded. That is the
-whole proof; each function says which grid keeps it true. Scaling by a power of two does not round: float32 operands lie
-between 2**-149 and 2**128, so products and grids stay far inside float64 (only weights of attention may become
-subnormal, and those are 0 on its grid).
+whole proof; each function says which grid keeps it true. Scaling by a power of two does not round: float32 operands,
+and the weights of a quantised checkpoint, lie between 2**-149 and 2**128, so products and grids stay far inside float64
+(only weights of attention may become subnormal, and those are 0 on its grid).
 
 All else is elementwise IEEE +, -, *, /, sqrt, rint, ldexp, frexp in a written order. Between operations values are
 float32. A zero sum is made +0, since its sign does depend on the order.
@@ -14,7 +14,7 @@ float32. A zero sum is made +0, since its sign does depend on the order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from lfm2np.numerics.grids import (
     sum_exponent,
     to_units,
 )
-from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
@@ -51,43 +51,19 @@ from lfm2np.numerics.routing import prefer as prefer
 from lfm2np.numerics.routing import shares as shares
 from lfm2np.numerics.routing import sigmoid as sigmoid
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
+from lfm2np.numerics.weight_grids import MOST_BITS, prepared_rows, prove_grid
 
 name = "exact"
 weight_bytes = 8
 
-WEIGHT_BITS = 20  # weights: bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9
-LOW_WEIGHT_BITS = 16  # the second slice of float32 weights
-LEAST_BITS = 16  # coarser inputs are refused
-MOST_BITS = 30  # a finer grid gains nothing over float32 operands
 VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 longest_context = TERMS
 
 
-def prove_grid(weight: Rows, what: str) -> Grid:
-    """Chooses the grids of weights [outputs, inputs] and of their inputs so that every product is exact.
-
-    Columns are first brought to a common size by powers of two, which the inputs take over: an input channel that is
-    large where its weights are small must not coarsen the grid of the others. Weights get 20 bits, and those with
-    more than 11 significant bits (so not from bfloat16 or float16) a second slice with 16 bits of what that leaves.
-    Where the absolute weights of no row of a slice sum to more than 2**s units and inputs have b bits,
-    sum|x w| <= 2**(b + s), so b = 53 - s. NumericsError where inputs would get fewer than 16 bits.
-    """
-    columns = column_exponents(weight)
-    slices = 1 if has_short_significands(weight) else 2
-    sum_bits = row_sum_bits(weight, columns, slices)
-    activation_bits = min(MOST_BITS, SUM_BITS - sum_bits)
-    if activation_bits < LEAST_BITS:
-        raise NumericsError(
-            f"{what}: rows of {weight.shape[1]} weights sum to 2**{sum_bits} units of {WEIGHT_BITS} bits, which "
-            f"leaves {activation_bits} bits for their inputs; expected at least {LEAST_BITS}"
-        )
-    return Grid(columns, slices, sum_bits, activation_bits)
-
-
-def prepare_matrix(weight: Float32, what: str) -> Matrix:
-    """Weights [slices * outputs, inputs] on the proved grids, the second slice below the first."""
+def prepare_matrix(weight: Weights, what: str) -> Matrix:
+    """Weights [slices * outputs, inputs] on the proved grids, a second slice below the first."""
     grid = prove_grid(weight, what)
     values = np.empty((grid.slices, *weight.shape), np.float64)
     for rows in pieces(len(weight), weight.shape[1]):
@@ -101,58 +77,9 @@ def stream_matrix(weight: Rows, what: str) -> Matrix:
     return Matrix(Streamed(weight, lambda rows: prepared_rows(rows, grid).reshape(-1, weight.shape[1])), grid)
 
 
-def prepared_rows(weight: Float32, grid: Grid) -> Float64:
-    """Some rows of the weights on the grid, [slices, rows, inputs]."""
-    values = np.empty((grid.slices, *weight.shape), np.float64)
-    for rows in pieces(len(weight), weight.shape[1], SMALL_PIECE):
-        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
-            np.multiply(units, power_of_two(-shift), out=values[index, rows])
-    return values
-
-
-def weight_slices(weight: Float32, columns: Exponents, slices: int) -> Iterator[tuple[int, Float64, Exponents]]:
-    """For each slice its index, its weights as integers [outputs, inputs], and the power of two to divide them by.
-
-    What the first slice leaves is exact: both are multiples of the weight's own last bit.
-    """
-    scaled: Float64 = weight * power_of_two(-columns)
-    shift = WEIGHT_BITS - exponent_of(scaled)
-    units = to_units(scaled, shift)
-    yield 0, units, shift
-    if slices == 2:
-        yield 1, np.rint((scaled * power_of_two(shift) - units) * 2.0**LOW_WEIGHT_BITS), shift + LOW_WEIGHT_BITS
-
-
-def column_exponents(weight: Rows) -> Exponents:
-    """[inputs]: the power of two of each column's largest weight, relative to its row; -200 for a column of zeros.
-
-    Relative to its row, since a single large row must not decide how all columns compare.
-    """
-    largest = np.zeros(weight.shape[1], np.float64)
-    for rows in pieces(weight.shape[0], weight.shape[1]):
-        part = weight[rows]
-        relative = np.abs(part) * power_of_two(-exponent_of(part))
-        np.maximum(largest, relative.max(axis=0), out=largest)
-    return exponent_of(largest[:, None])[:, 0]
-
-
-def has_short_significands(weight: Rows) -> bool:
-    """True if every weight has at most 11 significant bits, as those stored in bfloat16 or float16 do."""
-    outputs, inputs = weight.shape
-    return not any(np.any(weight[rows].view(np.uint32) & 0x1FFF) for rows in pieces(outputs, inputs))
-
-
-def row_sum_bits(weight: Rows, columns: Exponents, slices: int) -> int:
-    """The least s so that the absolute weights of no row of any slice sum to more than 2**s units."""
-    largest = 1
-    for rows in pieces(weight.shape[0], weight.shape[1]):
-        for _, units, _ in weight_slices(weight[rows], columns, slices):
-            largest = max(largest, int(np.abs(units).sum(-1).max()))
-    return (largest - 1).bit_length()
-
-
-def embed(rows: Float32) -> Float32:
-    return rows
+def embed(rows: Weights) -> Float32:
+    """As activations are: float32, to which only quantised rows can be rounded."""
+    return rows.astype(np.float32, copy=False)
 
 
 def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
@@ -174,8 +101,8 @@ def round_products(made: Float64, slices: int, bias: Float32 | None, result: Flo
     outputs = result.shape[1]
     for rows in pieces(len(made), outputs, SMALL_PIECE):
         total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
-        if slices == 2:
-            total += made[rows, outputs:]
+        for index in range(1, slices):
+            total += made[rows, index * outputs : (index + 1) * outputs]
         if bias is not None:
             total += bias
         result[rows] = total
@@ -249,7 +176,7 @@ def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | N
     return result if kept is None else result[kept]
 
 
-def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Float32) -> AttentionScale:
+def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> AttentionScale:
     """Scales from the norms' weights [E] and the value projection [G * E, D].
 
     Keys: half the difference of the norms' exponents, the larger of each rotated pair (i, i + E/2), which must share

@@ -25,7 +25,7 @@ from lfm2np.numerics.attention import (
     stacked_scores,
     weighted_values,
 )
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
@@ -38,10 +38,20 @@ Float64 = NDArray[np.float64]
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """The nearest bfloat16 of each float32, ties to even, as float32. Infinities and NaN stay."""
+    """The nearest bfloat16 of each float32 or float64, ties to even, as float32. Infinities and NaN stay."""
+    if x.dtype == np.float64:
+        x = round_to_odd(x)
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
     return np.where(np.isfinite(x), rounded.view(np.float32), x)
+
+
+def round_to_odd(x: Float64) -> Float32:
+    """float32, next to zero, its last bit set where it is not x: whoever rounds that to fewer bits has rounded once."""
+    with np.errstate(over="ignore"):  # what is too large is the largest, which is odd, and rounds to an infinity
+        near = x.astype(np.float32)
+    bits = near.view(np.uint32) - (np.abs(near) > np.abs(x))  # of a float32, one less is the next towards zero
+    return np.where(near == x, near, (bits.astype(np.uint32) | np.uint32(1)).view(np.float32))
 
 
 def unchanged(x: Array) -> Array:
@@ -58,17 +68,18 @@ class Ieee:
     keep: Callable[[Array], Array]
     longest_context = 2**20  # as many as have rotary angles
 
-    def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
+    def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         return Matrix(self.prepared_rows(weight))
 
     def stream_matrix(self, weight: Rows, what: str) -> Matrix:
         return Matrix(Streamed(weight, self.prepared_rows))
 
-    def prepared_rows(self, weight: Float32) -> Array:
-        return self.keep(np.ascontiguousarray(weight, self.dtype))
+    def prepared_rows(self, weight: Weights) -> Array:
+        """Rounded once: quantised weights come as float64."""
+        return np.ascontiguousarray(self.keep(weight), self.dtype)
 
-    def embed(self, rows: Float32) -> Array:
-        return self.keep(rows.astype(self.dtype))
+    def embed(self, rows: Weights) -> Array:
+        return self.keep(rows).astype(self.dtype)
 
     def parameter(self, weight: Float32 | Float64) -> Array:
         """A constant (norm weight, filter, bias, rotary table) in this format."""

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from lfm2np.numerics.pieces import pieces
 
+Weights = NDArray[np.float32] | NDArray[np.float64]  # as a checkpoint holds them: float64 where they are quantised
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
     """The proof that products with these weights are exact: no dot product exceeds 2**53 units."""
 
     columns: NDArray[np.int32]  # [inputs]: column i is divided by 2**columns[i], input i multiplied by it
-    slices: int  # 2: every weight is the sum of two grid values, whose products are added at the end
+    slices: int  # 2, 3: every weight is the sum of as many grid values, whose products are added at the end
     row_sum_bits: int  # the weights of any row of a slice sum, in absolute value, to at most 2**row_sum_bits units
     activation_bits: int  # |x| <= 2**activation_bits units of its row; activation_bits + row_sum_bits <= 53
 
@@ -29,12 +31,16 @@ class Grid:
 
 
 class Rows(Protocol):
-    """float32 weights [outputs, inputs] of which a slice of rows can be read: an array, or what stays in a file."""
+    """Weights [outputs, inputs] of which a slice of rows can be read: an array, or what stays in a file."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def __getitem__(self, rows: slice, /) -> NDArray[np.float32]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64."""
+
+    def __getitem__(self, rows: slice, /) -> Weights: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +48,7 @@ class Streamed:
     """Weights that stay as they are stored and are prepared for each product anew, a piece of the rows at a time."""
 
     weight: Rows
-    prepare: Callable[[NDArray[np.float32]], NDArray[Any]]  # [rows, inputs] -> [slices * rows, inputs]
+    prepare: Callable[[Weights], NDArray[Any]]  # [rows, inputs] -> [slices * rows, inputs]
 
 
 @dataclass(frozen=True, eq=False)

@@ -144,7 +144,7 @@ def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[in
 
 
 def source_of(model: LoadedModel) -> Source:
-    return Source(str(model.path.resolve()), model.numerics.name, model.sha256, model.where_weights)
+    return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights)
 
 
 def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:

@@ -193,10 +193,13 @@ NATIVE = {  # why that is right
         "np.ascontiguousarray(values, np.float32).view(np.uint32)",
         "weights.view(np.uint32)",
         "np.float32(value).view(np.uint32)",
+        "near.view(np.uint32)",
+        "(bits.astype(np.uint32) | np.uint32(1)).view(np.float32)",
         "np.frombuffer(answer.logits[position], row.dtype)",
     },
     "the order of a table of dtypes, or of the array itself": {
         "buffer[entry.begin:entry.end].view(DTYPES[entry.dtype])",
+        "content.view(DTYPES[one.dtype])",
         "np.frombuffer(content, WHOLE[dtype])",
         "np.frombuffer(content, (STORED | WHOLE)[dtype])",
         "np.frombuffer(content, STORED[kind])",
@@ -218,6 +221,10 @@ NATIVE = {  # why that is right
         "np.memmap(path, dtype=np.uint8, mode='r')",
         "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
         "flat[start:start + CHUNK].view(np.uint8)",
+        "values.view(np.uint8)",
+        "tensor.values.reshape(-1, tensor.values.shape[-1]).view(np.uint8)",
+        "blocks[:, 2:].view(np.int8)",
+        "blocks[:, 192:208].view(np.int8)",
     },
 }
 READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")

@@ -23,6 +23,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.numerics import exact, grids
 from lfm2np.numerics.ieee import FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.numerics.matrix import Matrix
+from lfm2np.numerics.weight_grids import LOW_WEIGHT_BITS, WEIGHT_BITS
 
 
 @given(seeds, kinds, kinds, st.integers(1, 5), st.integers(1, 9), st.integers(1, 200), st.booleans())
@@ -59,9 +60,7 @@ def test_the_bound_that_makes_a_product_exact_holds_for_any_input(seed, x_kind, 
     assert grid.row_sum_bits + grid.activation_bits <= 53
     weight_exponents = grids.exponent_of(np.ldexp(weight.astype(np.float64), -grid.columns))[:, 0]
     x_exponents = grids.exponent_of(np.ldexp(x.astype(np.float64), grid.columns))[:, 0]
-    weight_units = [
-        e - exact.WEIGHT_BITS - s * exact.LOW_WEIGHT_BITS for s in range(grid.slices) for e in weight_exponents
-    ]
+    weight_units = [e - WEIGHT_BITS - s * LOW_WEIGHT_BITS for s in range(grid.slices) for e in weight_exponents]
     for row, weight_unit in zip(matrix.values, weight_units, strict=True):
         for operand, exponent in zip(rounded_operands(x, matrix), x_exponents, strict=True):
             unit = Fraction(2) ** int(weight_unit + exponent - grid.activation_bits)

@@ -13,7 +13,17 @@ import pytest
 from lfm2np import numerics
 
 FOLDER = Path(numerics.__file__).parent
-FILES = ("exact.py", "grids.py", "routing.py", "elementary.py", "rope.py", "attention.py", "product.py", "ragged.py")
+FILES = (
+    "exact.py",
+    "grids.py",
+    "weight_grids.py",
+    "routing.py",
+    "elementary.py",
+    "rope.py",
+    "attention.py",
+    "product.py",
+    "ragged.py",
+)
 
 # Elementwise operations that IEEE 754 defines to the last bit, choices among values, and array bookkeeping.
 ALLOWED = {

@@ -22,7 +22,7 @@ from lfm2np.checkpoint.config import ModelConfig, load_config
 from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, matrix_parts
-from lfm2np.numerics.exact import has_short_significands
+from lfm2np.numerics.weight_grids import has_short_significands
 
 Array = NDArray[Any]
 WARM_UP = 1

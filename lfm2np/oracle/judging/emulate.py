@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from lfm2np.errors import RequestError
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.routing import LEAST_SUM
 
 Array = NDArray[Any]
@@ -95,17 +95,17 @@ class Emulated(Ieee):
     wide_logits: bool
     frequency_errors: NDArray[np.float64]  # [MOST_FREQUENCIES] relative, of the rotary angles
 
-    def prepare_matrix(self, weight: Float32, what: str) -> Matrix:
+    def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         order = self.random.permutation(weight.shape[1])
         cuts = np.sort(self.random.integers(0, weight.shape[1], int(self.random.integers(0, 8))))
         name = what.split(".")[-2]
         is_quantised = self.format.levels and name != "gate"
-        values = quantised(weight, self.format, self.random) if is_quantised else self.format.keep(weight)
+        values = quantised(weight, self.format, self.random) if is_quantised else self.prepared_rows(weight)
         wide = (self.wide_logits and name in ("embed_tokens", "lm_head")) or (self.fused and name == "gate")
         return Shuffled(np.ascontiguousarray(values[:, order]), None, order, tuple(map(int, cuts)), wide)
 
-    def embed(self, rows: Float32) -> Array:
-        return rows if self.wide_residual else self.keep(rows)
+    def embed(self, rows: Weights) -> Array:
+        return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
@@ -201,7 +201,7 @@ def unwrapped(cos: NDArray[np.float64], sin: NDArray[np.float64]) -> NDArray[np.
     return np.asarray(angles - angles[first][np.cumsum(first) - 1])
 
 
-def quantised(weight: Float32, form: Format, random: np.random.Generator) -> Float32:
+def quantised(weight: Weights, form: Format, random: np.random.Generator) -> Float32:
     """Weights in whole steps of their group's largest, to one of the two nearest, by their distance, at random."""
     rows, inputs = weight.shape
     padded = np.zeros((rows, -(-inputs // form.group) * form.group), np.float32)

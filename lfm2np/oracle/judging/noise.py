@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
+from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import NumericsError
 from lfm2np.network import ragged
@@ -290,7 +290,7 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     found = []
     for item in items:
         numerics = emulated(item["format"], item["seed"], item["draw"])
-        weights = prepare_weights(open_checkpoint(model.path, model.config), model.config, numerics)
+        weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
         truths = item["truths"]
         own: list[dict[str, Array]] = []
         sizes = [len(truth[0]) - 1 for truth in truths]

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.weights import widened
+from lfm2np.checkpoint.weights import vector
 from lfm2np.oracle.locate import choices, routing, spread
 from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, projection
 from lfm2np.oracle.locate.spread import Measured, together
@@ -62,7 +62,7 @@ def sigmoid(oracle: Oracle, product: Measured) -> Measured:
 
 def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:
     name = f"{mlp}.expert_bias"
-    return routing.preferred(scores, widened(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
+    return routing.preferred(scores, vector(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
 
 
 def choice(mlp: str, by_place: bool, oracle: Oracle, scores: Measured) -> Measured:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.checkpoint.weights import widened
+from lfm2np.checkpoint.weights import vector, widened
+from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.spread import Measured, Precision
 from lfm2np.oracle.locate.steps import TOKEN, Steps
@@ -30,11 +31,15 @@ class Oracle:
     token_ids: Array  # [T] int64
     steps: Steps
 
-    def weight(self, name: str) -> NDArray[np.float32]:
+    def matrix(self, name: str) -> Weights:
         return widened(self.tensors, name + ".weight")
 
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """A norm's weights, or taps."""
+        return vector(self.tensors, name + ".weight")
+
     def bias(self, name: str) -> NDArray[np.float32] | None:
-        return widened(self.tensors, name + ".bias") if name + ".bias" in self.tensors else None
+        return vector(self.tensors, name + ".bias") if name + ".bias" in self.tensors else None
 
     @property
     def mixture(self) -> MixtureConfig:
@@ -69,4 +74,4 @@ def is_wanted(name: str, dumped: Container[str] | None) -> bool:
 
 
 def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
-    return spread.linear(x, oracle.weight(name), oracle.bias(name), oracle.precision)
+    return spread.linear(x, oracle.matrix(name), oracle.bias(name), oracle.precision)

@@ -166,7 +166,7 @@ def embed(oracle: Oracle) -> Measured:
 
 
 def norm_of(name: str, oracle: Oracle, x: Measured) -> Measured:
-    return spread.rms_norm(x, oracle.weight(name), oracle.config.norm_eps, oracle.precision)
+    return spread.rms_norm(x, oracle.vector(name), oracle.config.norm_eps, oracle.precision)
 
 
 def head_norm(name: str, heads: int, oracle: Oracle, x: Measured) -> Measured:
@@ -207,7 +207,7 @@ def found_state(oracle: Oracle, u: Measured) -> Measured:
 
 def convolution(name: str, oracle: Oracle, u: Measured, state: Measured | None = None) -> Measured:
     """Of u [T, D]; if `state` is there, each step's rows after what the step found."""
-    taps, bias, precision = oracle.weight(name)[:, 0, :], oracle.bias(name), oracle.precision
+    taps, bias, precision = oracle.vector(name)[:, 0, :], oracle.bias(name), oracle.precision
     if state is None:
         return spread.convolve(u, taps, bias, precision)
     columns, first = taps.shape[1] - 1, oracle.steps.first

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
-from lfm2np.numerics.matrix import AttentionScale, Matrix
+from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, round_to_float16
 
@@ -113,7 +113,7 @@ def rounded(values: Array, precision: Precision, *spreads: Array | float) -> Mea
     return Measured(values, together(precision.unit * values, precision.least, *spreads))
 
 
-def embed(rows: Float32, precision: Precision) -> Measured:
+def embed(rows: Weights, precision: Precision) -> Measured:
     values = FLOAT64.embed(rows)
     return rounded(values, precision)
 
@@ -127,7 +127,7 @@ def multiply(x: Measured, y: Measured, precision: Precision) -> Measured:
     return rounded(product, precision, y.values * x.spread, x.values * y.spread)
 
 
-def linear(x: Measured, weight: Float32, bias: Float32 | None, precision: Precision) -> Measured:
+def linear(x: Measured, weight: Weights, bias: Float32 | None, precision: Precision) -> Measured:
     """x [T, D], weight [O, D] -> [T, O]; the weights count with what the format makes of them.
 
     Each output is moved by the spread of its inputs times the weights, the inputs times what the weights lose, the
@@ -142,7 +142,7 @@ def linear(x: Measured, weight: Float32, bias: Float32 | None, precision: Precis
     return rounded(product.values + bias.astype(np.float64), precision, product.spread, lost(bias, precision))
 
 
-def _linear_rows(x: Measured, weight: Float32, precision: Precision) -> Measured:
+def _linear_rows(x: Measured, weight: Weights, precision: Precision) -> Measured:
     wide, missing = weight.astype(np.float64), lost(weight, precision)
     values = FLOAT64.linear(x.values, Matrix(wide))
     order = math.sqrt(weight.shape[1]) * SUM_UNIT * (np.abs(x.values) @ np.abs(wide).T)
@@ -152,9 +152,12 @@ def _linear_rows(x: Measured, weight: Float32, precision: Precision) -> Measured
     return rounded(values, precision, np.sqrt(squares), order)
 
 
-def lost(weight: Float32, precision: Precision) -> Array:
-    """What weights lose when they are stored in the format: nothing, if the checkpoint holds them so."""
-    return np.abs(weight.astype(np.float64) - precision.keep(weight))
+def lost(weight: Weights, precision: Precision) -> Array:
+    """What weights lose when they are stored in the format: nothing, if the checkpoint holds them so.
+
+    Quantised ones come as float64, and an engine makes float32 of them at the best.
+    """
+    return np.abs(weight.astype(np.float64) - precision.keep(weight.astype(np.float32, copy=False)))
 
 
 def rms_norm(x: Measured, weight: Float32, eps: float, precision: Precision) -> Measured:

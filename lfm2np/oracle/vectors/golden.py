@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.files import file_sha256, weight_files
+from lfm2np.checkpoint.files import config_file, directory_of, file_sha256, weight_files
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
@@ -106,7 +106,7 @@ def make(
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
         **rules_for(vectors[0]["positions"][0]["noise"]),
-        "model": {"name": model.path.resolve().name, **model_facts(model)},
+        "model": {"name": model.path.absolute().name, **model_facts(model)},
         "tensors": {"file": TENSORS, "sha256": sha256},
         "notes": {name: note for name, note in NOTES.items() if name in used},
         "vectors": vectors,
@@ -289,8 +289,8 @@ VECTOR = Work("vector", vector_items, num_vector_tokens)
 def model_facts(model: LoadedModel) -> dict[str, Any]:
     """What ties a set to its checkpoint."""
     return {
-        "config_sha256": file_sha256(model.path / "config.json"),
-        "weights": {name: file_sha256(model.path / name) for name in weight_files(model.path)},
+        "config_sha256": file_sha256(config_file(model.path)),
+        "weights": {name: file_sha256(directory_of(model.path) / name) for name in weight_files(model.path)},
         "digest": digest(model.weights, model.config, model.numerics),
         "vocab_size": model.config.vocab_size,
         "layer_types": list(model.config.layer_types),

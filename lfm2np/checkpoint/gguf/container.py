@@ -1,0 +1,289 @@
+"""The container: header, keys, tensors of a GGUF file or of all its splits, every length checked before it is used.
+
+magic "GGUF", version, number of tensors, number of keys; the keys with typed values; of each tensor name, dimensions
+(the fastest first), type, offset; padding up to the alignment; the data. Little-endian. Source: docs/gguf.md and
+gguf.cpp of llama.cpp (ggml). Its rules are ours, and where it asserts we raise: a key or a tensor stands once, rows are
+whole blocks, tensors lie one behind another in the file's order, each padded to the alignment.
+
+The package `gguf` reads this, too, but trusts it: a length in a broken file becomes an allocation, an unknown type a
+ValueError, two tensors may overlap. To guard it from outside would take reading the header twice.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lfm2np.checkpoint.gguf.blocks import Bytes
+from lfm2np.checkpoint.gguf.formats import NUMBERS, OTHERS, QUANTISED
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError
+from lfm2np.values import plain, show
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+ALIGNMENT = 32  # unless general.alignment says another
+MAX_DIMENSIONS, MAX_NAME, MAX_SPLITS = 4, 64, 1000
+STRING, ARRAY = 8, 9
+NUMERIC = {  # of a value, by its number in the file: struct's letter, and what messages call it
+    0: ("B", "uint8"),
+    1: ("b", "int8"),
+    2: ("H", "uint16"),
+    3: ("h", "int16"),
+    4: ("I", "uint32"),
+    5: ("i", "int32"),
+    6: ("f", "float32"),
+    7: ("?", "bool"),
+    10: ("Q", "uint64"),
+    11: ("q", "int64"),
+    12: ("d", "float64"),
+}
+TYPES = {number: name for name, number in NUMBERS.items()}
+SPLIT_NAME = re.compile(r"(?s:(.*)-([0-9]{5})-of-([0-9]{5})\.gguf)")
+
+
+@dataclass(frozen=True)
+class Value:
+    """Of a key. kind: "uint32", "string", "array of float32", ...; bytes that are no UTF-8 stay as surrogates."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Container:
+    """A file, or splits: keys of the first, tensors of all of them by their names, shapes as NumPy has them."""
+
+    paths: tuple[Path, ...]
+    keys: Mapping[str, Value]
+    tensors: Mapping[str, StoredTensor]
+
+
+@dataclass
+class _Header:
+    """What is left to read of a header."""
+
+    path: Path
+    content: Bytes  # of the whole file
+    at: int = 0
+    keys: dict[str, Value] = field(default_factory=dict)
+
+    def take(self, count: int, what: str) -> bytes:
+        left = len(self.content) - self.at
+        if count > left:
+            raise CheckpointError(
+                f"{self.path}: {what}: {count} bytes from byte {self.at} on, expected at most the {left} that are left "
+                "(truncated or not GGUF)"
+            )
+        self.at += count
+        return self.content[self.at - count : self.at].tobytes()
+
+    def number(self, letter: str, what: str) -> Any:
+        return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}"), what))[0]
+
+    def string(self, what: str) -> str:
+        return self.take(self.number("Q", f"{what}: length"), what).decode("utf-8", "surrogateescape")
+
+
+def open_container(path: Path) -> Container:
+    """A file, with the others if it is the first of several splits; CheckpointError names what is wrong, and where."""
+    first = _open_file(path)
+    count = _split_number(path, first.keys, "split.count", 1)
+    if count == 1:
+        return first
+    found = [first, *(_open_file(one) for one in _split_paths(path, first.keys, count)[1:])]
+    tensors: dict[str, StoredTensor] = {}
+    for number, one in enumerate(found):
+        where = one.paths[0]
+        if _split_number(where, one.keys, "split.no", None) != number:
+            raise CheckpointError(f"{where}: split.no: {one.keys['split.no'].value}, expected {number}")
+        for key in one.keys.keys() & first.keys.keys() - {"split.no"}:
+            if one.keys[key] != first.keys[key]:
+                raise CheckpointError(f"{where}: {plain(key)}: {show(one.keys[key].value)}, expected as in {path}")
+        for name, tensor in one.tensors.items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"{where}: {plain(name)} stands also in {tensors[name].source}, expected one of them"
+                )
+            tensors[name] = tensor
+    total = first.keys.get("split.tensors.count")
+    if total is None or total.value != len(tensors):
+        told = "absent" if total is None else show(total.value)
+        raise CheckpointError(f"{path}: split.tensors.count: {told}, expected {len(tensors)}, as all splits have")
+    return Container(tuple(one.paths[0] for one in found), first.keys, tensors)
+
+
+def _split_paths(path: Path, keys: Mapping[str, Value], count: int) -> list[Path]:
+    named = SPLIT_NAME.fullmatch(path.name)
+    if named is None or int(named[3]) != count:
+        raise CheckpointError(f"{path}: split.count: {count}, expected a name that ends in -00001-of-{count:05}.gguf")
+    paths = [path.with_name(f"{named[1]}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
+    if _split_number(path, keys, "split.no", None) != 0 or int(named[2]) != 1:
+        raise CheckpointError(f"{path}: a later split, expected the first, {paths[0].name}")
+    return paths
+
+
+def _split_number(path: Path, keys: Mapping[str, Value], key: str, default: int | None) -> int:
+    found = keys.get(key)
+    if found is None and default is not None:
+        return default
+    most = MAX_SPLITS if key == "split.count" else MAX_SPLITS - 1
+    value = None if found is None else found.value
+    if type(value) is not int or not int(key == "split.count") <= value <= most:
+        told = "absent" if found is None else f"{show(value)} ({found.kind})"
+        raise CheckpointError(f"{path}: {key}: {told}, expected an integer up to {most}")
+    return value
+
+
+def _open_file(path: Path) -> Container:
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: {'not a regular file' if path.exists() else 'does not exist'}")
+        size = path.stat().st_size
+        if not size:  # which no memory map takes
+            raise CheckpointError(f"{path}: 0 bytes, expected a GGUF file")
+        header = _Header(path, np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray))
+    except (OSError, ValueError) as problem:
+        raise CheckpointError(f"{path}: cannot be read: {problem}") from None
+    num_tensors = _read_start(header)
+    return Container((path,), header.keys, _read_tensors(header, num_tensors))
+
+
+def _read_start(header: _Header) -> int:
+    """Up to the keys; the number of tensors."""
+    path = header.path
+    magic = header.take(4, "magic")
+    if magic != MAGIC:
+        raise CheckpointError(f"{path}: begins with {magic!r}, expected {MAGIC!r}")
+    version = header.number("I", "version")
+    if version not in VERSIONS:
+        turned = " (a big-endian file)" if version in (0x02000000, 0x03000000) else ""
+        raise CheckpointError(f"{path}: GGUF version {version}{turned}, expected {' or '.join(map(str, VERSIONS))}")
+    num_tensors = header.number("Q", "number of tensors")
+    for _ in range(header.number("Q", "number of keys")):
+        key = header.string(f"key {len(header.keys)}")
+        if not key or key in header.keys:
+            raise CheckpointError(
+                f"{path}: key {plain(key)!r}: {'stands twice' if key else 'empty'}, expected one name"
+            )
+        header.keys[key] = _read_value(header, plain(key))
+    return int(num_tensors)
+
+
+def _read_value(header: _Header, key: str) -> Value:
+    kind = header.number("I", f"{key}: type")
+    if kind != ARRAY:
+        return Value(_kind(header, kind, key), _read_one(header, kind, key))
+    kind, count = header.number("I", f"{key}: type of its array"), header.number("Q", f"{key}: length of its array")
+    name = f"array of {_kind(header, kind, key)}"
+    if kind == STRING:
+        return Value(name, [header.string(f"{key}[{index}]") for index in range(count)])
+    letter = NUMERIC[kind][0]
+    content = header.take(count * struct.calcsize(f"<{letter}"), f"{key}: {count} values")
+    if letter == "?":
+        return Value(name, [_bool(header, one, key) for one in content])
+    return Value(name, np.frombuffer(content, f"<{letter}").tolist())
+
+
+def _kind(header: _Header, kind: int, key: str) -> str:
+    if kind != STRING and kind not in NUMERIC:
+        raise CheckpointError(f"{header.path}: {key}: value of type {kind}, expected 0 to 12 (arrays not in arrays)")
+    return "string" if kind == STRING else NUMERIC[kind][1]
+
+
+def _read_one(header: _Header, kind: int, key: str) -> Any:
+    if kind == STRING:
+        return header.string(key)
+    letter = NUMERIC[kind][0]
+    return _bool(header, header.number("B", key), key) if letter == "?" else header.number(letter, key)
+
+
+def _bool(header: _Header, byte: int, key: str) -> bool:
+    if byte > 1:
+        raise CheckpointError(f"{header.path}: {key}: the bool {byte}, expected 0 or 1")
+    return bool(byte)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Of the table of tensors; rows [..., bytes] of quantised ones, else the shape of the numbers."""
+
+    dtype: str
+    stored_shape: tuple[int, ...]
+    num_bytes: int
+    offset: int
+
+
+def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
+    path, entries = header.path, dict[str, _Entry]()
+    for number in range(count):
+        name = header.string(f"name of tensor {number}")
+        if not 0 < len(name) < MAX_NAME or name in entries:
+            wrong = "stands twice" if name in entries else f"{len(name)} characters"
+            raise CheckpointError(
+                f"{path}: tensor {number}, {plain(name)!r}: {wrong}, expected a name of its own, below {MAX_NAME}"
+            )
+        entries[name] = _read_entry(header, plain(name))
+    alignment = _alignment(header)
+    start = _padded(header.at, alignment)
+    expected, tensors = 0, dict[str, StoredTensor]()
+    for name, one in entries.items():
+        begin = start + one.offset
+        if one.offset != expected:
+            raise CheckpointError(
+                f"{path}: {plain(name)}: offset {one.offset}, expected {expected}, behind the tensor before it, "
+                f"padded to {alignment} bytes"
+            )
+        if begin + one.num_bytes > len(header.content):
+            raise CheckpointError(
+                f"{path}: {plain(name)}: {one.dtype} in bytes {begin} to {begin + one.num_bytes}, expected at most "
+                f"{len(header.content)}, the file's size (truncated)"
+            )
+        expected += _padded(one.num_bytes, alignment)
+        content = header.content[begin : begin + one.num_bytes]  # bytes, as which quantised tensors stay
+        values = content if one.dtype in QUANTISED else content.view(DTYPES[one.dtype])
+        tensors[name] = StoredTensor(name, one.dtype, values.reshape(one.stored_shape), str(path))
+    return tensors
+
+
+def _read_entry(header: _Header, name: str) -> _Entry:
+    path, num_dimensions = header.path, header.number("I", f"{name}: number of dimensions")
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise CheckpointError(f"{path}: {name}: {num_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
+    sizes = [header.number("Q", f"{name}: dimensions") for _ in range(num_dimensions)]
+    kind, offset = header.number("I", f"{name}: type"), header.number("Q", f"{name}: offset")
+    if kind not in TYPES:
+        others = {number: other for other, number in OTHERS.items()}
+        told = f"{kind} ({others[kind]})" if kind in others else str(kind)
+        raise CheckpointError(f"{path}: {name}: type {told} is not read, expected one of {', '.join(NUMBERS)}")
+    dtype, shape = TYPES[kind], tuple(reversed(sizes))
+    if not all(0 < size < 2**40 for size in shape):
+        raise CheckpointError(f"{path}: {name}: shape {shape}, expected sizes from 1 to 2**40")
+    if dtype not in QUANTISED:
+        return _Entry(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize, offset)
+    block = QUANTISED[dtype]
+    if shape[-1] % block.weights:
+        raise CheckpointError(
+            f"{path}: {name}: {dtype} with rows of {shape[-1]}, expected a multiple of its block, {block.weights}"
+        )
+    stored = (*shape[:-1], shape[-1] // block.weights * block.size)
+    return _Entry(dtype, stored, math.prod(stored), offset)
+
+
+def _alignment(header: _Header) -> int:
+    found = header.keys.get("general.alignment", Value("uint32", ALIGNMENT))
+    if found.kind != "uint32" or not 0 < found.value <= 2**20 or found.value & (found.value - 1):
+        raise CheckpointError(
+            f"{header.path}: general.alignment: {show(found.value)} ({found.kind}), expected a uint32, a power of two"
+        )
+    return int(found.value)
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,0 +1,95 @@
+"""The table of GGUF's types: their numbers in a file, their blocks, and the float64 values of quantised rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lfm2np.checkpoint.gguf import blocks, superblocks
+from lfm2np.checkpoint.gguf.blocks import Bytes, Float64, Parts
+
+LARGEST_EXPONENT = 252  # of MXFP4: 2**(252 - 127) * 6 is the largest power whose values are all float32
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A format of blocks: `weights` numbers in `size` bytes; `halves` says where the float16 of a block stand."""
+
+    number: int  # enum ggml_type
+    weights: int
+    size: int
+    parts: Callable[[Bytes], Parts]
+    halves: tuple[int, ...]
+
+
+QUANTISED = {
+    "Q4_0": Quantised(2, 32, 18, blocks.q4_0, (0,)),
+    "Q4_1": Quantised(3, 32, 20, blocks.q4_1, (0, 2)),
+    "Q5_0": Quantised(6, 32, 22, blocks.q5_0, (0,)),
+    "Q5_1": Quantised(7, 32, 24, blocks.q5_1, (0, 2)),
+    "Q8_0": Quantised(8, 32, 34, blocks.q8_0, (0,)),
+    "Q2_K": Quantised(10, 256, 84, superblocks.q2_k, (80, 82)),
+    "Q3_K": Quantised(11, 256, 110, superblocks.q3_k, (108,)),
+    "Q4_K": Quantised(12, 256, 144, superblocks.q4_k, (0, 2)),
+    "Q5_K": Quantised(13, 256, 176, superblocks.q5_k, (0, 2)),
+    "Q6_K": Quantised(14, 256, 210, superblocks.q6_k, (208,)),
+    "IQ4_NL": Quantised(20, 32, 18, blocks.iq4_nl, (0,)),
+    "IQ4_XS": Quantised(23, 256, 136, superblocks.iq4_xs, (0,)),
+    "MXFP4": Quantised(39, 32, 17, blocks.mxfp4, ()),
+}
+PLAIN = {"F32": 0, "F16": 1, "BF16": 30}
+NUMBERS = PLAIN | {name: one.number for name, one in QUANTISED.items()}
+OTHERS = {  # that llama.cpp has and this package does not read
+    "Q8_1": 9,
+    "Q8_K": 15,
+    "IQ2_XXS": 16,
+    "IQ2_XS": 17,
+    "IQ3_XXS": 18,
+    "IQ1_S": 19,
+    "IQ3_S": 21,
+    "IQ2_S": 22,
+    "I8": 24,
+    "I16": 25,
+    "I32": 26,
+    "I64": 27,
+    "F64": 28,
+    "IQ1_M": 29,
+    "TQ1_0": 34,
+    "TQ2_0": 35,
+    "NVFP4": 40,
+    "Q1_0": 41,
+    "Q2_0": 42,
+}
+
+
+def values_of(rows: Bytes, name: str) -> Float64:
+    """The weights of rows [..., bytes] in a format of QUANTISED: [..., weights]. Nothing rounds: see blocks.py."""
+    kind = QUANTISED[name]
+    scale, codes, minimum = kind.parts(np.ascontiguousarray(rows).reshape(-1, kind.size))
+    grouped = codes.reshape(*scale.shape, -1)  # [n, groups, weights of a group]
+    made: Float64 = grouped * scale[..., None]
+    if minimum is not None:
+        made -= minimum[..., None]
+    return made.reshape(*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
+
+
+def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:
+    """The first block, counted over rows [..., bytes], with a scale that is no number, and that scale; None if all are.
+
+    Infinities and NaN of float16; of MXFP4 a power of two whose weights no float32 holds, or 255, which is its NaN.
+    """
+    kind = QUANTISED[name]
+    found = np.ascontiguousarray(rows).reshape(-1, kind.size)
+    if name == "MXFP4":
+        exponents = found[:, 0].astype(np.int32)
+        scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))[:, None]
+        bad = (exponents > LARGEST_EXPONENT)[:, None]
+    else:
+        scales = np.concatenate([blocks.half(found, at) for at in kind.halves], axis=1)
+        bad = ~np.isfinite(scales)
+    if not bad.any():
+        return None
+    block, which = np.argwhere(bad)[0]
+    return int(block), float(scales[block, which])

@@ -1,0 +1,140 @@
+"""The tensors of a GGUF file under our names, each of the shape that the file's keys state.
+
+llama.cpp calls the last norm token_embd_norm, keeps the taps of a convolution as [D, L], and holds a layer's experts
+as one tensor. It turns pairs (i, i + E/2) of a head by RoPE (LLAMA_ROPE_TYPE_NEOX), as transformers does, so rows of
+queries and keys stand in their order: conversion/lfm2.py permutes none. Source: src/models/lfm2.cpp, lfm2moe.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.gguf.container import Container
+from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.checkpoint.gguf.settings import KEYS
+from lfm2np.checkpoint.layout import Dim, layout_of, require_shape
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError
+from lfm2np.values import plain
+
+TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+IN_A_LAYER = {
+    "operator_norm.weight": "attn_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+    "conv.conv.weight": "shortconv.conv.weight",
+    "conv.in_proj.weight": "shortconv.in_proj.weight",
+    "conv.out_proj.weight": "shortconv.out_proj.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.out_proj.weight": "attn_output.weight",
+    "self_attn.q_layernorm.weight": "attn_q_norm.weight",
+    "self_attn.k_layernorm.weight": "attn_k_norm.weight",
+    "feed_forward.w1.weight": "ffn_gate.weight",
+    "feed_forward.w3.weight": "ffn_up.weight",
+    "feed_forward.w2.weight": "ffn_down.weight",
+    "feed_forward.gate.weight": "ffn_gate_inp.weight",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "feed_forward.experts.w1.weight": "ffn_gate_exps.weight",
+    "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
+    "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
+}
+LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
+EXPERT = re.compile(r"(feed_forward\.experts)\.([0-9]+)\.(.+)")
+
+
+class Place(NamedTuple):
+    """Where one of our tensors stands: in which of theirs, and as which expert of it."""
+
+    name: str
+    expert: int | None = None
+
+
+def place_of(name: str) -> Place:
+    """Of a tensor of layout_of."""
+    if name in TOP:
+        return Place(TOP[name])
+    layer = LAYER.fullmatch(name)
+    assert layer, name
+    expert = EXPERT.fullmatch(layer[2])
+    if expert is None:
+        return Place(f"blk.{layer[1]}.{IN_A_LAYER[layer[2]]}")
+    return Place(f"blk.{layer[1]}.{IN_A_LAYER[f'{expert[1]}.{expert[3]}']}", int(expert[2]))
+
+
+def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:
+    """Our name -> tensor, all of them. CheckpointError for one that is missing, unexpected or of another shape."""
+    layout = layout_of(config)
+    places = {name: place_of(name) for name in layout}
+    _require_all(container, {place.name for place in places.values()}, config)
+    found = {}
+    for name, dims in layout.items():
+        stored = container.tensors[places[name].name]
+        if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
+            _require_shape(stored, (dims[0], dims[2]), container)
+            values = stored.values.reshape(-1, 1, stored.values.shape[-1])
+        elif places[name].expert is not None and config.mixture:
+            _require_shape(stored, ((config.mixture.num_experts, "num_experts"), *dims), container)
+            values = stored.values[places[name].expert]
+        else:
+            _require_shape(stored, dims, container)
+            values = stored.values
+        if len(dims) != 2 and stored.dtype in QUANTISED:
+            raise CheckpointError(
+                f"{stored.source}: {stored.name}: {stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix"
+            )
+        found[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
+    return found
+
+
+def _told(place: Place) -> str:
+    return place.name if place.expert is None else f"{place.name}[{place.expert}]"
+
+
+def _require_all(container: Container, expected: set[str], config: ModelConfig) -> None:
+    path = container.paths[0]
+    missing, unexpected = expected - container.tensors.keys(), container.tensors.keys() - expected
+    if missing:
+        raise CheckpointError(
+            f"{path}: missing {len(missing)} of the {len(expected)} tensors: {_listed(missing)} "
+            f"({_why(missing, config)})"
+        )
+    if unexpected:
+        raise CheckpointError(
+            f"{path}: {len(unexpected)} unexpected beside the {len(expected)} tensors: {_listed(unexpected)} "
+            f"({_why(unexpected, config)})"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _why(names: set[str], config: ModelConfig) -> str:
+    """The keys that say what the layer of the first name has."""
+    matched = re.match(r"blk\.([0-9]{1,4})\.", min(names))
+    layers = f"block_count={config.num_hidden_layers}"
+    if matched is None or int(matched[1]) >= config.num_hidden_layers:
+        return layers
+    layer = int(matched[1])
+    heads = config.num_key_value_heads if config.layer_types[layer] == "full_attention" else 0
+    dense = f", leading_dense_block_count={config.mixture.num_dense_layers}" if config.mixture else ""
+    return f"{layers}, attention.head_count_kv[{layer}]={heads}{dense}"
+
+
+def _require_shape(stored: StoredTensor, dims: tuple[Dim, ...], container: Container) -> None:
+    """As layout.require_shape, told by the file's own keys."""
+    architecture = container.keys["general.architecture"].value
+    keys = {name: f"{architecture}.{key}" for name, key in KEYS.items()}
+
+    def in_keys(origin: str) -> str:  # such as 3*hidden_size
+        return re.sub(r"[A-Za-z_]+", lambda word: keys.get(word[0], word[0]), origin)
+
+    require_shape(stored, tuple((size, in_keys(origin)) for size, origin in dims))

@@ -1,0 +1,45 @@
+"""Blocks to try: drawn by Hypothesis, and many at random; all of them of finite scales."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint.gguf.blocks import Bytes
+from lfm2np.checkpoint.gguf.formats import LARGEST_EXPONENT, QUANTISED
+
+# Of float16: zeros, the least and largest subnormal, the least normal, one, the largest; each of either sign.
+HALVES = [0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF]
+EDGES = [sign | bits for sign in (0x0000, 0x8000) for bits in HALVES]
+finite_halves = st.integers(0, 0x7BFF) | st.integers(0x8000, 0xFBFF) | st.sampled_from(EDGES)
+
+
+@st.composite
+def blocks(draw: st.DrawFn, name: str) -> bytes:
+    """One block; all of its other bits may be 0 or 1."""
+    kind = QUANTISED[name]
+    content = bytearray(
+        draw(
+            st.binary(min_size=kind.size, max_size=kind.size)
+            | st.sampled_from([0, 255]).map(lambda b: bytes([b]) * kind.size)
+        )
+    )
+    for at in kind.halves:
+        struct.pack_into("<H", content, at, draw(finite_halves))
+    if name == "MXFP4":
+        content[0] = draw(st.integers(0, LARGEST_EXPONENT) | st.sampled_from([0, 1, LARGEST_EXPONENT]))
+    return bytes(content)
+
+
+def random_rows(name: str, shape: tuple[int, int], seed: int, exponents: tuple[int, int] = (1, 30)) -> Bytes:
+    """Rows of weights [outputs, inputs] as bytes: random codes, scales of random float16 with these exponent fields."""
+    kind, random = QUANTISED[name], np.random.default_rng(seed)
+    found = random.integers(0, 256, (shape[0] * shape[1] // kind.weights, kind.size), np.uint8)
+    for at in kind.halves:
+        halves = random.integers(*exponents, len(found)) << 10 | random.integers(0, 2**16, len(found)) & 0x83FF
+        found[:, at : at + 2] = halves.astype("<u2")[:, None].view(np.uint8)
+    if name == "MXFP4":
+        found[:, 0] = 127 + random.integers(*exponents, len(found)) - 15
+    return found.reshape(shape[0], -1)

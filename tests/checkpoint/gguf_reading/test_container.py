@@ -1,0 +1,279 @@
+"""The container, read strictly: what lies in it is told in one line that names the file, the thing and the value."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_bytes import ARRAY, BOOL, STRING, U32, Tensor, gguf_bytes, header, info, padded, split_bytes, write_splits
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint.gguf.container import Value, open_container
+from lfm2np.errors import CheckpointError
+
+TENSORS = {
+    "a": Tensor("F32", (2, 3), np.arange(6, dtype="<f4").tobytes()),
+    "b": Tensor("Q8_0", (3, 64), bytes(range(204))),
+    "c": Tensor("BF16", (4,), bytes(8)),
+    "d": Tensor("F16", (2, 1, 2), np.arange(4, dtype="<f2").tobytes()),
+}
+KEYS = {
+    "general.architecture": (STRING, "lfm2"),
+    "n": (U32, 7),
+    "f": (6, 0.5),
+    "yes": (BOOL, True),
+    "big": (10, 2**63),
+    "less": (11, -1),
+    "list": (ARRAY, 5, [1, -2]),
+    "floats": (ARRAY, 12, [0.1]),
+    "truths": (ARRAY, BOOL, [True, False]),
+    "words": (ARRAY, STRING, ["ab", "", b"\xff"]),
+}
+WHOLE = gguf_bytes(KEYS, TENSORS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.gguf"
+
+
+def refused(path: Path, content: bytes, message: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        open_container(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and "\n" not in text
+    assert message in text
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("alignment", [8, 32, 256])
+def test_what_was_written_is_read(path: Path, version: int, alignment: int):
+    path.write_bytes(gguf_bytes({**KEYS, "general.alignment": (U32, alignment)}, TENSORS, alignment, version))
+    found = open_container(path)
+    assert found.paths == (path,)
+    assert {name: (one.dtype, one.shape, one.values.tobytes()) for name, one in found.tensors.items()} == {
+        name: (one.dtype, one.shape, one.content) for name, one in TENSORS.items()
+    }
+    assert found.tensors["b"].values.shape == (3, 68) and not found.tensors["b"].values.flags.writeable
+    assert {name: (one.kind, one.value) for name, one in found.keys.items() if name != "general.alignment"} == {
+        "general.architecture": ("string", "lfm2"),
+        "n": ("uint32", 7),
+        "f": ("float32", 0.5),
+        "yes": ("bool", True),
+        "big": ("uint64", 2**63),
+        "less": ("int64", -1),
+        "list": ("array of int32", [1, -2]),
+        "floats": ("array of float64", [0.1]),
+        "truths": ("array of bool", [True, False]),
+        "words": ("array of string", ["ab", "", "\udcff"]),
+    }
+
+
+def test_a_file_cut_anywhere_is_refused(path: Path):
+    """The last tensor ends in a number that is not 0; what follows is padding."""
+    for end in range(len(WHOLE.rstrip(b"\0"))):
+        path.write_bytes(WHOLE[:end])
+        with pytest.raises(CheckpointError, match=r"^.*x\.gguf: [^\n]*$"):
+            open_container(path)
+
+
+def test_what_stands_behind_the_last_tensor_is_left_alone(path: Path):
+    path.write_bytes(WHOLE + b"more")
+    assert open_container(path).tensors.keys() == TENSORS.keys()
+
+
+def one_info(*given: bytes) -> bytes:
+    return padded(header({}, given)) + bytes(4096)
+
+
+WRONG = {
+    "nothing": (b"", "0 bytes, expected a GGUF file"),
+    "magic": (b"GGML" + WHOLE[4:], "begins with b'GGML', expected b'GGUF'"),
+    "version": (gguf_bytes({}, {}, version=1), "GGUF version 1, expected 2 or 3"),
+    "big-endian": (b"GGUF" + struct.pack(">I", 3) + WHOLE[8:], "GGUF version 50331648 (a big-endian file), expected"),
+    "many tensors": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0), "name of tensor 0: length: 8 bytes from byte 24 on"),
+    "many keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**64 - 1), "key 0: length: 8 bytes from byte 24 on"),
+    "key's length": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62),
+        f"key 0: {2**62} bytes from byte 32 on, expected at most the 0 that are left",
+    ),
+    "key twice": (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 0, 1)),
+        "key 'k': stands twice, expected one name",
+    ),
+    "no key": (gguf_bytes({"": (U32, 1)}, {}), "key '': empty, expected one name"),
+    "kind": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 13) + bytes(99),
+        "k: value of type 13, expected 0 to 12",
+    ),
+    "array in array": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + bytes(99),
+        "k: value of type 9, expected 0 to 12 (arrays not in arrays)",
+    ),
+    "array's length": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**62) + bytes(99),
+        f"k: {2**62} values: {2**64} bytes from byte 49 on, expected at most the 99 that are left",
+    ),
+    "bool": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IB", 7, 2),
+        "k: the bool 2, expected 0 or 1",
+    ),
+    "bool in an array": (
+        b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQBB", 9, 7, 2, 1, 7),
+        "k: the bool 7, expected 0 or 1",
+    ),
+    "alignment": (
+        gguf_bytes({"general.alignment": (U32, 24)}, {}),
+        "general.alignment: 24 (uint32), expected a uint32",
+    ),
+    "alignment's kind": (gguf_bytes({"general.alignment": (10, 32)}, {}), "general.alignment: 32 (uint64), expected"),
+    "no alignment": (gguf_bytes({"general.alignment": (U32, 0)}, {}), "general.alignment: 0 (uint32), expected"),
+    "name twice": (one_info(info("a", (1,), 0, 0), info("a", (1,), 0, 32)), "tensor 1, 'a': stands twice, expected"),
+    "long name": (one_info(info("n" * 64, (1,), 0, 0)), f"tensor 0, '{'n' * 64}': 64 characters, expected"),
+    "no name": (one_info(info("", (1,), 0, 0)), "tensor 0, '': 0 characters, expected"),
+    "no dimensions": (one_info(info("a", (), 0, 0)), "a: 0 dimensions, expected 1 to 4"),
+    "dimensions": (one_info(info("a", (1,) * 5, 0, 0)), "a: 5 dimensions, expected 1 to 4"),
+    "empty": (one_info(info("a", (2, 0), 0, 0)), "a: shape (2, 0), expected sizes from 1 to 2**40"),
+    "overflow": (one_info(info("a", (2**63, 4), 0, 0)), f"a: shape ({2**63}, 4), expected sizes from 1 to 2**40"),
+    "product overflows": (
+        one_info(info("a", (2**39,) * 4, 0, 0)),
+        f"a: F32 in bytes 96 to {96 + 4 * 2**156}, expected",
+    ),
+    "rows of no blocks": (
+        one_info(info("a", (8, 48), 8, 0)),
+        "a: Q8_0 with rows of 48, expected a multiple of its block, 32",
+    ),
+    "unread type": (one_info(info("a", (256,), 16, 0)), "a: type 16 (IQ2_XXS) is not read, expected one of F32, F16, "),
+    "unknown type": (one_info(info("a", (256,), 77, 0)), "a: type 77 is not read, expected one of F32, F16, BF16"),
+    "overlap": (
+        one_info(info("a", (16,), 0, 0), info("b", (16,), 0, 32)),
+        "b: offset 32, expected 64, behind the tensor before it, padded to 32 bytes",
+    ),
+    "gap": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 64)), "b: offset 64, expected 32, behind the tensor"),
+    "same place": (one_info(info("a", (8,), 0, 0), info("b", (8,), 0, 0)), "b: offset 0, expected 32, behind"),
+    "offset": (one_info(info("a", (8,), 0, 2**64 - 32)), f"a: offset {2**64 - 32}, expected 0, behind the tensor"),
+    "short": (
+        padded(header({}, [info("a", (8,), 0, 0)])) + bytes(31),
+        "a: F32 in bytes 64 to 96, expected at most 95, the file's size (truncated)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_lies_is_told(path: Path, what: str):
+    refused(path, *WRONG[what])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, len(WHOLE) - 1), byte=st.integers(0, 255), also=st.lists(st.integers(0, 255), max_size=12))
+def test_a_damaged_file_is_refused_or_read_and_nothing_else(path: Path, at: int, byte: int, also: list[int]):
+    """No other error, no allocation by what a broken length says."""
+    damaged = bytearray(WHOLE)
+    damaged[at : at + 1 + len(also)] = bytes([byte, *also])
+    path.write_bytes(damaged)
+    try:
+        found = open_container(path)
+    except CheckpointError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+    else:
+        assert all(one.values.nbytes <= len(damaged) for one in found.tensors.values())
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_behind_the_magic_are_refused_or_read(content: bytes):
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "x.gguf"
+        path.write_bytes(b"GGUF" + struct.pack("<I", 3) + content)
+        try:
+            open_container(path)
+        except CheckpointError as error:
+            assert str(error).startswith(f"{path}: ")
+
+
+def test_a_file_that_is_not_there_or_no_file_is_told(path: Path):
+    with pytest.raises(CheckpointError, match=r"x\.gguf: does not exist$"):
+        open_container(path)
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=r"x\.gguf: not a regular file$"):
+        open_container(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_container(path / ("n" * 300 + ".gguf"))
+
+
+# --- splits
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_splits_are_one_file(tmp_path: Path, path: Path, count: int):
+    path.write_bytes(WHOLE)
+    paths = write_splits(tmp_path, split_bytes(KEYS, TENSORS, count))
+    one, found = open_container(path), open_container(paths[0])
+    assert found.paths == tuple(paths)
+    assert found.keys.items() >= one.keys.items()
+    assert {name: tensor.values.tobytes() for name, tensor in found.tensors.items()} == {
+        name: tensor.values.tobytes() for name, tensor in one.tensors.items()
+    }
+    assert found.tensors["d"].source == str(paths[-1])
+
+
+def test_one_split_alone_is_a_file(tmp_path: Path):
+    (path,) = write_splits(tmp_path, split_bytes(KEYS, TENSORS, 1))
+    assert open_container(path).keys["split.count"] == Value("uint16", 1)
+
+
+def splits(tmp_path: Path, **changes: tuple[int, object]) -> list[Path]:
+    """Two, whose second says something else."""
+    contents = split_bytes(KEYS, TENSORS, 2)
+    keys = {"split.no": (2, 1), "split.count": (2, 2), "split.tensors.count": (5, 4)}
+    part = {name: TENSORS[name] for name in "cd"}
+    contents[1] = gguf_bytes({**keys, **{name.replace("_", "."): value for name, value in changes.items()}}, part)
+    return write_splits(tmp_path, contents)
+
+
+def split_error(path: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_container(path)
+    return str(caught.value)
+
+
+def test_splits_that_contradict_each_other_are_told(tmp_path: Path):
+    first, second = splits(tmp_path, split_no=(2, 0))
+    assert split_error(first) == f"{second}: split.no: 0, expected 1"
+    first, second = splits(tmp_path, split_no=(STRING, "1"))
+    assert split_error(first) == f"{second}: split.no: '1' (string), expected an integer up to 999"
+    first, second = splits(tmp_path, split_count=(2, 3))
+    assert split_error(first) == f"{second}: split.count: 3, expected as in {first}"
+    first, second = splits(tmp_path, n=(U32, 8))
+    assert split_error(first) == f"{second}: n: 8, expected as in {first}"
+
+
+def test_a_split_that_is_missing_or_not_the_first_is_told(tmp_path: Path):
+    first, second = splits(tmp_path)
+    assert split_error(second) == f"{second}: a later split, expected the first, {first.name}"
+    second.unlink()
+    assert split_error(first) == f"{second}: does not exist"
+    alone = first.rename(tmp_path / "alone.gguf")
+    assert split_error(alone) == f"{alone}: split.count: 2, expected a name that ends in -00001-of-00002.gguf"
+
+
+def test_a_tensor_in_two_splits_or_in_none_is_told(tmp_path: Path):
+    contents = split_bytes(KEYS, TENSORS, 2)
+    keys = {"split.no": (2, 1), "split.count": (2, 2), "split.tensors.count": (5, 4)}
+    contents[1] = gguf_bytes(keys, {name: TENSORS[name] for name in "bcd"})
+    first, second = write_splits(tmp_path, contents)
+    assert split_error(first) == f"{second}: b stands also in {first}, expected one of them"
+    second.write_bytes(gguf_bytes(keys, {"c": TENSORS["c"]}))
+    assert split_error(first) == f"{first}: split.tensors.count: 4, expected 3, as all splits have"
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_a_count_of_splits_that_cannot_be_is_told(path: Path, count: int):
+    refused(
+        path, gguf_bytes({"split.count": (2, count)}, {}), f"split.count: {count} (uint16), expected an integer up to"
+    )

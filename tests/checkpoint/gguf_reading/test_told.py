@@ -1,0 +1,98 @@
+"""What the command line says of a GGUF file, and which commands take one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import raw_config, raw_mixture
+from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
+
+from lfm2np.checkpoint.config import parse_config
+from lfm2np.cli import main
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40}
+DENSE = parse_config(raw_config(**WIDE), "config.json")
+
+
+def write(path: Path, dtype: str, **changes: Tensor) -> Path:
+    path.write_bytes(gguf_bytes(model_keys(DENSE), quantised_tensors(DENSE, dtype, exponents=(8, 11)) | changes))
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments]) == 0
+    return capsys.readouterr().out
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line on stderr of a command that fails."""
+    assert main([*arguments]) != 0
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_info_tells_types_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write(tmp_path / "x.gguf", "Q4_K")
+    lines = said(capsys, "info", "--model", str(path)).splitlines()
+    assert f"{'tensors':<30}13 Q4_K, 8 F32" in lines and f"{'model':<30}{path}" in lines
+    assert f"{'weights that grids round':<30}none: exact arithmetic holds every bit of every matrix" in lines
+    found: dict[str, Any] = json.loads(said(capsys, "info", "--json", "--model", str(path)))
+    assert found["types"] == {"Q4_K": 13, "F32": 8}
+    assert all(one["rounded_weights"] == 0 == one["largest_rounding"] for one in found["bounds"])
+    assert {one["slices"] for one in found["bounds"]} == {2}
+
+
+def test_info_tells_how_much_the_grids_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """float32 weights, whose second slice ends at 36 bits."""
+    values = np.ones((256, 256), "<f4")
+    values[3, 5:8] = 3 * 2.0**-37, 2.0**-40, 0.0
+    ones = {"blk.0.shortconv.out_proj.weight": Tensor("F32", (256, 256), values.tobytes())}
+    values[3, 9] += 2.0**-23  # more than 11 bits: two slices
+    path = write(tmp_path / "x.gguf", "Q8_0", **ones)
+    short = json.loads(said(capsys, "info", "--json", "--model", str(path)))["bounds"][1]
+    assert (short["slices"], short["rounded_weights"]) == (1, 2)
+    assert short["largest_rounding"] == 3 * 2.0**-38  # of 2, the power of two above 1
+    ones = {"blk.0.shortconv.out_proj.weight": Tensor("F32", (256, 256), values.tobytes())}
+    path = write(tmp_path / "x.gguf", "Q8_0", **ones)
+    fine = json.loads(said(capsys, "info", "--json", "--model", str(path)))["bounds"][1]
+    assert (fine["slices"], fine["rounded_weights"], fine["largest_rounding"]) == (2, 2, 2.0**-38)
+    lines = said(capsys, "info", "--model", str(path)).splitlines()
+    told = "2 of 862,208, by less than 2**-37 of the largest in their row (exact)"
+    assert f"{'weights that grids round':<30}{told}" in lines
+
+
+def test_experts_count_as_the_matrices_that_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = parse_config(raw_mixture(**WIDE, moe_intermediate_size=256), "config.json")
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_bytes(model_keys(config), quantised_tensors(config, "Q6_K")))
+    found = json.loads(said(capsys, "info", "--json", "--model", str(path)))
+    assert found["types"]["Q6_K"] == 1 + 8 + 3 + 2 * 4 * 3  # embedding, operators, a dense layer, two of 4 experts
+
+
+@pytest.mark.rounding
+def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = str(write(tmp_path / "x.gguf", "IQ4_XS"))
+    assert len(said(capsys, "digest", "--model", path).strip()) == 64
+    arguments = ["--model", path, "--prompt-ids", "1,2,3"]
+    assert json.loads(said(capsys, "generate", *arguments, "--max-tokens", "2", "--json"))["model"] == path
+    assert json.loads(said(capsys, "score", *arguments, "--json"))["model"] == path
+    dump = str(tmp_path / "dump.safetensors")
+    said(capsys, "record", "lfm2np:", *arguments, "--max-tokens", "2", "-o", dump)
+    assert "nothing" in said(capsys, "locate", dump, "--model", path).lower()
+
+
+def test_what_a_gguf_cannot_do_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = str(write(tmp_path / "x.gguf", "Q8_0"))
+    assert told(capsys, "bench", "--model", path) == (
+        f"lfm2np: RequestError: --model {path}: bench measures on a checkpoint directory, not on a GGUF file"
+    )
+    assert "TokenizerError" in (line := told(capsys, "generate", "--model", path, "--prompt", "a"))
+    assert line.endswith("needs a tokenizer.json beside it for text; the tables inside a GGUF are not read")
+    missing = str(tmp_path / "y.gguf")
+    assert told(capsys, "info", "--model", missing) == (
+        f"lfm2np: CheckpointError: {missing}: not a directory, expected one with config.json and model.safetensors, "
+        "or a GGUF file"
+    )

@@ -1,0 +1,128 @@
+"""What number a quantised weight is, against fractions: every format, every bit, every edge of its scales."""
+
+from __future__ import annotations
+
+import struct
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from block_values import VALUES
+from blocks_drawn import EDGES, blocks, random_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
+from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
+from lfm2np.errors import CheckpointError
+
+every_format = pytest.mark.parametrize("name", QUANTISED)
+WITH_MINIMA = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
+
+
+def row(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)[None]
+
+
+def fractions(values: np.ndarray) -> list[Fraction]:
+    assert values.dtype == np.float64
+    return [Fraction(one) for one in values.reshape(-1).tolist()]
+
+
+def test_every_format_has_a_second_source():
+    assert VALUES.keys() == QUANTISED.keys()
+
+
+@every_format
+@given(data=st.data())
+def test_a_weight_is_exactly_what_its_format_says(name: str, data: st.DataObject):
+    content = data.draw(blocks(name))
+    assert fractions(values_of(row(content), name)) == VALUES[name](content)
+    assert bad_scale(row(content), name) is None
+
+
+@every_format
+def test_every_bit_of_a_block_has_its_place(name: str):
+    """One bit at a time, under scales that are one: a bit in a wrong place shows, as no other can hide it."""
+    size = QUANTISED[name].size
+    for bit in range(8 * size):
+        content = bytearray(size)
+        content[bit // 8] |= 1 << bit % 8
+        for at in QUANTISED[name].halves:
+            content[at : at + 2] = struct.pack("<e", 1.0)
+        if name == "MXFP4":
+            content[0] = 127
+        assert fractions(values_of(row(bytes(content)), name)) == VALUES[name](bytes(content)), bit
+
+
+@every_format
+def test_edges_of_scales(name: str):
+    """Zero of either sign, subnormal and largest scales, with the least and the largest codes: nothing is rounded."""
+    kind = QUANTISED[name]
+    for byte in (0, 255, 0x7F, 0x80):
+        for first in EDGES:
+            for second in EDGES if len(kind.halves) == 2 else EDGES[:1]:
+                content = bytearray([byte]) * kind.size
+                for at, half in zip(kind.halves, (first, second), strict=False):
+                    struct.pack_into("<H", content, at, half)
+                if name == "MXFP4":
+                    content[0] = first % 253
+                assert fractions(values_of(row(bytes(content)), name)) == VALUES[name](bytes(content))
+
+
+@every_format
+def test_rows_of_several_blocks_follow_each_other(name: str):
+    size, weights = QUANTISED[name].size, QUANTISED[name].weights
+    rows = random_rows(name, (6, 3 * weights), 1)
+    found = values_of(rows.reshape(2, 3, -1), name)
+    assert found.shape == (2, 3, 3 * weights)
+    expected = [VALUES[name](rows[i, size * j : size * (j + 1)].tobytes()) for i in range(6) for j in range(3)]
+    assert fractions(found) == [one for block in expected for one in block]
+
+
+@every_format
+def test_float32_holds_the_weights_of_formats_without_minima_and_only_those(name: str):
+    found = values_of(random_rows(name, (64, 1024), 2), name)
+    assert np.array_equal(found.astype(np.float32), found) == (name not in WITH_MINIMA)
+
+
+@every_format
+def test_a_scale_that_is_no_number_is_refused_by_tensor_block_and_row(name: str):
+    kind = QUANTISED[name]
+    for at, bits, told in [
+        (at, *bad) for at in kind.halves for bad in ((0x7C00, "inf"), (0xFC00, "-inf"), (0x7E01, "nan"))
+    ]:
+        rows = random_rows(name, (5, 2 * kind.weights), 3)
+        rows[3, kind.size + at : kind.size + at + 2] = np.frombuffer(struct.pack("<H", bits), np.uint8)
+        with pytest.raises(
+            CheckpointError, match=f"^x.gguf: w: {name} with the scale {told} in block 1 of row 3, expected "
+        ):
+            require_finite(StoredTensor("w", name, rows, "x.gguf"))
+
+
+@pytest.mark.parametrize(("byte", "told"), [(255, "nan"), (254, r"1.70\d+e\+38"), (253, r"8.5\d+e\+37")])
+def test_a_power_of_two_beyond_float32_is_refused(byte: int, told: str):
+    rows = random_rows("MXFP4", (2, 64), 4)
+    rows[1, 17] = byte
+    with pytest.raises(CheckpointError, match=f"^w: MXFP4 with the scale {told} in block 1 of row 1"):
+        require_finite(StoredTensor("w", "MXFP4", rows))
+    rows[1, 17] = 252
+    require_finite(StoredTensor("w", "MXFP4", rows))
+    assert np.isfinite(values_of(rows, "MXFP4").astype(np.float32)).all()
+
+
+@every_format
+def test_a_bad_block_is_found_wherever_it_stands(name: str):
+    """Also behind what is looked at together."""
+    kind = QUANTISED[name]
+    rows = np.zeros((2**20 // kind.size + 3, kind.size), np.uint8)
+    rows[-1] = 255
+    with pytest.raises(CheckpointError, match=f"block 0 of row {len(rows) - 1}, "):
+        require_finite(StoredTensor("w", name, rows))
+
+
+@every_format
+def test_a_stored_tensor_knows_the_shape_of_its_numbers(name: str):
+    rows = random_rows(name, (6, 512), 5).reshape(3, 2, -1)
+    stored = StoredTensor("w", name, rows)
+    assert stored.shape == (3, 2, 512) == widen(rows, name).shape

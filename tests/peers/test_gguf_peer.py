@@ -1,0 +1,127 @@
+"""GGUF against the package of llama.cpp's authors: sizes, values, its reader, files that its writer makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.gguf.container import open_container
+from lfm2np.checkpoint.gguf.formats import NUMBERS, OTHERS, QUANTISED, values_of
+from lfm2np.checkpoint.gguf.names import place_of
+from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
+
+pytestmark = pytest.mark.peers
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+TRAINED = FIXTURES / "trained"
+WITHOUT_MINIMA = {"Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+QUANTISES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"}  # of ours, what the package can make
+
+
+def kind(name: str) -> object:
+    return gguf.GGMLQuantizationType[name]
+
+
+def test_types_have_the_package_s_numbers_and_sizes():
+    for name, number in NUMBERS.items():
+        assert kind(name) == number
+    for name, one in QUANTISED.items():
+        assert gguf.GGML_QUANT_SIZES[kind(name)] == (one.weights, one.size)
+    theirs = {one.name: one.value for one in gguf.GGMLQuantizationType}
+    assert {name: number for name, number in OTHERS.items() if name in theirs}.items() <= theirs.items()
+    assert theirs.keys() <= NUMBERS.keys() | OTHERS.keys()
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_values_are_the_package_s_before_its_last_rounding(name: str):
+    """Theirs are float32: of formats without minima nothing rounds, of the others only the difference, once."""
+    one, random = QUANTISED[name], np.random.default_rng(1)
+    rows = random.integers(0, 256, (3000, one.size), np.uint8)
+    for at in one.halves:
+        rows[:, at + 1] &= 0xFB  # no infinity, no NaN: the highest bit of the exponent's lower half is 0
+    if name == "MXFP4":
+        rows[:, 0] %= 253
+    ours, theirs = values_of(rows, name), gguf.quants.dequantize(rows, kind(name))
+    assert np.array_equal(ours.astype(np.float32), theirs)
+    assert np.array_equal(ours, theirs) == (name in WITHOUT_MINIMA)
+
+
+def written(path: Path, directory: Path, name: str) -> Path:
+    """A dense checkpoint as its writer writes it, matrices quantised by the package."""
+    config = load_config(directory)
+    tensors = open_checkpoint(directory, config)
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.feed_forward_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv([config.num_key_value_heads * (one != "conv") for one in config.layer_types])
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_ids[0])
+    writer.add_pad_token_id(config.pad_token_id)
+    writer.add_token_list(["a", "b"])
+    writer.add_token_scores([0.5, -1.0])
+    for ours in expected_tensors(config):
+        values = np.asarray(widen(tensors[ours].values, tensors[ours].dtype))
+        own = name if values.ndim == 2 else "F32"
+        values = values[:, 0, :] if values.ndim == 3 else values
+        writer.add_tensor(place_of(ours).name, gguf.quants.quantize(values, kind(own)), raw_dtype=kind(own))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["F32", "BF16"])
+@pytest.mark.parametrize("checkpoint", ["trained", "torture/six_heads_two_kv", "torture/magnitudes"])
+def test_a_file_of_its_writer_is_the_same_model(tmp_path: Path, checkpoint: str, name: str):
+    """These checkpoints are bfloat16, so neither type loses a bit."""
+    directory = FIXTURES / checkpoint
+    path = written(tmp_path / "x.gguf", directory, name)
+    expected, found = lfm2np.load(directory), lfm2np.load(path)
+    assert found.config == expected.config
+    assert found.digest() == expected.digest()
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", *sorted(QUANTISES)])
+def test_its_reader_and_ours_agree(tmp_path: Path, name: str):
+    path = written(tmp_path / "x.gguf", TRAINED, name)
+    found, theirs = open_container(path), gguf.GGUFReader(path)
+    assert [one.name for one in theirs.tensors] == list(found.tensors)
+    for one in theirs.tensors:
+        ours = found.tensors[one.name]
+        assert (one.tensor_type.name, tuple(reversed(one.shape.tolist()))) == (ours.dtype, ours.shape)
+        assert one.data.tobytes() == ours.values.tobytes()
+        assert np.array_equal(
+            widen(ours.values, ours.dtype).astype(np.float32), gguf.quants.dequantize(one.data, one.tensor_type)
+        )
+    values = {key: value.value for key, value in found.keys.items()}
+    assert values == {key: one.contents() for key, one in theirs.fields.items() if not key.startswith("GGUF.")}
+
+
+@pytest.mark.parametrize("name", sorted(QUANTISES))
+def test_a_model_that_it_quantised_is_near_the_one_it_was_made_of(tmp_path: Path, name: str):
+    """By its own quantiser, whose errors are the only ones: 4 bits cost most."""
+    path = written(tmp_path / "x.gguf", TRAINED, name)
+    assert read_tensors(path, read_config(path))["model.embed_tokens.weight"].dtype == name
+    prompt = "copy: tivu zo sa ->"
+    ids = lfm2np.load().prompt_ids(prompt)
+    expected, found = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
+    correlation = np.corrcoef(expected.ravel(), found.ravel())[0, 1]
+    assert correlation > (0.9999 if name == "Q8_0" else 0.95)
