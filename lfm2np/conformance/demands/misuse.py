@@ -301,8 +301,9 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
     if damage == "number":
         return {**line, "plan": {**plan, "step": -1}}, f"plan.step: the replay has {plan['step']}, the trace -1"
     if damage == "rows":
-        said = f"plan.scheduled: the replay has {str(plan['scheduled'])[:200]}, the trace []"
-        return {**line, "plan": {**plan, "scheduled": []}}, said
+        other = [] if plan["scheduled"] else ["x"]  # a step after the last request schedules nothing
+        said = f"plan.scheduled: the replay has {str(plan['scheduled'])[:200]}, the trace {other}"
+        return {**line, "plan": {**plan, "scheduled": other}}, said
     if damage == "moves":
         long = ["x" * 300]
         said = f"plan.moves: the replay has {str(plan['moves'])[:200]}, the trace {str(long)[:200]}"

@@ -14,11 +14,11 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.checkpoint.config import parse_config
 from lfm2np.loading import Model
-from lfm2np.oracle.emulate import emulated
+from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.noise import noise_of, truth_of
 from lfm2np.oracle.vectors.golden import model_facts
-from lfm2np.oracle.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import model_of, source_of
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
