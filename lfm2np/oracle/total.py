@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from lfm2np.oracle.judging.verdict import (
 from lfm2np.oracle.regions import described
 from lfm2np.progress import Progress
 
+MOST_FLIPS = 0.5  # of an engine's new tokens, expected of a format that it is said to err like
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
 
 
@@ -155,6 +157,8 @@ def explaining_format(
 ) -> str | None:
     """Another format under which all errors are as they should be, everywhere, no less; the finest of them.
 
+    One under which a right engine's tokens were mostly others explains whatever is said, and so nothing.
+
     The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
     Where a region is right under the declared format, so must it err under another: several bugs may leave no factor
     without errors, and still no format has them.
@@ -176,6 +180,8 @@ def explaining_format(
         spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
         everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
         likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT
-        if size >= LEAST_SIZE and everywhere and likely:
+        flips = [one.flip_chance for one in found if one.flip_chance is not None]
+        tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
+        if size >= LEAST_SIZE and everywhere and likely and tells:
             return name
     return None

@@ -15,6 +15,7 @@ import lfm2np
 from lfm2np.bench.random_checkpoint import random_checkpoint
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.emulate import emulated
@@ -25,7 +26,7 @@ from lfm2np.oracle.judging.routes import OWN, from_key, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.total import total
+from lfm2np.oracle.total import MOST_FLIPS, total
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 
@@ -67,6 +68,20 @@ def test_a_near_tie_is_a_route_and_nothing_else_told_or_not(near: Model) -> None
     changed = [one for one in positions if one.verdict is Verdict.ROUTE]
     assert [one.row for one in changed] == [row]
     assert changed[0].route is not None and changed[0].route.layer == near.config.sparse_layers[layer]
+
+
+def test_a_format_that_would_flip_most_tokens_explains_nothing(near: Model) -> None:
+    """Under int4 hardly a token of this model would be the oracle's: that it errs like int4 may be said of anything."""
+    with inject("experts-in-the-order-of-their-names"):
+        pair = said(lfm2np.load(near.path))
+    positions, verdict = judged(near, pair)
+    assert verdict is Verdict.BUG
+    ask, answer = pair
+    worst = max(positions, key=lambda one: abs(one.error_ratio or 0.0))
+    assert worst.error is not None and abs(worst.error) > 1.0
+    under = judge(near, "int4", [(ask, fitting(ask, answer, near.config))])
+    chances = [one.flip_chance for one in under if one.flip_chance is not None]
+    assert np.mean(chances) > MOST_FLIPS
 
 
 def test_an_error_that_one_near_tie_explains_is_a_route_in_float32(published: Model, tmp_path: Path) -> None:
