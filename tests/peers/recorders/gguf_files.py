@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 
 from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import widened
 
@@ -22,32 +22,6 @@ FILE_TYPES = {
     "float16": gguf.LlamaFileType.MOSTLY_F16,
     "bfloat16": gguf.LlamaFileType.MOSTLY_BF16,
 }
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.embedding_norm": "token_embd_norm",
-    "lm_head": "output",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.conv": "shortconv.conv",
-    "conv.out_proj": "shortconv.out_proj",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-}
-
-
-def gguf_name(name: str) -> str:
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-    if layer is None:
-        return NAMES[name.removesuffix(".weight")] + ".weight"
-    return f"blk.{layer[1]}.{NAMES[layer[2]]}.weight"
 
 
 def write_gguf(model: Path, path: Path, format: str) -> Path:
@@ -72,7 +46,7 @@ def write_gguf(model: Path, path: Path, format: str) -> Path:
         values = np.asarray(widened(tensors, name))
         values = values[:, 0, :] if values.ndim == 3 else values
         kind = TYPES[format] if values.ndim == 2 and "conv.conv" not in name else TYPES["float32"]
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.add_tensor(place_of(name).name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
