@@ -27,7 +27,7 @@ DTYPES: dict[str, np.dtype[Any]] = {  # of safetensors, beside those of stored.D
     "F8_E8M0": np.dtype("u1"),
 }
 BITS = {f"{width} bits": width for width in range(1, 9)}
-LARGEST = {"int8": 128.0, "float8": 448.0, "float4": 6.0}  # of codes in absolute value; of n bits 2**n
+LARGEST = {"int8": 256.0, "float8": 448.0, "float4": 6.0}  # of a code less its zero; of n bits 2**n
 
 
 def float8_values() -> Float64:

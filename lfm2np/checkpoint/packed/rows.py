@@ -47,7 +47,7 @@ class PackedRows:
     codes: Array
     scales: Array
     dtype: str
-    zeros: NDArray[np.uint8] | int = 0
+    zeros: NDArray[np.integer] | int = 0
     biases: Array | None = None
     group_of: NDArray[np.int64] | None = None
 

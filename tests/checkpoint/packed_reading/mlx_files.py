@@ -64,7 +64,7 @@ def quantised_matrix(
     codes = random.integers(0, 2**bits, shape)
     if mode == "mxfp8":
         codes[codes & 127 > 118] ^= 64  # no NaN, and nothing large
-    words = packed(codes.tolist(), bits)
+    words = packed(codes, bits)
     made: dict[str, Stored] = {name: ("U32", words.shape, words.tobytes())}
     kinds = ("scales", "biases") if mode == "affine" else ("scales",)
     for kind in kinds:

@@ -40,13 +40,12 @@ def number(bits: int, dtype: str) -> Fraction:
     return Fraction(struct.unpack("<f", struct.pack("<I", bits << 16 if dtype == "BF16" else bits))[0])
 
 
-def packed(rows: Rows, width: int) -> np.ndarray:
+def packed(rows: Rows | np.ndarray, width: int) -> np.ndarray:
     """[rows, words] uint32: each row's codes one behind the other from the lowest bit of its first word on."""
-    made = []
-    for row in rows:
-        whole = sum(code << width * place for place, code in enumerate(row))
-        made.append([whole >> 32 * word & 0xFFFFFFFF for word in range(-(-width * len(row) // 32))])
-    return np.array(made, "<u4")
+    codes = np.asarray(rows)
+    bits = (codes[:, :, None] >> np.arange(width) & 1).reshape(len(codes), -1)
+    filled = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 32)))
+    return np.packbits(filled.astype(np.uint8), axis=1, bitorder="little").view("<u4")
 
 
 def grouped(of_groups: Sequence[Fraction], columns: int) -> list[Fraction]:
