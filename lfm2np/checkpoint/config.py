@@ -21,6 +21,7 @@ from lfm2np.checkpoint.config_values import (
     same,
 )
 from lfm2np.checkpoint.mixture import MixtureConfig, parse_mixture
+from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
 from lfm2np.values import show
@@ -124,9 +125,12 @@ class ModelConfig:
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """ModelConfig of a checkpoint's directory; the eos ids are config.json's, then generation_config.json's."""
+    """ModelConfig of a checkpoint's directory; the eos ids are config.json's, then generation_config.json's.
+
+    What config.json says of quantised tensors is read by packed/: it is no property of the model.
+    """
     path = directory / "config.json"
-    config = parse_config(read_object(path, ConfigError), str(path))
+    config = parse_config(without_settings(read_object(path, ConfigError), str(path)), str(path))
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config

@@ -148,7 +148,8 @@ def fused_layout(config: ModelConfig, mixture: MixtureConfig) -> dict[str, tuple
 def experts_of(fused: StoredTensor, prefix: str, what: str) -> dict[str, StoredTensor]:
     """w1 and w3, or w2, of each expert; their source names what the file holds."""
     found = []
-    for expert, values in enumerate(fused.values):
+    for expert in range(len(fused.values)):
+        values = fused.values[expert]
         half = len(values) // 2
         parts = {"w1": values[:half], "w3": values[half:]} if what == FUSED[0] else {"w2": values}
         source = f"{fused.source}: {fused.name}[{expert}]"

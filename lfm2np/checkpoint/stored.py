@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
+from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
 from lfm2np.numerics.matrix import Weights
 from lfm2np.values import show
@@ -24,16 +25,28 @@ Array = npt.NDArray[np.generic]
 class StoredTensor:
     """A tensor as the file holds it.
 
-    dtype   "BF16", "F16", "F32", or a format of gguf.formats.QUANTISED
+    dtype   "BF16", "F16", "F32", a format of gguf.formats.QUANTISED, or the name of PackedRows, for people
     values  read-only view of the memory map: uint16 (the bits of BF16), float16 or float32, all in the file's byte
-            order, little-endian, whatever the machine's own is; of a quantised tensor uint8, the blocks of each row
+            order, little-endian, whatever the machine's own is; of a quantised tensor of GGUF uint8, the blocks of each
+            row; of a quantised matrix of safetensors PackedRows, which are indexed as arrays are
     source  the file, for messages
     """
 
     name: str
     dtype: str
-    values: Array
+    values: Array | PackedRows
     source: str = ""
+
+    @property
+    def array(self) -> Array:
+        """`values` of a tensor that is one array."""
+        assert not isinstance(self.values, PackedRows), self.name
+        return self.values
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether it widens to float64."""
+        return isinstance(self.values, PackedRows) or self.dtype in QUANTISED
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,11 +55,13 @@ class StoredTensor:
         return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
 
 
-def widen(values: Array, dtype: str) -> Weights:
+def widen(values: Array | PackedRows, dtype: str) -> Weights:
     """A fresh array with exactly the stored values: float32, or float64 of rows of a quantised tensor.
 
-    bfloat16 is the upper half of a float32.
+    bfloat16 is the upper half of a float32. The one place where it is decided how rows are widened.
     """
+    if isinstance(values, PackedRows):
+        return values.widened()
     if dtype in QUANTISED:
         return values_of(values.view(np.uint8), dtype)
     if dtype not in DTYPES:
@@ -59,8 +74,14 @@ def widen(values: Array, dtype: str) -> Weights:
 def require_finite(tensor: StoredTensor) -> None:
     """Raises CheckpointError naming the tensor and the first index, or block, that holds NaN or an infinity."""
     where = f"{tensor.source}: " if tensor.source else ""
+    if isinstance(tensor.values, PackedRows):
+        if told := bad_group(tensor.values):
+            raise CheckpointError(
+                f"{where}{tensor.name}: {tensor.dtype} with {told}, expected finite numbers that float32 holds"
+            )
+        return
     if tensor.dtype in QUANTISED:
-        _require_finite_scales(tensor, where)
+        _require_finite_scales(tensor.values, tensor, where)
         return
     flat = tensor.values.reshape(-1)
     for start in range(0, flat.size, CHUNK):
@@ -72,9 +93,9 @@ def require_finite(tensor: StoredTensor) -> None:
             raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
 
 
-def _require_finite_scales(tensor: StoredTensor, where: str) -> None:
+def _require_finite_scales(values: Array, tensor: StoredTensor, where: str) -> None:
     size = QUANTISED[tensor.dtype].size
-    rows = tensor.values.reshape(-1, tensor.values.shape[-1]).view(np.uint8)
+    rows = values.reshape(-1, values.shape[-1]).view(np.uint8)
     step = max(1, CHUNK // rows.shape[1])
     for start in range(0, len(rows), step):
         found = bad_scale(rows[start : start + step], tensor.dtype)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.layout import EMBEDDING, HEAD, layout_of, reason, require_shape, taken_apart
+from lfm2np.checkpoint.packed import codes
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.settings import settings_in
+from lfm2np.checkpoint.packed.unpacking import unpacked
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
@@ -26,8 +31,12 @@ from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ALL_DTYPES = DTYPES | codes.DTYPES
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
+
+
+Dtypes = Mapping[str, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -47,22 +56,23 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     must not shrink while the views live: that is a bus error in any memory map.
     """
     try:
-        tensors, source = _open_all(directory)
-        return _select(taken_apart(tensors, config), config, source)
+        settings = settings_in(directory)
+        tensors, source = open_tensors(directory, DTYPES if settings is None else ALL_DTYPES)
+        return _select(taken_apart(unpacked(tensors, config, settings, source), config), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
 
 
-def _open_all(directory: Path) -> tuple[dict[str, StoredTensor], str]:
+def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str, StoredTensor], str]:
     """Every tensor of the checkpoint, whatever the config says, and the file that lists them."""
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"
         raise CheckpointError(f"{directory}: {found}, expected a directory with {SINGLE}")
     single, index = directory / SINGLE, directory / INDEX
     if is_present(single, CheckpointError):  # a dangling link must not fall through to the index
-        return _map_file(single), str(single)
+        return _map_file(single, dtypes), str(single)
     if is_present(index, CheckpointError):
-        return _open_shards(index), str(index)
+        return _open_shards(index, dtypes), str(index)
     pickles = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickles:
         raise CheckpointError(
@@ -71,14 +81,14 @@ def _open_all(directory: Path) -> tuple[dict[str, StoredTensor], str]:
     raise CheckpointError(f"{directory}: no weights, expected {SINGLE} or {INDEX}")
 
 
-def _open_shards(index: Path) -> dict[str, StoredTensor]:
+def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
     weight_map = _read_weight_map(index)
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
         if not path.is_file():
             raise CheckpointError(f"{index}: names the shard {show(shard)}, which does not exist")
-        for name, tensor in _map_file(path).items():
+        for name, tensor in _map_file(path, dtypes).items():
             if name in tensors:
                 raise CheckpointError(
                     f"{path}: {plain(name)} stands also in {tensors[name].source}, expected one of them"
@@ -108,19 +118,19 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _map_file(path: Path) -> dict[str, StoredTensor]:
+def _map_file(path: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
     """Every tensor of one file as a view of one memory map; each entry's range was checked by `_read_header`."""
-    entries = _read_header(path)
+    entries = _read_header(path, dtypes)
     buffer = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
     return {
         name: StoredTensor(
-            name, entry.dtype, buffer[entry.begin : entry.end].view(DTYPES[entry.dtype]).reshape(entry.shape), str(path)
+            name, entry.dtype, buffer[entry.begin : entry.end].view(dtypes[entry.dtype]).reshape(entry.shape), str(path)
         )
         for name, entry in entries.items()
     }
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
+def _read_header(path: Path, dtypes: Dtypes) -> dict[str, _Entry]:
     """The header, validated by the library (overlaps, gaps, overflow) and by us (length, dtypes, duplicates)."""
     if not path.is_file():
         raise CheckpointError(f"{path}: not a regular file")
@@ -144,19 +154,19 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     header.pop("__metadata__", None)
     if names != header.keys():
         raise CheckpointError(f"{path}: header changed while it was read")
-    return {name: _entry(path, name, fields, 8 + length, size) for name, fields in header.items()}
+    return {name: _entry(path, name, fields, 8 + length, size, dtypes) for name, fields in header.items()}
 
 
-def _entry(path: Path, name: str, fields: object, origin: int, size: int) -> _Entry:
+def _entry(path: Path, name: str, fields: object, origin: int, size: int, dtypes: Dtypes) -> _Entry:
     """One header entry; its range is checked again although the library has, being what we index with."""
     if not isinstance(fields, dict):  # the library would also take ["F32", [2], [0, 8]]
         raise CheckpointError(f"{path}: {plain(name)}: {show(fields)}, expected dtype, shape and data_offsets")
     dtype, shape, (begin, end) = str(fields["dtype"]), tuple(fields["shape"]), fields["data_offsets"]
     if len(shape) > MAX_DIMENSIONS:
         raise CheckpointError(f"{path}: {plain(name)}: {len(shape)} dimensions, expected at most {MAX_DIMENSIONS}")
-    if dtype not in DTYPES:
-        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(DTYPES)}")
-    itemsize: int = DTYPES[dtype].itemsize
+    if dtype not in dtypes:
+        raise CheckpointError(f"{path}: {plain(name)}: dtype {dtype}, expected one of {', '.join(dtypes)}")
+    itemsize: int = dtypes[dtype].itemsize
     if end - begin != math.prod(shape) * itemsize or not 0 <= begin <= end <= size - origin:
         raise CheckpointError(f"{path}: {plain(name)}: bytes {begin} to {end} do not hold {dtype} of shape {shape}")
     return _Entry(dtype, shape, origin + begin, origin + end)
@@ -205,6 +215,9 @@ def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
 
 
 def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
+    if isinstance(tensor.values, PackedRows):
+        yield from tensor.values.bytes()
+        return
     flat = tensor.values.reshape(-1)
     for start in range(0, flat.size, CHUNK):
         yield flat[start : start + CHUNK].view(np.uint8)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.gguf.formats import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
@@ -141,7 +140,7 @@ class StoredRows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float64 if any(one.dtype in QUANTISED for one in self.tensors) else np.float32)
+        return np.dtype(np.float64 if any(one.is_quantised for one in self.tensors) else np.float32)
 
     def __getitem__(self, rows: slice) -> Weights:
         parts, first = [], 0

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared import work
+from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
-from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.formats import KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of
@@ -49,7 +49,8 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check package.module:factory --model DIR
   lfm2np check transformers: --format float16 --html report.html
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
-  lfm2np check answers.jsonl --model DIR"""
+  lfm2np check answers.jsonl --model DIR
+  lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
 PADDED = "padded:"
 
 
@@ -60,12 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
     )
-    parser.add_argument(
-        "--format",
-        choices=list(FORMATS),
-        default="float32",
-        help="what the engine computes in, which says how far off it may be (float32)",
-    )
+    formats.add_options(parser)
     parser.add_argument("--at-once", metavar="N", type=int, default=8, help="most requests in flight together (8)")
     parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
@@ -126,8 +122,9 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
             found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown)
         del target  # its process has ended, or its weights are let go, before scoring takes memory of its own
-        known = Known(place=place)
-        return judged(model, found.abilities, arguments.format, found.pairs, found.not_put, shown, known), place
+        taken, known = formats.format_of(arguments, found.abilities.engine), Known(place=place)
+        result = judged(model, found.abilities, taken.name, found.pairs, found.not_put, shown, known)
+        return replace(result, why_format=taken.why), place
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:
@@ -150,7 +147,9 @@ def located(result: Checked, target: str, record: Record, model: str | None) -> 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
     """What was recorded earlier, all of it."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
-    return judged(model, abilities, arguments.format, pairs, progress=shown, known=Known(place=place))
+    taken = formats.format_of(arguments, abilities.engine)
+    result = judged(model, abilities, taken.name, pairs, progress=shown, known=Known(place=place))
+    return replace(result, why_format=taken.why)
 
 
 def known_cases(names: str) -> list[str]:
@@ -174,7 +173,8 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
         padded = rest.startswith(PADDED)
         directory = rest.removeprefix(PADDED)
         path = checkpoint_path(directory) if directory else model.path
-        return TransformersTarget(path, arguments.format, padded)
+        computed_in = formats.format_of(arguments, "transformers").name.partition(KV)[0]
+        return TransformersTarget(path, computed_in, padded)
     if re.fullmatch(r"[\w.]+:[\w.]+", text):
         return PythonTarget(text, model.path, None, arguments.at_once)
     raise RequestError(

@@ -16,13 +16,12 @@ from tqdm import tqdm
 
 from lfm2np.cli.check import target_of
 from lfm2np.cli.conformance import require_hypothesis
-from lfm2np.cli.shared import work
+from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.judging.emulate import FORMATS
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.work.place import Place
 
@@ -53,12 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "target", metavar="TARGET", help="http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND"
     )
-    add(
-        "--format",
-        choices=list(FORMATS),
-        default="float32",
-        help="what the engine computes in, which says how far off it may be (float32)",
-    )
+    formats.add_options(parser)
     add("--minutes", metavar="N", type=float, help="draw for so long")
     add("--examples", metavar="N", type=int, help=f"draw so many traces ({EXAMPLES}, without --minutes)")
     add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
@@ -190,7 +184,8 @@ def found(
     if not takes.abilities.tells_token_ids:
         raise InconclusiveError("the engine does not tell the ids of its tokens: nothing can be judged")
     command = shlex.join(["lfm2np", *sys.argv[1:]])
-    context = Context(arguments.target, takes.abilities.engine, arguments.format, model.path.name, command)
+    taken = formats.format_of(arguments, takes.abilities.engine)
+    context = Context(arguments.target, takes.abilities.engine, taken.name, model.path.name, command)
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -203,7 +198,7 @@ def found(
         campaign = Campaign(
             model,
             player,
-            arguments.format,
+            taken.name,
             around_of(arguments, model, takes),
             place,
             restart,
@@ -217,7 +212,8 @@ def found(
             findings.append(as_row(failure, folder))
             tqdm.write(f"lfm2np: found: {terminal_text(failure.finding.what)} -> {folder}", file=sys.stderr)
     counts = campaign.counts
-    told = {"traces": counts.traces, "replays": counts.replays, "requests": counts.requests, "tokens": counts.tokens}
+    told: dict[str, Any] = {"format": taken.name, "why_format": taken.why}
+    told |= {"traces": counts.traces, "replays": counts.replays, "requests": counts.requests, "tokens": counts.tokens}
     return findings, {"engine": takes.abilities.engine, **told, "seconds": round(counts.seconds, 1)}
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 PROFILES = ("quick", "ci", "deep")
-NUMBER_FORMATS = ("float32", "float16", "bfloat16", "int8", "int4")  # emulate.FORMATS, which would load NumPy here
+# The names of judging.formats.FORMATS, which would load NumPy here.
+NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
 
 SIZES = {  # option -> its name in protocol.TOLD, and what it is

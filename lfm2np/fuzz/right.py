@@ -8,7 +8,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.fuzz.trace import Sent
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
-from lfm2np.oracle.judging.emulate import format_named
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.position import most_shift, resolution
 from lfm2np.oracle.judging.scored import Known, truths_of

@@ -44,6 +44,7 @@ class Checked:
     positions: tuple[Position, ...]
     total: Total
     cause: Cause | None = None  # where it goes wrong, if that was looked for
+    why_format: str = ""  # where it was not declared
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.findings import findings
-from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.formats import others
+from lfm2np.oracle.judging.inputs import is_quantised
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
@@ -166,9 +168,8 @@ def explaining_format(
     regions = described(positions)
     worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
-    for name in FORMATS:
-        if name == declared:
-            continue
+    tensors = read_tensors(model.path, model.config)
+    for name in others(declared, is_quantised(tensors), is_told=False):
         try:
             found = judge(model, name, first, progress, known)
             if any(one.verdict in WRONG for one in found):

@@ -198,7 +198,7 @@ NATIVE = {  # why that is right
         "np.frombuffer(answer.logits[position], row.dtype)",
     },
     "the order of a table of dtypes, or of the array itself": {
-        "buffer[entry.begin:entry.end].view(DTYPES[entry.dtype])",
+        "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
         "content.view(DTYPES[one.dtype])",
         "np.frombuffer(content, WHOLE[dtype])",
         "np.frombuffer(content, (STORED | WHOLE)[dtype])",
@@ -222,7 +222,8 @@ NATIVE = {  # why that is right
         "np.memmap(path, dtype=np.uint8, mode='r').view(np.ndarray)",
         "flat[start:start + CHUNK].view(np.uint8)",
         "values.view(np.uint8)",
-        "tensor.values.reshape(-1, tensor.values.shape[-1]).view(np.uint8)",
+        "values.reshape(-1, values.shape[-1]).view(np.uint8)",
+        "np.ascontiguousarray(words).view(np.uint8)",
         "blocks[:, 2:].view(np.int8)",
         "blocks[:, 192:208].view(np.int8)",
     },

@@ -18,7 +18,7 @@ from lfm2np.conformance.trials.models import loaded
 from lfm2np.conformance.trials.rounding import Rounding, require_explained, require_scores
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
-from lfm2np.oracle.judging.emulate import FORMATS
+from lfm2np.oracle.judging.formats import FORMATS
 
 pytestmark = pytest.mark.rounding
 

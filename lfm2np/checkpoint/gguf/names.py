@@ -16,7 +16,7 @@ from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.gguf.formats import QUANTISED
 from lfm2np.checkpoint.gguf.settings import KEYS
 from lfm2np.checkpoint.layout import Dim, layout_of, require_shape
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.values import plain
 
@@ -77,15 +77,16 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
     found = {}
     for name, dims in layout.items():
         stored = container.tensors[places[name].name]
+        values: Array
         if len(dims) == 3:  # taps [D, 1, L], which llama.cpp holds as [D, L]
             _require_shape(stored, (dims[0], dims[2]), container)
-            values = stored.values.reshape(-1, 1, stored.values.shape[-1])
+            values = stored.array.reshape(-1, 1, stored.array.shape[-1])
         elif places[name].expert is not None and config.mixture:
             _require_shape(stored, ((config.mixture.num_experts, "num_experts"), *dims), container)
-            values = stored.values[places[name].expert]
+            values = stored.array[places[name].expert]
         else:
             _require_shape(stored, dims, container)
-            values = stored.values
+            values = stored.array
         if len(dims) != 2 and stored.dtype in QUANTISED:
             raise CheckpointError(
                 f"{stored.source}: {stored.name}: {stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix"

@@ -1,7 +1,7 @@
 """Engines that round: an answer need not be the exact one, but must lie within what the number format explains.
 
 A factory says how its engine computes with an attribute `number_format`, a name of `FORMATS` in
-oracle/judging/emulate.py. Where the suite would demand equal answers, of two runs or of a run and the reference, each
+oracle/judging/formats.py. Where the suite would demand equal answers, of two runs or of a run and the reference, each
 answer is then judged by itself, as lfm2np/oracle/ does: its own tokens are scored in exact arithmetic, under the noise
 of that format. Tokens that are drawn, or chosen from logits that were changed, can't be judged so: those examples are
 greedy.
@@ -18,7 +18,7 @@ from lfm2np.conformance.protocol import Completion, Factory
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
 from lfm2np.oracle.check import fitting_tokens
-from lfm2np.oracle.judging.emulate import format_named
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words

@@ -13,65 +13,35 @@ logits                    in the format, or in float32
 router                    scores and weights in the format, or in float32; its own weights are not quantised
 sum over experts          rounded after each, or once
 frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
-quantised weights         which of the two nearest steps a weight goes to: at random, as its scheme is not known
+quantised weights         which of the two nearest steps a weight goes to: at random, where its scheme is not known
+keys and values           in float16 or bfloat16 added in a wide sum; in float16 one after another, too (llama.cpp)
+
+What the inputs of a product are rounded to is not drawn here: see inputs.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.errors import RequestError
 from lfm2np.numerics.attention import Parts
-from lfm2np.numerics.ieee import Ieee, round_to_bfloat16, unchanged
+from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.routing import LEAST_SUM
+from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
+from lfm2np.oracle.judging.inputs import Inputs
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 ROTARY_UNITS = 20  # of float32: a frequency as exp2 of a product with log2(theta), which is 20 for LFM2 (mlx does so)
 MOST_FREQUENCIES = 512
-
-
-@dataclass(frozen=True)
-class Format:
-    """How an engine stores and computes."""
-
-    name: str
-    keep: Callable[[Array], Array]  # rounds activations
-    bits: int  # of the significand, the hidden one included
-    levels: int = 0  # weights are whole steps of their group's largest / levels; 0: not quantised
-    group: int = 32  # inputs that share a step
-
-
-def round_to_float16(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float32)
-
-
-FORMATS = {
-    one.name: one
-    for one in (
-        Format("float32", unchanged, 24),
-        Format("float16", round_to_float16, 11),
-        Format("bfloat16", round_to_bfloat16, 8),
-        Format("int8", round_to_float16, 11, levels=127),
-        Format("int4", round_to_float16, 11, levels=7),
-    )
-}
-
-
-def format_named(name: str) -> Format:
-    """RequestError for another name than those of FORMATS."""
-    if name not in FORMATS:
-        raise RequestError(f"format {name!r}: expected one of {', '.join(FORMATS)}")
-    return FORMATS[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +51,7 @@ class Shuffled(Matrix):
     order: NDArray[np.int64] | None = None
     cuts: tuple[int, ...] = ()
     wide: bool = False  # its products are not rounded
+    parts: tuple[tuple[slice, Rounding], ...] = ()  # its rows, and what their inputs are rounded to
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +65,8 @@ class Emulated(Ieee):
     wide_residual: bool
     wide_logits: bool
     frequency_errors: NDArray[np.float64]  # [MOST_FREQUENCIES] relative, of the rotary angles
+    inputs: Inputs
+    kept: Kept | None  # None: as all activations
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         order = self.random.permutation(weight.shape[1])
@@ -102,21 +75,30 @@ class Emulated(Ieee):
         is_quantised = self.format.levels and name != "gate"
         values = quantised(weight, self.format, self.random) if is_quantised else self.prepared_rows(weight)
         wide = (self.wide_logits and name in ("embed_tokens", "lm_head")) or (self.fused and name == "gate")
-        return Shuffled(np.ascontiguousarray(values[:, order]), None, order, tuple(map(int, cuts)), wide)
+        values = np.ascontiguousarray(values[:, order])
+        return Shuffled(values, None, order, tuple(map(int, cuts)), wide, parts_of(self.inputs, what, len(values)))
 
     def embed(self, rows: Weights) -> Array:
         return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
-        x = self.keep(x)[:, matrix.order]
-        total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(matrix.values)))
-        edges = (0, *matrix.cuts, x.shape[1])
-        for start, stop in pairwise(edges):
-            product = x[:, start:stop] @ matrix.values[:, start:stop].T
-            total = product if total is None else total + product
-        assert total is not None
+        x = self.keep(x)
+        made = []
+        for rows, rounded in matrix.parts:
+            own = None if bias is None else bias[rows]
+            made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], matrix.cuts, own))
+        total = made[0] if len(made) == 1 else np.concatenate(made, axis=1)
         return total if matrix.wide else self.keep(total)
+
+    def product(self, x: Array, values: Array, cuts: Sequence[int], bias: Float32 | None) -> Array:
+        """In pieces that are added one after another."""
+        total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(values)))
+        for start, stop in pairwise((0, *cuts, x.shape[1])):
+            piece = x[:, start:stop] @ values[:, start:stop].T
+            total = piece if total is None else total + piece
+        assert total is not None
+        return total
 
     def add(self, x: Array, y: Array) -> Array:
         return x + y if self.wide_residual else self.keep(x + y)
@@ -175,6 +157,11 @@ class Emulated(Ieee):
         """Scores and shares in the format or not; positions added in a drawn order."""
         keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
+        shares, in_turn = self.keep, False
+        if self.kept is not None:
+            keys, values = self.in_cache(keys), self.in_cache(values)
+            queries, shares = self.kept.queries(queries), self.kept.shares
+            in_turn = self.flash and self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
         order = self.random.permutation(context)
@@ -186,11 +173,55 @@ class Emulated(Ieee):
         scores = np.where(hidden, np.float32(-np.inf), scores)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)
-        if self.flash:  # weights in the format, divided by their sum at the end
-            mixed = (self.keep(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
+        if in_turn:
+            mixed = added_in_float16(weights[..., np.argsort(order)], values) / total
+        elif self.flash:  # weights in the format, divided by their sum at the end
+            mixed = (shares(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
         else:
-            mixed = self.keep(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
+            mixed = shares(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
         return self.keep(mixed.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim))
+
+    def in_cache(self, heads: Array) -> Array:
+        """Keys or values [C, G, E] as the cache holds them; blocks are of all that a position has."""
+        assert self.kept is not None
+        return self.kept.keep(heads.reshape(len(heads), -1)).reshape(heads.shape)
+
+
+def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Rounding], ...]:
+    """The rows of a Matrix by what their inputs are rounded to; tensors that share it are one part."""
+    parts: list[tuple[slice, Rounding]] = []
+    for name in what.split(" + ") if inputs else ():
+        own = inputs[name]
+        if parts and parts[-1][1] is own.rounded:
+            parts[-1] = (slice(parts[-1][0].start, parts[-1][0].stop + own.rows), own.rounded)
+        else:
+            first = parts[-1][0].stop if parts else 0
+            parts.append((slice(first, first + own.rows), own.rounded))
+    return tuple(parts) or ((slice(0, rows), unchanged),)
+
+
+def added_in_float16(weights: Array, values: Array) -> Array:
+    """Weights [G, H/G, t, C] times values [C, G, E], position after position, each sum a float16: [G, H/G, t, E].
+
+    Source: ggml_compute_forward_flash_attn_ext_f16_one_chunk, which starts from the largest weight so far and scales
+    the sum when a larger one comes; here all are relative to the largest.
+    """
+    total = np.zeros((*weights.shape[:3], values.shape[-1]), np.float32)
+    for position, value in enumerate(values):  # [G, E]
+        first = max(0, weights.shape[2] - weights.shape[3] + position)  # queries before it don't see it
+        seen = total[:, :, first:]
+        seen += weights[:, :, first:, position, None] * value[:, None, None]
+        seen[...] = to_eleven_bits(seen)
+    return total
+
+
+def to_eleven_bits(x: Array) -> Array:
+    """The nearest float32 of 11 significant bits: as float16 of what is neither tiny nor huge, in three operations.
+
+    Source: Veltkamp's splitting.
+    """
+    high = x * np.float32(2**13 + 1)
+    return np.asarray(high - (high - x))
 
 
 def unwrapped(cos: NDArray[np.float64], sin: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -213,8 +244,11 @@ def quantised(weight: Weights, form: Format, random: np.random.Generator) -> Flo
     return np.ascontiguousarray((whole * step).reshape(rows, -1)[:, :inputs], np.float32)
 
 
-def emulated(name: str, seed: int, draw: int) -> Emulated:
-    """Draw number `draw` of the engines of a format; the same for the same arguments."""
+def emulated(name: str, seed: int, draw: int, inputs: Inputs = MappingProxyType({})) -> Emulated:
+    """Draw number `draw` of the engines of a format; the same for the same arguments.
+
+    inputs  what those of each product are rounded to: see inputs.py
+    """
     form = format_named(name)
     random = np.random.Generator(np.random.Philox(key=[seed, draw]))
     # Not at random: among any eight in a row each choice is made both ways, in all combinations of three.
@@ -232,4 +266,6 @@ def emulated(name: str, seed: int, draw: int) -> Emulated:
         wide_residual=wide_residual,
         wide_logits=fused ^ flash ^ wide_residual,
         frequency_errors=errors,
+        inputs=inputs,
+        kept=KEPT[form.kv] if form.kv else None,
     )

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.answer import is_wrong, judged
-from lfm2np.oracle.judging.emulate import format_named
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import DRAWS, loosened
 from lfm2np.oracle.judging.rerouted import rerouted
 from lfm2np.oracle.judging.scored import Known, Pair, add_noises, scored_as, spoken, truths_of
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.progress import Progress
 
-FLOAT32_BITS = 24
 MOST_REROUTED = 16  # answers for which near ties are tried
 
 
@@ -34,7 +33,7 @@ def judge(
     every = list(dict.fromkeys(truths.values()))
     add_noises(model, format_name, every, known, draws, progress)
     form, layers = format_named(format_name), model.config.sparse_layers
-    untold = [one for one in every if layers and not one.spoken.routes and form.bits < FLOAT32_BITS]
+    untold = [one for one in every if layers and not one.spoken.routes and not form.is_fine]
     add_noises(model, format_name, untold, known, draws, progress, own_routes=True)
     loose = dict(zip(untold, loosened([known.loose[format_name, one.spoken] for one in untold]), strict=True))
     positions, left = [], MOST_REROUTED

@@ -34,6 +34,8 @@ from lfm2np.numerics import Numerics, elementary
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.judging.emulate import emulated
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.inputs import inputs_of
 from lfm2np.oracle.judging.routes import OWN, from_key, routed
 from lfm2np.oracle.judging.verdict import tie_chance
 from lfm2np.progress import Progress
@@ -289,8 +291,10 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     """Of each engine that could be what it errs by at each truth: see errors_under."""
     found = []
     for item in items:
-        numerics = emulated(item["format"], item["seed"], item["draw"])
-        weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
+        tensors, draw = read_tensors(model.path, model.config), item["draw"]
+        inputs = inputs_of(format_named(item["format"]), tensors, draw)
+        numerics = emulated(item["format"], item["seed"], draw, inputs)
+        weights = prepare_weights(tensors, model.config, numerics)
         truths = item["truths"]
         own: list[dict[str, Array]] = []
         sizes = [len(truth[0]) - 1 for truth in truths]

@@ -12,7 +12,7 @@ import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.answer import is_wrong, judged
-from lfm2np.oracle.judging.emulate import format_named
+from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.noise import Spoken, Truth, noise_of, spoken_truths
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
 from lfm2np.oracle.judging.scored import Known, Pair, Scored, scored_as

@@ -30,7 +30,8 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.judging.emulate import ROTARY_UNITS, round_to_float16
+from lfm2np.oracle.judging.eight_bits import round_to_float16
+from lfm2np.oracle.judging.emulate import ROTARY_UNITS
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]

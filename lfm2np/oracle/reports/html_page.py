@@ -29,7 +29,7 @@ from lfm2np.oracle.reports.parts import (
     suspects,
     wrong_of,
 )
-from lfm2np.oracle.reports.report import reasons_of
+from lfm2np.oracle.reports.report import format_in_words, reasons_of
 
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters
@@ -84,10 +84,11 @@ def verdict_cell(verdict: Verdict) -> str:
 
 def head(checked: Checked) -> str:
     total = checked.total
+    declared = "Format, not declared" if checked.why_format else "Declared format"
     return (
         f"<h1>lfm2np check: {verdict_cell(total.verdict)}</h1>\n"
         f'<div class="verdict {total.verdict.lower()}">\n'
-        f"<p>Engine: {foreign(checked.abilities.engine)}<br>Declared format: {foreign(checked.format)}</p>\n"
+        f"<p>Engine: {foreign(checked.abilities.engine)}<br>{declared}: {foreign(format_in_words(checked))}</p>\n"
         f"<p>{MEANS[total.verdict]}</p>\n{bullets([foreign(reason) for reason in reasons_of(checked)])}</div>\n"
     )
 

@@ -61,6 +61,10 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in blocks if lines)
 
 
+def format_in_words(checked: Checked) -> str:
+    return f"{checked.format} ({checked.why_format})" if checked.why_format else checked.format
+
+
 def head_lines(checked: Checked) -> list[str]:
     total = checked.total
     told = sum(one.error_ratio is not None for one in checked.positions)
@@ -71,7 +75,7 @@ def head_lines(checked: Checked) -> list[str]:
         f"verdict    {total.verdict}",
         *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(reasons_of(checked))),
         f"engine     {visible(checked.abilities.engine)}",
-        f"format     {visible(checked.format)}",
+        f"format     {visible(format_in_words(checked))}",
         f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
@@ -203,6 +207,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "suspects": suspects(checked),
         "regions": regions_json(checked),
         "format": checked.format,
+        "why_format": checked.why_format,
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
         "rms": total.rms,

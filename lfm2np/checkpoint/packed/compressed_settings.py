@@ -1,0 +1,230 @@
+"""`quantization_config` of method compressed-tensors, as llm-compressor writes it and vLLM reads it.
+
+Groups of modules with a scheme each: how their weights are stored, and how their inputs are to be rounded. Source: the
+package compressed-tensors, quantization/quant_config.py, quant_scheme.py, quant_args.py, utils/match.py; vLLM,
+compressed_tensors/utils.py (a module's name is matched before its class).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lfm2np.checkpoint.config_values import require_bool, same
+from lfm2np.errors import ConfigError
+from lfm2np.values import plain, show
+
+METHOD = "compressed-tensors"
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+MIXED = "mixed-precision"  # then each group has a format of its own
+STRATEGIES = ("tensor", "channel", "group", "block")  # of weights
+INPUT_STRATEGIES = ("tensor", "token", "group")
+ORDERS = {"weight": False, "static": False, "group": True, "dynamic": True}  # whether columns have a weight_g_idx
+NOTHING: tuple[object, ...] = (None, {}, [])
+ONLY: dict[str, tuple[object, ...]] = {  # keys that would change the computation, and the values that don't
+    "kv_cache_scheme": NOTHING,
+    "sparsity_config": (*NOTHING, {"format": "dense"}),
+    "transform_config": NOTHING,
+    "moe_sparsity_config": NOTHING,
+    "quantization_status": ("compressed",),
+}
+IGNORED = ("quant_method", "global_compression_ratio", "version", "run_compressed")
+OF_SCHEME = ("targets", "weights", "input_activations", "output_activations", "format")
+OF_ARGS = ("num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder")
+ARGS_IGNORED = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")  # of what made the numbers
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`group_size` of strategy group, `block` of strategy block; `key` for messages."""
+
+    bits: int
+    is_float: bool
+    symmetric: bool
+    strategy: str
+    group_size: int
+    block: tuple[int, int]
+    has_order: bool
+    key: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the inputs of a product are rounded: kind int8 or float8, one scale for a tensor, a token or a group."""
+
+    kind: str
+    strategy: str
+    group_size: int
+    dynamic: bool
+    symmetric: bool
+    key: str
+
+
+@dataclass(frozen=True)
+class Scheme:
+    targets: tuple[str, ...]
+    weights: Weights
+    inputs: Inputs | None
+    format: str
+    key: str
+
+
+@dataclass(frozen=True)
+class CompressedSettings:
+    schemes: tuple[Scheme, ...]
+    ignore: tuple[str, ...]
+
+    def is_ignored(self, module: str, kind: str) -> bool:
+        return any(_matches(module, one) or kind == one for one in self.ignore)
+
+    def of(self, module: str, kind: str) -> Scheme | None:
+        """The scheme of a module, and of its class: the first that names it, else the first for its class."""
+        if self.is_ignored(module, kind):
+            return None
+        for scheme in self.schemes:
+            if any(_matches(module, target) for target in scheme.targets):
+                return scheme
+        return next((one for one in self.schemes if kind in one.targets), None)
+
+
+def _matches(module: str, target: str) -> bool:
+    return bool(re.match(target[3:], module)) if target.startswith("re:") else target == module
+
+
+def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:
+    """ConfigError names the key and the value."""
+    for key, value in told.items():
+        if key in ONLY:
+            if not any(same(value, allowed) for allowed in ONLY[key]):
+                raise ConfigError(f"{key}: {show(value)} is not implemented, expected {show(ONLY[key][0])}")
+        elif key not in (*IGNORED, "config_groups", "format", "ignore"):
+            raise ConfigError(f"{plain(key)}: {show(value)}: not a key of compressed-tensors that is known here")
+    form = told.get("format")
+    if form not in (*FORMATS, MIXED):
+        raise ConfigError(f"format: {show(form)} is not implemented, expected one of {', '.join(FORMATS)}")
+    groups = told.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise ConfigError(f"config_groups: {show(groups)}, expected an object of schemes")
+    schemes = tuple(_scheme(value, f"config_groups.{plain(name)}", str(form)) for name, value in groups.items())
+    return CompressedSettings(schemes, _targets(told.get("ignore") or [], "ignore"))
+
+
+def _scheme(told: object, key: str, form: str) -> Scheme:
+    if not isinstance(told, Mapping):
+        raise ConfigError(f"{key}: {show(told)}, expected an object with targets and weights")
+    _require_known(told, OF_SCHEME, key)
+    own = told.get("format")
+    if own is not None and form not in (own, MIXED):
+        raise ConfigError(f"{key}.format: {show(own)}, expected format={form} or null")
+    if form == MIXED:
+        form = str(own)
+    if form not in FORMATS:
+        raise ConfigError(f"{key}.format: {show(own)} is not implemented, expected one of {', '.join(FORMATS)}")
+    if told.get("output_activations") is not None:
+        raise ConfigError(f"{key}.output_activations: {show(told['output_activations'])} is not implemented")
+    targets = _targets(told.get("targets"), f"{key}.targets")
+    weights = _weights(told.get("weights"), f"{key}.weights", form)
+    inputs = told.get("input_activations")
+    return Scheme(targets, weights, None if inputs is None else _inputs(inputs, f"{key}.input_activations"), form, key)
+
+
+def _targets(told: object, key: str) -> tuple[str, ...]:
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+        raise ConfigError(f"{key}: {show(told)}, expected a list of names, classes and re:expressions")
+    for one in told:
+        try:
+            re.compile(one.removeprefix("re:") if one.startswith("re:") else "")
+        except (re.error, OverflowError, RecursionError) as problem:
+            raise ConfigError(f"{key}: {show(one)}: not a regular expression: {plain(str(problem))}") from None
+    return tuple(told)
+
+
+def _require_known(told: Mapping[str, object], known: tuple[str, ...], key: str) -> None:
+    for name in told:
+        if name not in known:
+            raise ConfigError(
+                f"{key}.{plain(name)}: {show(told[name])} is not implemented, expected {', '.join(known)}"
+            )
+
+
+def _args(told: object, key: str) -> Mapping[str, object]:
+    if not isinstance(told, Mapping):
+        raise ConfigError(f"{key}: {show(told)}, expected an object with num_bits, type and strategy")
+    _require_known({name: told[name] for name in told if name not in ARGS_IGNORED}, OF_ARGS, key)
+    return told
+
+
+def _strategy(told: Mapping[str, object], key: str, known: tuple[str, ...]) -> tuple[str, int]:
+    """And the size of a group; a strategy that is not named follows from that, as in QuantizationArgs."""
+    size, strategy = told.get("group_size"), told.get("strategy")
+    if size is not None and (type(size) is not int or size == 0 or size < -1):
+        raise ConfigError(f"{key}.group_size: {show(size)}, expected a positive integer, -1 or null")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy not in known:
+        raise ConfigError(f"{key}.strategy: {show(strategy)} is not implemented, expected one of {', '.join(known)}")
+    has_size = isinstance(size, int) and size > 0
+    if has_size != (strategy == "group"):
+        raise ConfigError(f"{key}.group_size: {show(size)} contradicts strategy={strategy}")
+    return str(strategy), size if has_size and isinstance(size, int) else 0
+
+
+def _weights(told: object, key: str, form: str) -> Weights:
+    args = _args(told, key)
+    kind, bits = args.get("type", "int"), args.get("num_bits", 8)
+    symmetric = require_bool(f"{key}.symmetric", args.get("symmetric", True))
+    is_float = kind == "float"
+    widths = (4, 8) if form == "pack-quantized" else (8,) if is_float else tuple(range(2, 9))
+    if kind not in ("int", "float") or (is_float and form in ("pack-quantized", "int-quantized")):
+        raise ConfigError(f"{key}.type: {show(kind)} is not implemented in format {form}, expected int")
+    if not is_float and form == "float-quantized":
+        raise ConfigError(f"{key}.type: {show(kind)} is not implemented in format {form}, expected float")
+    if type(bits) is not int or bits not in widths:
+        listed = ", ".join(map(str, widths))
+        raise ConfigError(f"{key}.num_bits: {show(bits)} is not implemented in format {form}, expected one of {listed}")
+    if is_float and not symmetric:
+        raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")
+    if not same(args.get("dynamic", False), False):
+        raise ConfigError(f"{key}.dynamic: {show(args['dynamic'])}, expected false of weights")
+    strategy, size = _strategy(args, key, STRATEGIES)
+    if form == "pack-quantized" and strategy not in ("channel", "group"):
+        raise ConfigError(f"{key}.strategy: {strategy} is not implemented in format {form}, expected channel or group")
+    order = args.get("actorder")
+    if order is not None and not same(order, False) and (not isinstance(order, str) or order not in ORDERS):
+        raise ConfigError(f"{key}.actorder: {show(order)}, expected null or one of {', '.join(ORDERS)}")
+    has_order = isinstance(order, str) and ORDERS[order]
+    if has_order and (form != "pack-quantized" or strategy != "group"):
+        raise ConfigError(f"{key}.actorder: {show(order)} is not implemented but in groups of pack-quantized")
+    return Weights(bits, is_float, symmetric, strategy, size, _block(args, key, strategy), has_order, key)
+
+
+def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, int]:
+    told = args.get("block_structure")
+    if strategy != "block":
+        if told is not None:
+            raise ConfigError(f"{key}.block_structure: {show(told)} contradicts strategy={strategy}")
+        return 0, 0
+    if not isinstance(told, list) or len(told) != 2 or not all(type(one) is int and one > 0 for one in told):
+        raise ConfigError(f"{key}.block_structure: {show(told)}, expected two positive integers")
+    return told[0], told[1]
+
+
+def _inputs(told: object, key: str) -> Inputs:
+    args = _args(told, key)
+    kind, bits, dynamic = args.get("type", "int"), args.get("num_bits", 8), args.get("dynamic", False)
+    if kind not in ("int", "float"):
+        raise ConfigError(f"{key}.type: {show(kind)} is not implemented, expected int or float")
+    if not same(bits, 8):
+        raise ConfigError(f"{key}.num_bits: {show(bits)} is not implemented, expected 8")
+    require_bool(f"{key}.dynamic", dynamic)
+    for name in ("actorder", "block_structure"):
+        if args.get(name) is not None:
+            raise ConfigError(f"{key}.{name}: {show(args[name])}, expected null of inputs")
+    symmetric = require_bool(f"{key}.symmetric", args.get("symmetric", True))
+    if kind == "float" and not symmetric:
+        raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")
+    strategy, size = _strategy(args, key, INPUT_STRATEGIES)
+    if not dynamic and strategy != "tensor":
+        raise ConfigError(f"{key}.strategy: {strategy} is not implemented of static scales, expected tensor")
+    return Inputs(f"{kind}8", strategy, size, bool(dynamic), symmetric, key)

@@ -1,0 +1,186 @@
+"""The tensors of a directory that mlx-lm wrote under our names: quantised, or only called and shaped otherwise.
+
+A module's `weight` (uint32) has `scales` and, in mode affine, `biases` beside it. Taps of a convolution are [D, L, 1].
+Of an lfm2_moe, mlx-lm calls w1, w2, w3 gate_proj, down_proj, up_proj, and stacks those of a layer's experts under
+switch_mlp. Source: mlx_lm/models/lfm2.py and lfm2_moe.py, sanitize; mlx.core.quantize.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, Dim, layout_of, require_shape
+from lfm2np.checkpoint.packed.codes import packed_words
+from lfm2np.checkpoint.packed.mlx_settings import KEY, MlxFormat, MlxSettings
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError, ConfigError
+from lfm2np.values import plain, show
+
+PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+SCALE_DTYPES = {"mxfp4": "F8_E8M0", "mxfp8": "F8_E8M0", "nvfp4": "F8_E4M3"}  # uint8 in the file
+CODINGS = {"mxfp4": "float4", "mxfp8": "float8", "nvfp4": "float4"}
+FEED_FORWARD = re.compile(r"(model\.layers\.[0-9]+\.feed_forward)(?:\.experts\.([0-9]+))?\.(w[123])\.weight")
+
+
+class Place(NamedTuple):
+    """Where one of our tensors stands: in which of theirs, and as which expert of it."""
+
+    name: str
+    expert: int | None = None
+
+
+def place_of(name: str, config: ModelConfig) -> Place:
+    """Of a tensor of layout_of."""
+    matched = FEED_FORWARD.fullmatch(name)
+    if config.mixture is None or matched is None:
+        return Place(name)
+    prefix, expert, part = matched.groups()
+    if expert is None:
+        return Place(f"{prefix}.{PROJECTIONS[part]}.weight")
+    return Place(f"{prefix}.switch_mlp.{PROJECTIONS[part]}.weight", int(expert))
+
+
+def has_their_names(tensors: Mapping[str, StoredTensor]) -> bool:
+    """Whether a directory without quantised tensors is one of an lfm2_moe that mlx-lm wrote."""
+    return any(f".{one}.weight" in name for name in tensors for one in PROJECTIONS.values())
+
+
+def with_our_taps(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    layout = layout_of(config)
+    return {name: _taps(one, layout.get(name, ())) for name, one in tensors.items()}
+
+
+def in_our_names(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: MlxSettings | None, source: str
+) -> dict[str, StoredTensor]:
+    """What is not one of theirs keeps its name. CheckpointError names the file, the tensor and the key."""
+    layout = layout_of(config)
+    if HEAD in tensors:
+        layout[HEAD] = layout[EMBEDDING]
+    places = {name: place_of(name, config) for name in layout}
+    if settings is not None:
+        _require_modules(settings, source, {place.name.removesuffix(".weight") for place in places.values()})
+    whole: dict[str, StoredTensor] = {}  # by their name
+    used: set[str] = set()
+    found: dict[str, StoredTensor] = {}
+    for name, place in places.items():
+        if place.name not in tensors:
+            if place.name != name:
+                raise CheckpointError(f"{source}: missing {place.name}, which mlx-lm's checkpoints have for {name}")
+            continue  # told with the others that are missing
+        if place.name not in whole:
+            dims = layout[name]
+            if place.expert is not None and config.mixture is not None:
+                dims = ((config.mixture.num_experts, "num_experts"), *dims)
+            whole[place.name] = _whole(tensors, place.name, dims, settings, used)
+        one = whole[place.name]
+        if place.expert is None:
+            found[name] = replace(one, name=name)
+        else:
+            source = f"{one.source}: {one.name}[{place.expert}]"
+            found[name] = replace(one, name=name, values=one.values[place.expert], source=source)
+    for name in tensors.keys() - used:
+        if name in found:
+            raise CheckpointError(
+                f"{tensors[name].source}: {plain(name)} stands beside {places[name].name}, expected one of them"
+            )
+        found[name] = tensors[name]
+    return found
+
+
+def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> None:
+    for path in settings.modules:
+        if path not in known:
+            raise ConfigError(f"{source}: {KEY}.{show(path)} (config.json): there is no such module in this model")
+
+
+def _whole(
+    tensors: Mapping[str, StoredTensor],
+    name: str,
+    dims: tuple[Dim, ...],
+    settings: MlxSettings | None,
+    used: set[str],
+) -> StoredTensor:
+    """One of theirs, with the tensors that belong to it, which are added to `used`."""
+    weight, module = tensors[name], name.removesuffix(".weight")
+    used.add(name)
+    scales = f"{module}.scales"
+    if settings is None or scales not in tensors:
+        own = settings.modules.get(module) if settings else None
+        if own is not None or (settings and weight.dtype == "U32"):
+            told = own.key if own else f"dtype {weight.dtype}"
+            raise CheckpointError(f"{weight.source}: missing {scales} beside {name}, expected it from {told}")
+        return _taps(weight, dims)
+    form = settings.of(module)
+    if form is None:
+        raise CheckpointError(f"{weight.source}: {scales}: expected none from {KEY}.{show(module)}=false (config.json)")
+    used.add(scales)
+    return _quantised(tensors, weight, tensors[scales], dims, form, used)
+
+
+def _taps(stored: StoredTensor, dims: tuple[Dim, ...]) -> StoredTensor:
+    """[D, L, 1] as [D, 1, L]; all else as it is."""
+    if not is_of_taps(dims) or stored.shape != (dims[0][0], dims[2][0], 1) or isinstance(stored.values, PackedRows):
+        return stored
+    return replace(stored, values=stored.array.swapaxes(1, 2))
+
+
+def is_of_taps(dims: tuple[Dim, ...]) -> bool:
+    return len(dims) == 3 and dims[1][1] == "depthwise"
+
+
+def _quantised(
+    tensors: Mapping[str, StoredTensor],
+    weight: StoredTensor,
+    scales: StoredTensor,
+    dims: tuple[Dim, ...],
+    form: MlxFormat,
+    used: set[str],
+) -> StoredTensor:
+    *rows, (columns, origin) = dims
+    if len(dims) == 1 or is_of_taps(dims):
+        raise CheckpointError(f"{scales.source}: {scales.name}: only matrices are quantised, expected none")
+    if columns % form.group_size:
+        raise CheckpointError(
+            f"{weight.source}: {weight.name}: rows of {origin}={columns} numbers, expected a multiple of "
+            f"{form.key}.group_size={form.group_size}"
+        )
+    _require_dtype(weight, ("U32",), form)
+    words = packed_words(form.bits, columns), f"{origin}*{form.key}.bits/32"
+    grouped = columns // form.group_size, f"{origin}/{form.key}.group_size"
+    require_shape(weight, (*rows, words))
+    require_shape(scales, (*rows, grouped))
+    biases, biases_name = None, scales.name.removesuffix("scales") + "biases"
+    _require_dtype(scales, tuple(DTYPES) if form.mode == "affine" else ("U8",), form)
+    if form.mode == "affine":
+        if biases_name not in tensors:
+            raise CheckpointError(
+                f"{scales.source}: missing {biases_name} beside {scales.name}, expected it from {form.key}.mode=affine"
+            )
+        biases = tensors[biases_name]
+        used.add(biases_name)
+        _require_dtype(biases, (scales.dtype,), form)
+        require_shape(biases, (*rows, grouped))
+    packed = PackedRows(
+        CODINGS.get(form.mode, f"{form.bits} bits"),
+        columns,
+        weight.array,
+        scales.array,
+        SCALE_DTYPES.get(form.mode, scales.dtype),
+        biases=None if biases is None else biases.array,
+    )
+    bits = f"{form.bits}bit-" if form.mode == "affine" else ""
+    return replace(weight, dtype=f"{form.mode}-{bits}g{form.group_size}", values=packed)
+
+
+def _require_dtype(stored: StoredTensor, expected: tuple[str, ...], form: MlxFormat) -> None:
+    if stored.dtype not in expected:
+        raise CheckpointError(
+            f"{stored.source}: {stored.name}: dtype {stored.dtype}, expected {' or '.join(expected)} "
+            f"from {form.key}.mode={form.mode}"
+        )

@@ -1,0 +1,33 @@
+"""Our matrices, found among the tensors of a directory by what its config.json says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.packed import compressed, mlx
+from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.settings import Settings
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError
+from lfm2np.values import plain
+
+
+def unpacked(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: Settings | None, source: str
+) -> dict[str, StoredTensor]:
+    """Under our names; what is none of ours keeps its own. CheckpointError names the file, the tensor and the key."""
+    if settings is None and not mlx.has_their_names(tensors):
+        return mlx.with_our_taps(tensors, config)
+    if isinstance(settings, CompressedSettings):
+        found = compressed.with_matrices(tensors, config, settings, source)
+    else:
+        found = mlx.in_our_names(tensors, config, settings, source)
+    for one in found.values():
+        if not isinstance(one.values, PackedRows) and one.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{one.source}: {plain(one.name)}: dtype {one.dtype}, expected one of {', '.join(DTYPES)} of what is "
+                "not quantised"
+            )
+    return found

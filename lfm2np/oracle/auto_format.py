@@ -1,0 +1,42 @@
+"""`--format auto`: what an engine computes in, from how its checkpoint stores weights and from the engine's name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.errors import RequestError
+
+AUTO = "auto"
+FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+GGML = "llama.cpp"  # as its dialect's name begins
+OTHERS = ("vllm", "sglang", "transformers", "mlx")
+
+
+class Taken(NamedTuple):
+    """A name of FORMATS, and why."""
+
+    name: str
+    why: str
+
+
+def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, engine: str) -> Taken:
+    """Of an engine that runs this checkpoint and says that it is `engine`.
+
+    RequestError where that can't be told: llama.cpp runs a GGUF file, of which a directory says nothing.
+    """
+    matrices = Counter(one.dtype for one in tensors.values() if len(one.shape) == 2)
+    most = matrices.most_common(1)[0][0]
+    said = engine.lower()
+    if is_gguf:
+        if said.startswith(OTHERS):
+            return Taken("float16", f"the engine is {engine}, the weights {most}: it multiplies them by float16")
+        return Taken("q8", f"the weights are {most} of a GGUF: llama.cpp rounds the inputs of their products to match")
+    if said.startswith(GGML):
+        raise RequestError(
+            f"--format auto: the engine is {engine}, which runs a GGUF file, and --model is a directory: expected "
+            "--model FILE.gguf, or the format"
+        )
+    return Taken(FLOATS[most], f"the weights are {most}")

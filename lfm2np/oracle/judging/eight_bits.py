@@ -1,0 +1,115 @@
+"""What engines round numbers to that enter a product or a cache: float16, integers by block or by row, float8.
+
+Each function takes float32 [..., n] and returns float32 of the same shape: what is computed with in their place.
+Sources: quantize_row_q8_0_ref, quantize_row_q8_K_ref, quantize_row_q4_0_ref in ggml-quants.c (llama.cpp);
+scaled_int8_quant and scaled_fp8_quant in vllm/_custom_ops.py; the format E4M3 in OCP's "8-bit floating point".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+MOST_FLOAT8 = 448.0  # of E4M3
+SMALL_BLOCK, LARGE_BLOCK = 32, 256
+
+
+def round_to_float16(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def q8_0(x: Array) -> Array:
+    """Blocks of 32 in whole steps of their largest / 127; codes by the step in float32, values by it in float16.
+
+    Q8_1, of CUDA and of weights with a minimum, rounds the same. The sum of a block that it keeps beside, in float16,
+    is not modelled: it is off by 2**-11 of itself at the most, where the codes are off by half a step each.
+    """
+    blocks = in_blocks(x, SMALL_BLOCK)
+    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    return out_of_blocks(whole_steps(blocks, step) * round_to_float16(step), x)
+
+
+def q8_k(x: Array) -> Array:
+    """Blocks of 256 in whole steps of their largest / 127, which stays float32."""
+    blocks = in_blocks(x, LARGE_BLOCK)
+    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    return out_of_blocks(whole_steps(blocks, step) * step, x)
+
+
+def q4_0(x: Array) -> Array:
+    """Blocks of 32 in steps of an eighth of their largest, whose sign the codes from -8 to 7 take."""
+    blocks = in_blocks(x, SMALL_BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), -1)
+    step = largest / np.float32(-8)
+    codes = np.minimum(np.floor(quotients(blocks, step) + np.float32(8.5)), 15) - 8
+    return out_of_blocks(codes.astype(np.float32) * round_to_float16(step), x)
+
+
+def int8_rows(x: Array) -> Array:
+    """Each row in whole steps of its largest / 127."""
+    step = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    return np.asarray(whole_steps(x, step) * step)
+
+
+def int8_rows_asymmetric(x: Array) -> Array:
+    """Each row in 255 steps from its least to its largest, 0 included."""
+    least, largest = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    step = (largest - least) / np.float32(255)
+    zero = np.rint(quotients(least, step))
+    return np.asarray(((whole_steps(x, step) - zero).clip(0, 255) + zero) * step, np.float32)
+
+
+def int8_static(x: Array, step: float) -> Array:
+    """In whole steps that the checkpoint states; what is beyond 127 of them saturates."""
+    return np.asarray(np.rint(x / np.float32(step)).clip(-128, 127), np.float32) * np.float32(step)
+
+
+def float8(x: Array) -> Array:
+    """The nearest E4M3: 4 significant bits down to 2**-6, multiples of 2**-9 below; what is too large saturates."""
+    clipped = x.clip(-MOST_FLOAT8, MOST_FLOAT8)
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(clipped)[1] - 1, -6) - 3)
+    return np.asarray(np.rint(clipped / step) * step, np.float32)
+
+
+def float8_rows(x: Array) -> Array:
+    """Each row scaled so that its largest is float8's."""
+    return float8_scaled(x, np.abs(x).max(-1, keepdims=True) / np.float32(MOST_FLOAT8))
+
+
+def float8_tensor(x: Array) -> Array:
+    """All rows by one scale, their largest's; how many rows an engine has in a step is its own affair."""
+    return float8_scaled(x, np.abs(x).max(keepdims=True) / np.float32(MOST_FLOAT8))
+
+
+def float8_static(x: Array, scale: float) -> Array:
+    """By a scale that the checkpoint states."""
+    return float8_scaled(x, np.full((1,) * x.ndim, scale, np.float32))
+
+
+def float8_scaled(x: Array, scale: Array) -> Array:
+    return float8(quotients(x, scale)) * scale
+
+
+def whole_steps(x: Array, step: Array) -> Array:
+    return np.rint(quotients(x, step))
+
+
+def quotients(x: Array, step: Array) -> Array:
+    """x / step; 0 where the step is 0, as all numbers it was made from are then."""
+    return np.asarray(x / np.where(step == 0, np.float32(1), step) * (step != 0))
+
+
+def in_blocks(x: Array, size: int) -> Array:
+    """[..., n] -> [..., n / size, size], the last block filled up with zeros where n is no multiple."""
+    inputs = x.shape[-1]
+    padded = np.zeros((*x.shape[:-1], -(-inputs // size) * size), np.float32)
+    padded[..., :inputs] = x
+    return padded.reshape(*x.shape[:-1], -1, size)
+
+
+def out_of_blocks(blocks: Array, like: Array) -> Array:
+    return np.asarray(blocks.reshape(*like.shape[:-1], -1)[..., : like.shape[-1]])

@@ -1,0 +1,234 @@
+"""Directories of compressed-tensors: every format and strategy against fractions, whole models, rounding of inputs."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import stored
+from compressed_files import SCHEMES, quantised_matrix, quantised_tensors, told, weights
+from mlx_files import config_of, raw_of, write
+
+import lfm2np
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.stored import widen
+from lfm2np.cli import main
+from lfm2np.numerics import NAMES
+
+PROMPT = [1, 7, 12, 3, 30, 21]
+IN, OUT = "model.layers.0.conv.in_proj", "model.layers.0.conv.out_proj"
+KEYS = "model.layers.1.self_attn.k_proj"
+TOP = Path(__file__).parents[3]
+every_scheme = pytest.mark.parametrize("name", SCHEMES)
+
+
+def fractions(values: np.ndarray) -> list[list[Fraction]]:
+    assert values.dtype == np.float64
+    return [[Fraction(one) for one in row] for row in values.tolist()]
+
+
+def written(directory: Path, name: str, mixture: bool = False, **changes: object) -> Path:
+    raw = raw_of(mixture, **changes)
+    return write(directory, raw | told(name), quantised_tensors(config_of(raw), name, seed=1)[0])
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@every_scheme
+def test_every_weight_is_exactly_what_its_format_says(name: str, dtype: str, tmp_path: Path):
+    raw = raw_of(False)
+    tensors, expected = quantised_tensors(config_of(raw), name, dtype)
+    path = write(tmp_path / "x", raw | told(name), tensors)
+    found = read_tensors(path, read_config(path))
+    assert {key: one.shape for key, one in found.items()} == expected_tensors(config_of(raw))
+    assert {found[key].dtype for key in expected} == {name}
+    for key in (f"{KEYS}.weight", f"{OUT}.weight"):
+        assert fractions(widen(found[key].values, name)) == expected[key](), key
+    assert found["model.embed_tokens.weight"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "mixture"), [*((name, False) for name in SCHEMES), ("int4-g32-zero", True), ("float8-tensor", True)]
+)
+def test_a_quantised_directory_is_its_model(name: str, mixture: bool, tmp_path: Path):
+    path = written(tmp_path / "x", name, mixture)
+    model = lfm2np.load(path)
+    assert model.config == config_of(raw_of(mixture))
+    logits = model.logits(PROMPT)
+    assert np.isfinite(logits).all() and np.ptp(logits) > 0
+    assert lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes() == logits.tobytes()
+    assert 1 <= len(model.generate(PROMPT, max_tokens=3).token_ids) <= 3
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", ["int4-g32-zero", "int8-channel", "float8-block24x48"])
+def test_quantised_weights_are_float32_weights_of_the_same_values(name: str, tmp_path: Path):
+    path = written(tmp_path / "x", name)
+    config, made = read_config(path), {}
+    for key, one in read_tensors(path, config).items():
+        values = widen(one.values, one.dtype)
+        assert np.array_equal(values.astype(np.float32), values), key
+        made[key] = stored(values.astype(np.float32), "F32")
+    same = write(tmp_path / "same", raw_of(False), made)
+    for numerics in NAMES:
+        found, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
+        assert found.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
+
+
+@pytest.mark.parametrize("name", ["int4-g32", "int4-g32-zero"])
+def test_columns_in_another_order_have_the_groups_that_g_idx_says(name: str, tmp_path: Path):
+    raw = raw_of(False)
+    tensors, _ = quantised_tensors(config_of(raw), name)
+    settings: Any = told(name)
+    settings["quantization_config"]["config_groups"]["group_0"]["weights"] = weights(
+        actorder="group", symmetric=name == "int4-g32"
+    )
+    expected = {}
+    for key, shape in expected_tensors(config_of(raw)).items():
+        if len(shape) == 2 and "embed" not in key:
+            own, expected[key] = quantised_matrix(key.removesuffix(".weight"), shape, name, "BF16", 5, order=True)
+            tensors |= own
+    path = write(tmp_path / "x", raw | settings, tensors)
+    found = read_tensors(path, read_config(path))
+    for key in (f"{KEYS}.weight", f"{OUT}.weight"):
+        assert fractions(widen(found[key].values, "")) == expected[key]()
+
+
+def test_a_head_and_an_embedding_may_be_quantised(tmp_path: Path):
+    raw = raw_of(False, tie_word_embeddings=False)
+    tensors, expected = quantised_tensors(config_of(raw), "int8-channel", plain=("-",))
+    settings: Any = told("int8-channel", ignore=[])
+    settings["quantization_config"]["config_groups"]["group_0"]["targets"] = ["Linear", "Embedding"]
+    path = write(tmp_path / "x", raw | settings, tensors)
+    found = read_tensors(path, read_config(path))
+    for key in ("lm_head.weight", "model.embed_tokens.weight"):
+        assert fractions(widen(found[key].values, "")) == expected[key]()
+    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
+
+
+def test_groups_have_schemes_and_formats_of_their_own(tmp_path: Path):
+    """The first that names a module, before any that names its class; what is ignored is plain."""
+    raw = raw_of(False)
+    tensors, _ = quantised_tensors(config_of(raw), "int4-g32", plain=("embed_tokens", "in_proj", "w1", "w2"))
+    for key, name in ((IN, "int8-channel"), ("model.layers.1.feed_forward.w1", "float8-tensor")):
+        shape = expected_tensors(config_of(raw))[f"{key}.weight"]
+        tensors |= quantised_matrix(key, shape, name, "BF16", 3)[0]
+    shape = expected_tensors(config_of(raw))["model.layers.0.feed_forward.w1.weight"]
+    tensors |= quantised_matrix("model.layers.0.feed_forward.w1", shape, "int4-g32", "BF16", 4)[0]
+    groups = {}
+    for number, (name, targets) in enumerate(
+        [
+            ("int4-g32", ["Linear"]),
+            ("int8-channel", [r"re:.*\.in_proj$"]),
+            ("float8-tensor", ["model.layers.1.feed_forward.w1"]),
+        ]
+    ):
+        settings: Any = told(name)
+        groups[f"group_{number}"] = settings["quantization_config"]["config_groups"]["group_0"] | {"targets": targets}
+    mixed = told("int4-g32", format="mixed-precision", config_groups=groups, ignore=["re:.*w2", "lm_head"])
+    path = write(tmp_path / "x", raw | mixed, tensors)
+    found = {key: one.dtype for key, one in read_tensors(path, read_config(path)).items()}
+    assert found[f"{IN}.weight"] == "int8-channel"
+    assert found["model.layers.1.feed_forward.w1.weight"] == "float8-tensor"
+    assert found["model.layers.0.feed_forward.w1.weight"] == "int4-g32"
+    assert found["model.layers.0.feed_forward.w2.weight"] == "BF16"
+    assert input_roundings(path, read_config(path)) == {
+        f"{IN}.weight": InputRounding("int8", "token", 0, None, 0, True),
+        "model.layers.1.feed_forward.w1.weight": InputRounding("float8", "tensor", 0, 3.25, 0, True),
+    }
+
+
+def test_experts_and_routers_may_be_plain_where_all_of_class_linear_are_quantised(tmp_path: Path):
+    raw = raw_of(True)
+    plain = ("embed_tokens", "gate", *(f"experts.{e}.{w}" for e in range(4) for w in ("w1", "w2", "w3")))
+    tensors, _ = quantised_tensors(config_of(raw), "float8-channel", plain=plain)
+    path = write(tmp_path / "x", raw | told("float8-channel"), tensors)
+    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
+    of_inputs = input_roundings(path, read_config(path))
+    assert not any("experts" in key or "gate" in key for key in of_inputs) and f"{IN}.weight" in of_inputs
+
+
+# --- what inputs are told
+
+
+def with_inputs(directory: Path, name: str, **changes: object) -> Path:
+    raw = raw_of(False)
+    tensors, _ = quantised_tensors(config_of(raw), name)
+    settings: Any = told(name)
+    scheme = settings["quantization_config"]["config_groups"]["group_0"]
+    scheme["input_activations"] = scheme["input_activations"] | changes
+    if not scheme["input_activations"]["dynamic"]:
+        for key in [one for one in tensors if one.endswith("weight_scale")]:
+            module = key.removesuffix(".weight_scale")
+            tensors[f"{module}.input_scale"] = stored(np.array([0.5], np.float32), "BF16")
+            if not changes.get("symmetric", True):
+                tensors[f"{module}.input_zero_point"] = ("I8", (1,), b"\xfd")
+    return write(directory, raw | settings, tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("int8-channel", {}, InputRounding("int8", "token", 0, None, 0, True)),
+        ("int8-channel", {"symmetric": False}, InputRounding("int8", "token", 0, None, 0, False)),
+        ("int8-channel", {"strategy": "tensor"}, InputRounding("int8", "tensor", 0, None, 0, True)),
+        ("int8-channel", {"strategy": "group", "group_size": 32}, InputRounding("int8", "group", 32, None, 0, True)),
+        (
+            "int8-channel",
+            {"strategy": "tensor", "dynamic": False, "symmetric": False},
+            InputRounding("int8", "tensor", 0, 0.5, -3, False),
+        ),
+        ("float8-channel", {}, InputRounding("float8", "token", 0, None, 0, True)),
+        ("float8-tensor", {}, InputRounding("float8", "tensor", 0, 0.5, 0, True)),
+    ],
+)
+def test_inputs_are_rounded_as_the_checkpoint_says(
+    name: str, changes: dict[str, object], expected: InputRounding, tmp_path: Path
+):
+    path = with_inputs(tmp_path / "x", name, **changes)
+    config = read_config(path)
+    found = input_roundings(path, config)
+    matrices = {key for key, shape in expected_tensors(config).items() if len(shape) == 2}
+    assert found == dict.fromkeys(sorted(matrices - {"model.embed_tokens.weight"}), expected)
+    assert expected.is_dynamic == (expected.scale is None)
+    lfm2np.load(path)  # and all of their tensors are accounted for
+
+
+def test_each_product_has_its_own_static_scale(tmp_path: Path):
+    path = written(tmp_path / "x", "float8-tensor")
+    found = input_roundings(path, read_config(path))
+    assert len({one.scale for one in found.values()}) > 3
+
+
+@pytest.mark.parametrize("name", ["int4-g32", "float8-g32"])
+def test_other_checkpoints_say_nothing_of_inputs(name: str, tmp_path: Path):
+    path = written(tmp_path / "x", name)
+    assert input_roundings(path, read_config(path)) == {}
+    trained = TOP / "fixtures" / "trained"
+    assert input_roundings(trained, read_config(trained)) == {}
+    assert input_roundings(tmp_path / "x.gguf", read_config(trained)) == {}
+
+
+# --- files
+
+
+def test_codes_are_read_from_the_file_when_they_are_needed(tmp_path: Path):
+    for name in ("int8-g64-zero", "int8-channel-zero", "float8-block24x48"):
+        path = written(tmp_path / name, name)
+        for one in read_tensors(path, read_config(path)).values():
+            array = one.values.codes if isinstance(one.values, PackedRows) else one.values
+            assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_info_tells_formats_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = written(tmp_path / "x", "int4-g32-zero")
+    assert main(["info", "--model", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["types"] == {"int4-g32-zero": 12, "BF16": 9}
+    assert all(one["rounded_weights"] == 0 for one in found["bounds"] if "embed" not in one["tensors"][0])

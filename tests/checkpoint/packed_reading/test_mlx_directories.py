@@ -1,0 +1,222 @@
+"""Whole models in directories as mlx-lm writes them: every format, dense and sparse, streamed, tied or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import Stored, safetensors_bytes, stored
+from mlx_files import FORMS, config_of, quantised_tensors, raw_of, theirs, told, write
+from packed_values import as_stored
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.stored import StoredTensor, widen
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.checkpoint.weights import matrix_parts
+from lfm2np.cli import main
+from lfm2np.numerics import NAMES
+
+PROMPT = [1, 7, 12, 3, 30, 21]
+TOP = Path(__file__).parents[3]
+either = pytest.mark.parametrize("mixture", [False, True])
+
+
+def written(directory: Path, form: tuple[str, int, int], mixture: bool = False, **changes: object) -> Path:
+    raw = raw_of(mixture, **changes)
+    return write(directory, raw | told(*form), quantised_tensors(config_of(raw), form, seed=1))
+
+
+def as_float32(source: Path, target: Path) -> Path:
+    """A checkpoint in the usual form with the same numbers, of which float32 loses none."""
+    config = read_config(source)
+    made = {}
+    for name, one in read_tensors(source, config).items():
+        values = widen(one.values, one.dtype)
+        assert np.array_equal(values.astype(np.float32), values), name
+        made[name] = stored(values.astype(np.float32), "F32")
+    raw = {key: value for key, value in json.loads((source / "config.json").read_text()).items() if "quant" not in key}
+    return write(target, raw, made)
+
+
+@pytest.mark.parametrize(("form", "mixture"), [*((form, False) for form in FORMS), (FORMS[4], True), (FORMS[7], True)])
+def test_a_quantised_directory_is_its_model(form: tuple[str, int, int], mixture: bool, tmp_path: Path):
+    """Every tensor is there, of our shape, exact; the engine, the reference and streamed weights give one answer."""
+    path = written(tmp_path / "x", form, mixture)
+    config = read_config(path)
+    assert config == config_of(raw_of(mixture))
+    tensors = read_tensors(path, config)
+    assert {name: one.shape for name, one in tensors.items()} == expected_tensors(config)
+    mode, bits, size = form
+    name = f"affine-{bits}bit-g{size}" if mode == "affine" else f"{mode}-g{size}"
+    assert {one.dtype for one in tensors.values() if len(one.shape) == 2} == {name}
+    model = lfm2np.load(path)
+    logits = model.logits(PROMPT)
+    assert np.isfinite(logits).all() and np.ptp(logits) > 0
+    assert lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes() == logits.tobytes()
+    assert 1 <= len(model.generate(PROMPT, max_tokens=3).token_ids) <= 3
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("form", [FORMS[3], FORMS[4], *FORMS[7:]], ids=str)
+def test_quantised_weights_are_float32_weights_of_the_same_values(form: tuple[str, int, int], tmp_path: Path):
+    """Scales and biases of one size give weights that float32 holds, and its two slices."""
+    raw = raw_of(mixture=False)
+    tensors = quantised_tensors(config_of(raw), form, "BF16", seed=2, exponents=(-3, -2))
+    path = write(tmp_path / "x", raw | told(*form), tensors)
+    same = as_float32(path, tmp_path / "same")
+    for numerics in NAMES:
+        found, expected = lfm2np.load(path, numerics), lfm2np.load(same, numerics)
+        assert found.logits(PROMPT).tobytes() == expected.logits(PROMPT).tobytes(), numerics
+
+
+@either
+def test_each_of_their_tensors_stands_where_ours_is(mixture: bool, tmp_path: Path):
+    """Random plain numbers under their names and shapes; the same numbers under ours."""
+    raw = raw_of(mixture)
+    config, random = config_of(raw), np.random.default_rng(3)
+    ours = {
+        name: stored(random.normal(size=shape).astype(np.float32), "BF16")
+        for name, shape in expected_tensors(config).items()
+    }
+    turned = {name: stored(read(one).swapaxes(1, 2), "BF16") if len(one[1]) == 3 else one for name, one in ours.items()}
+    names = theirs({name: (kind, ours[name][1], content) for name, (kind, _, content) in turned.items()}, config)
+    found = read_tensors(write(tmp_path / "x", raw, names), config)
+    assert ("switch_mlp" in str(list(names))) == mixture
+    for name, one in ours.items():
+        assert np.array_equal(widen(found[name].values, "BF16"), read(one)), name
+        assert found[name].shape == one[1]
+
+
+def read(one: Stored) -> np.ndarray:
+    dtype, shape, content = one
+    return widen(as_stored(np.frombuffer(content, "<u2"), dtype), dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("name", ["trained", "moe"])
+def test_the_numbers_of_a_fixture_give_its_logits(name: str, tmp_path: Path):
+    directory = TOP / "fixtures" / name
+    config = load_config(directory)
+    ours = {key: bytes_of(one) for key, one in open_checkpoint(directory, config).items()}
+    path = write(tmp_path / "x", json.loads((directory / "config.json").read_text()), theirs(ours, config))
+    assert lfm2np.load(path).logits(PROMPT).tobytes() == lfm2np.load(directory).logits(PROMPT).tobytes()
+
+
+def bytes_of(one: StoredTensor) -> Stored:
+    values = one.array.swapaxes(1, 2) if len(one.shape) == 3 else one.array
+    return one.dtype, one.shape, np.ascontiguousarray(values).tobytes()
+
+
+def test_modules_have_their_own_formats(tmp_path: Path):
+    """Routers of 8 bits among experts of 4, as mlx-lm writes them; one operator of mxfp4, one not quantised."""
+    raw = raw_of(mixture=True)
+    own = {"feed_forward.gate": ("affine", 8, 64), "0.conv.in_proj": ("mxfp4", 4, 32), "2.conv.out_proj": None}
+    modules = {
+        "model.layers.1.feed_forward.gate": {"group_size": 64, "bits": 8},
+        "model.layers.2.feed_forward.gate": {"group_size": 64, "bits": 8, "mode": "affine"},
+        "model.layers.0.conv.in_proj": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+        "model.layers.2.conv.out_proj": False,
+        "model.layers.0.conv.out_proj": True,
+    }
+    tensors = quantised_tensors(config_of(raw), ("affine", 4, 32), others=own)
+    path = write(tmp_path / "x", raw | told("affine", 4, 32, **modules), tensors)
+    found = read_tensors(path, read_config(path))
+    assert found["model.layers.1.feed_forward.gate.weight"].dtype == "affine-8bit-g64"
+    assert found["model.layers.0.conv.in_proj.weight"].dtype == "mxfp4-g32"
+    assert found["model.layers.2.conv.out_proj.weight"].dtype == "BF16"
+    assert found["model.layers.2.feed_forward.experts.3.w2.weight"].dtype == "affine-4bit-g32"
+    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
+
+
+@pytest.mark.parametrize("numerics", ["exact", pytest.param("float32", marks=pytest.mark.rounding)])
+def test_a_head_of_its_own_is_quantised_like_any_matrix(numerics: str, tmp_path: Path):
+    path = written(tmp_path / "x", ("affine", 5, 32), tie_word_embeddings=False)
+    config = read_config(path)
+    parts = list(matrix_parts(config))
+    assert parts[-1] == ("lm_head.weight",)
+    head, embedding = (read_tensors(path, config)[f"{name}.weight"] for name in ("lm_head", "model.embed_tokens"))
+    assert not np.array_equal(widen(head.values, ""), widen(embedding.values, ""))
+    assert np.isfinite(lfm2np.load(path, numerics).logits(PROMPT)).all()
+
+
+def test_a_tied_head_that_is_there_must_be_the_embedding(tmp_path: Path):
+    raw = raw_of(False)
+    tensors = quantised_tensors(config_of(raw), ("affine", 4, 32))
+    for kind in ("weight", "scales", "biases"):
+        tensors[f"lm_head.{kind}"] = tensors[f"model.embed_tokens.{kind}"]
+    path = write(tmp_path / "x", raw | told("affine", 4, 32), tensors)
+    assert read_tensors(path, read_config(path)).keys() == expected_tensors(read_config(path)).keys()
+    dtype, shape, content = tensors["lm_head.biases"]
+    tensors["lm_head.biases"] = (dtype, shape, b"\x01" + content[1:])
+    write(path, raw | told("affine", 4, 32), tensors)
+    with pytest.raises(lfm2np.CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        lfm2np.load(path)
+
+
+def test_tensors_are_read_from_the_file_when_they_are_needed(tmp_path: Path):
+    path = written(tmp_path / "x", ("affine", 4, 32), mixture=True)
+    for one in read_tensors(path, read_config(path)).values():
+        arrays = [one.values]
+        if isinstance(one.values, PackedRows):
+            assert one.values.biases is not None
+            arrays = [one.values.codes, one.values.scales, one.values.biases]
+        for array in arrays:
+            assert not array.flags.owndata and not array.flags.writeable
+
+
+def test_shards_are_the_model(tmp_path: Path):
+    from builders import write_shards
+
+    path = written(tmp_path / "x", ("affine", 4, 32))
+    expected = lfm2np.load(path).logits(PROMPT)
+    tensors = quantised_tensors(config_of(raw_of(False)), ("affine", 4, 32), seed=1)
+    parts: dict[str, Mapping[str, Stored]] = {
+        f"model-{n + 1:05}-of-00002.safetensors": {key: tensors[key] for key in list(tensors)[n::2]} for n in range(2)
+    }
+    (path / "model.safetensors").unlink()
+    write_shards(path, parts)
+    assert lfm2np.load(path).logits(PROMPT).tobytes() == expected.tobytes()
+
+
+def test_info_tells_formats_and_that_nothing_is_rounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = written(tmp_path / "x", ("affine", 4, 32), mixture=True)
+    assert main(["info", "--model", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{'tensors':<30}38 affine-4bit-g32, 13 BF16" in lines
+    assert f"{'weights that grids round':<30}none: exact arithmetic holds every bit of every matrix" in lines
+
+
+def test_info_counts_what_three_slices_do_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One weight in 2**55 of the largest of its row, which float64 holds and 52 bits do not."""
+    raw = raw_of(False)
+    tensors = quantised_tensors(config_of(raw), ("affine", 8, 32), "F32")
+    name, random = "model.layers.0.conv.out_proj", np.random.default_rng(5)
+    codes = random.integers(1, 255, (64, 64)).astype("u1")
+    codes[:, 0] = 0
+    tensors[f"{name}.weight"] = ("U32", (64, 16), codes.tobytes())
+    scales, biases = np.ones((64, 2), "<f4"), np.zeros((64, 2), "<f4")
+    scales[3, 1], biases[3, 1] = 0.0, 2.0**-50
+    for kind, values in (("scales", scales), ("biases", biases)):
+        tensors[f"{name}.{kind}"] = ("F32", (64, 2), values.tobytes())
+    path = write(tmp_path / "x", raw | told("affine", 8, 32), tensors)
+    assert main(["info", "--json", "--model", str(path)]) == 0
+    bound = json.loads(capsys.readouterr().out)["bounds"][1]
+    assert bound["tensors"] == [f"{name}.weight"] and bound["slices"] == 3
+    assert bound["rounded_weights"] == 32 and bound["largest_rounding"] < 2.0**-52
+
+
+def test_a_file_without_settings_says_which_types_it_may_have(tmp_path: Path):
+    """The former reading stays: what config.json does not announce is not taken for quantised."""
+    raw = raw_of(False)
+    path = write(tmp_path / "x", raw, quantised_tensors(config_of(raw), ("affine", 4, 32)))
+    with pytest.raises(lfm2np.CheckpointError, match=r"dtype U32, expected one of BF16, F16, F32$"):
+        lfm2np.load(path)
+    (path / "model.safetensors").write_bytes(safetensors_bytes({}))
+    with pytest.raises(lfm2np.CheckpointError, match="missing 21 of the 21 tensors"):
+        lfm2np.load(path)

@@ -1,0 +1,191 @@
+"""What engines round inputs and caches to, number by number against definitions written out in Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.judging import eight_bits
+from lfm2np.oracle.judging.emulate import added_in_float16, emulated, to_eleven_bits
+from lfm2np.oracle.judging.formats import FORMATS, KEPT, format_named, others, with_kv
+from lfm2np.oracle.judging.inputs import Input, in_blocks_for
+
+F32 = np.float32
+ROWS = st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=70)
+FLOAT8 = sorted(
+    [0.0]
+    + [mantissa / 8 * 2.0**-6 for mantissa in range(1, 8)]
+    + [(1 + mantissa / 8) * 2.0**power for power in range(-6, 9) for mantissa in range(8)][:-1]
+)  # 448 is the last: the code above it is NaN
+
+
+def blocks(row: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [row[start : start + size] for start in range(0, len(row), size)]
+
+
+def by_hand(row: Sequence[Any], size: int, one: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
+    return [value for block in blocks(row, size) for value in one(block)]
+
+
+def q8_0(block: Sequence[Any]) -> list[Any]:
+    step = F32(max(map(abs, block))) / F32(127)
+    codes = [round(float(value / step)) if step else 0 for value in block]
+    return [F32(code) * F32(np.float16(step)) for code in codes]
+
+
+def q8_k(block: Sequence[Any]) -> list[Any]:
+    step = F32(max(map(abs, block))) / F32(127)
+    return [F32(round(float(value / step))) * step if step else F32(0) for value in block]
+
+
+def q4_0(block: Sequence[Any]) -> list[Any]:
+    largest = next(value for value in block if abs(value) == max(map(abs, block)))
+    step = largest / F32(-8)
+    codes = [min(15, math.floor(float(F32(value / step + F32(8.5))))) if step else 8 for value in block]
+    return [F32(code - 8) * F32(np.float16(step)) for code in codes]
+
+
+def float8(block: Sequence[Any]) -> list[Any]:
+    """The nearest of all its numbers; of two the one with the even code."""
+    made = []
+    for value in block:
+        near = min(range(len(FLOAT8)), key=lambda code: (abs(FLOAT8[code] - abs(float(value))), code % 2))
+        made.append(F32(math.copysign(FLOAT8[near], value)))
+    return made
+
+
+def int8_row(row: Sequence[Any]) -> list[Any]:
+    return q8_k(row)
+
+
+def float8_row(row: Sequence[Any]) -> list[Any]:
+    scale = F32(max(map(abs, row))) / F32(448)
+    return [
+        value * scale if scale else F32(0) for value in float8([value / scale if scale else F32(0) for value in row])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "size", "expected"),
+    [
+        (eight_bits.q8_0, 32, q8_0),
+        (eight_bits.q8_k, 256, q8_k),
+        (eight_bits.q4_0, 32, q4_0),
+        (eight_bits.float8, 1, float8),
+        (eight_bits.int8_rows, 1000, int8_row),
+        (eight_bits.float8_rows, 1000, float8_row),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+@given(row=ROWS)
+@example(row=[0.0] * 40)
+@example(row=[-0.0, 0.0, 1e-45])
+@example(row=[127.0, 0.5, 1.5, -2.5, 2.5])  # halves of a step
+@example(row=[-8.0, 8.0, 448.0, 464.0, 465.0, 2.0**-10, 1.5 * 2.0**-9])
+def test_each_number_is_what_the_definition_says(
+    found: Callable[[Any], Any], size: int, expected: Callable[[Sequence[Any]], list[Any]], row: list[float]
+) -> None:
+    values = np.array(row, F32)
+    assert np.array_equal(found(values), np.array(by_hand(list(values), size, expected), F32))
+    twice = found(np.stack([values, values[::-1]]))
+    assert np.array_equal(twice[0], found(values)) and np.array_equal(twice[1], found(values[::-1].copy()))
+
+
+@given(row=ROWS)
+def test_an_asymmetric_row_has_255_steps_from_its_least_to_its_largest(row: list[float]) -> None:
+    values = np.array(row, F32)
+    least, largest = min(0.0, *row, 0.0), max(0.0, *row, 0.0)
+    step = (F32(largest) - F32(least)) / F32(255)
+    found = eight_bits.int8_rows_asymmetric(values)
+    assert np.all(np.abs(found - values) <= F32(1.01) * step)
+    assert not step or len(np.unique(np.rint(found / step))) <= 256
+
+
+def test_scales_of_the_checkpoint_saturate() -> None:
+    values = np.array([0.0, 0.26, -0.24, 63.4, 70.0, -70.0], F32)
+    assert eight_bits.int8_static(values, 0.5).tolist() == [0.0, 0.5, -0.0, 63.5, 63.5, -64.0]
+    assert eight_bits.float8_static(values, 0.125).tolist() == [0.0, 0.25, -0.234375, 56.0, 56.0, -56.0]
+    both = np.array([[1.0, 448.0], [1.03, 2.0]], F32)
+    assert eight_bits.float8_tensor(both).tolist() == [[1.0, 448.0], [1.0, 2.0]]
+
+
+@given(st.lists(st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1, max_size=20))
+def test_eleven_bits_are_those_of_float16(row: list[float]) -> None:
+    values = np.array(row, F32)
+    assert np.array_equal(to_eleven_bits(values), values.astype(np.float16).astype(F32))
+
+
+def test_values_are_added_in_float16_one_after_another() -> None:
+    random = np.random.default_rng(0)
+    weights = random.random((2, 2, 3, 6)).astype(F32)  # the last 3 of 6 positions
+    weights *= np.tri(3, 6, 3, dtype=F32)
+    values = random.normal(size=(6, 2, 4)).astype(F32)
+    expected = np.zeros((2, 2, 3, 4), F32)
+    for group, head, query, axis in np.ndindex(expected.shape):
+        total = F32(0)
+        for position in range(6):
+            term = weights[group, head, query, position] * values[position, group, axis]
+            total = F32(np.float16(total + term))
+        expected[group, head, query, axis] = total
+    assert np.array_equal(added_in_float16(weights, values), expected)
+
+
+@pytest.mark.rounding
+def test_rows_of_a_product_have_the_inputs_of_their_own_tensor() -> None:
+    """Two tensors of one product, of other types: as Q4_K_M has attn_v beside attn_q."""
+    random = np.random.default_rng(0)
+    weight, x = random.normal(size=(5, 64)).astype(F32), random.normal(size=(3, 64)).astype(F32)
+    names = ("model.a.q_proj.weight", "model.a.k_proj.weight", "model.a.v_proj.weight")
+    for draw in range(8):
+        kinds = dict(zip(names, ("Q4_0", "Q8_0", "F16"), strict=True))
+        rows = dict(zip(names, (2, 1, 2), strict=True))
+        inputs = {name: Input(rows[name], in_blocks_for(kinds[name], draw)) for name in names}
+        engine = emulated("q8", 0, draw, inputs)
+        found = engine.linear(x, engine.prepare_matrix(weight, " + ".join(names)), np.arange(5, dtype=F32))
+        rounded = [eight_bits.q8_0(x)] * 3 + [eight_bits.round_to_float16(x)] * 2
+        expected = np.stack([one.astype(np.float64) @ row for one, row in zip(rounded, weight, strict=True)], axis=1)
+        assert np.allclose(found, expected + np.arange(5), rtol=0, atol=1e-4)
+        assert not np.allclose(found, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
+
+
+def test_k_quants_have_large_blocks_on_a_cpu_and_small_ones_elsewhere() -> None:
+    assert [in_blocks_for("Q4_K", draw) for draw in range(2)] == [eight_bits.q8_k, eight_bits.q8_0]
+    assert {in_blocks_for("Q4_0", draw) for draw in range(4)} == {eight_bits.q8_0}
+
+
+def test_a_format_may_name_that_of_the_cache() -> None:
+    assert format_named("q8").kv == "float16"
+    assert format_named("q8 kv:q4_0").kv == with_kv("q8", "q4_0").partition(":")[2] == "q4_0"
+    assert with_kv("q8 kv:q4_0", "float8") == "q8 kv:float8" and with_kv("q8", None) == "q8"
+    for name, words in (("q9", "format 'q9'"), ("q8 kv:q9", "keys and values 'q9'"), ("q8 kv:", "keys and values ''")):
+        with pytest.raises(RequestError, match=words):
+            format_named(name)
+
+
+def test_quantised_weights_are_explained_by_no_scheme_for_unknown_ones() -> None:
+    assert others("float32", is_quantised=False, is_told=False) == ["float16", "bfloat16", "int8", "int4"]
+    assert others("float16 kv:q8_0", is_quantised=True, is_told=False) == [
+        "float32 kv:q8_0",
+        "bfloat16 kv:q8_0",
+        "q8 kv:q8_0",
+    ]
+    assert set(others("int8", is_quantised=True, is_told=True)) == set(FORMATS) - {"int8", "int4"}
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", KEPT)
+def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
+    """One position attends to itself alone: the result is its value, as it is kept."""
+    random = np.random.default_rng(0)
+    queries, keys, values = (random.normal(size=(1, 2, 64)).astype(F32) for _ in range(3))
+    for draw in range(8):
+        engine = emulated(f"float32 kv:{name}", 0, draw)
+        found = engine.attend_one(queries, [(keys, values)])
+        assert np.array_equal(found, KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64))

@@ -1,0 +1,146 @@
+"""compressed-tensors against the package of its authors: its compressors write, it and we read.
+
+It runs where the package is installed (`pip install compressed-tensors`), which the extra `peers` has.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
+
+pytest.importorskip("compressed_tensors", reason="needs the package compressed-tensors")
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+from compressed_tensors.quantization.utils import calculate_qparams
+
+pytestmark = pytest.mark.peers
+
+TRAINED = Path(__file__).parents[2] / "fixtures" / "trained"
+GROUP = {"strategy": "group", "group_size": 32}
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "W4A16": ("pack-quantized", {"weights": {"num_bits": 4, **GROUP}}),
+    "W4A16_ASYM": ("pack-quantized", {"weights": {"num_bits": 4, "symmetric": False, **GROUP}}),
+    "W8A16": ("pack-quantized", {"weights": {"num_bits": 8, "strategy": "channel"}}),
+    "W8A16_ASYM": ("pack-quantized", {"weights": {"num_bits": 8, "symmetric": False, "strategy": "channel"}}),
+    "W8A8": ("int-quantized", {}),
+    "W8A8_ASYM": (
+        "int-quantized",
+        {"weights": {"num_bits": 8, "symmetric": False, "strategy": "channel"}, "input_activations": {"num_bits": 8}},
+    ),
+    "FP8": ("float-quantized", {}),
+    "FP8_DYNAMIC": ("float-quantized", {}),
+    "FP8_BLOCK": ("float-quantized", {}),
+    "naive": ("naive-quantized", {"weights": {"num_bits": 8, "strategy": "tensor"}}),
+}
+
+
+def scheme_of(name: str) -> QuantizationScheme:
+    form, made = FORMS[name]
+    scheme = QuantizationScheme(targets=["Linear"], **(made or PRESET_SCHEMES[name]))
+    scheme.format = form
+    return scheme
+
+
+def least_and_largest(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of what shares a scale, as the package's observers give it."""
+    rows, columns = weight.shape
+    if args.strategy == "tensor":
+        return weight.min().reshape(1), weight.max().reshape(1)
+    if args.strategy == "block":
+        high, wide = args.block_structure
+        padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
+        blocks = padded.reshape(-(-rows // high), high, -(-columns // wide), wide)
+        return blocks.amin(dim=(1, 3)), blocks.amax(dim=(1, 3))
+    grouped = weight.reshape(rows, -1, args.group_size if args.strategy == "group" else columns)
+    return grouped.amin(-1), grouped.amax(-1)
+
+
+def compressed(name: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tensors that the package stores of a matrix, and what it makes of them."""
+    scheme = scheme_of(name)
+    scale, zero = calculate_qparams(*least_and_largest(weight, scheme.weights), scheme.weights)
+    compressor = BaseCompressor.get_value_from_registry(FORMS[name][0])
+    made = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero}, scheme)
+    return made, compressor.decompress(made, scheme)["weight"]
+
+
+def quantised(directory: Path, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A directory of the trained fixture whose Linears the package has quantised; its weights by our names."""
+    config = load_config(TRAINED)
+    tensors: dict[str, torch.Tensor] = {}
+    expected: dict[str, torch.Tensor] = {}
+    scheme = scheme_of(name)
+    for key, one in open_checkpoint(TRAINED, config).items():
+        weight = torch.from_numpy(np.asarray(widen(one.values, one.dtype))).to(dtype)
+        if weight.ndim != 2 or "embed" in key:
+            tensors[key] = weight
+            continue
+        module = key.removesuffix(".weight")
+        made, expected[key] = compressed(name, weight)
+        tensors |= {f"{module}.{part}": value.contiguous() for part, value in made.items()}
+        if scheme.input_activations is not None and not scheme.input_activations.dynamic:
+            tensors[f"{module}.input_scale"] = torch.tensor([0.125], dtype=dtype)
+    directory.mkdir()
+    save_file(tensors, str(directory / "model.safetensors"))
+    raw = json.loads((TRAINED / "config.json").read_text())
+    raw["quantization_config"] = {
+        "config_groups": {"group_0": scheme.model_dump(mode="json")},
+        "quant_method": "compressed-tensors",
+        "format": FORMS[name][0],
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+    (directory / "config.json").write_text(json.dumps(raw))
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_are_the_package_s_before_its_rounding(name: str, dtype: torch.dtype, tmp_path: Path):
+    """It multiplies in the type of the scale: there the product is rounded once."""
+    expected = quantised(tmp_path / "x", name, dtype)
+    config = read_config(tmp_path / "x")
+    found = read_tensors(tmp_path / "x", config)
+    assert len(expected) == sum(len(one.shape) == 2 for one in found.values()) - 1
+    for key, theirs in expected.items():
+        ours = widen(found[key].values, found[key].dtype)
+        assert torch.equal(torch.from_numpy(ours).to(theirs.dtype), theirs), key
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_quantised_model_is_near_the_one_it_was_made_of(name: str, tmp_path: Path):
+    quantised(tmp_path / "x", name, torch.bfloat16)
+    ids = lfm2np.load().prompt_ids("copy: tivu zo sa ->")
+    expected, found = lfm2np.load().logits(ids), lfm2np.load(tmp_path / "x").logits(ids)
+    assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > (0.98 if name.startswith("W4") else 0.999)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("W4A16", None),
+        ("W8A8", InputRounding("int8", "token", 0, None, 0, True)),
+        ("FP8", InputRounding("float8", "tensor", 0, 0.125, 0, True)),
+        ("FP8_DYNAMIC", InputRounding("float8", "token", 0, None, 0, True)),
+        ("FP8_BLOCK", InputRounding("float8", "group", 128, None, 0, True)),
+    ],
+)
+def test_inputs_are_rounded_as_the_package_s_presets_say(name: str, expected: InputRounding | None, tmp_path: Path):
+    quantised(tmp_path / "x", name, torch.bfloat16)
+    found = input_roundings(tmp_path / "x", read_config(tmp_path / "x"))
+    assert set(found.values()) == ({expected} if expected else set())
