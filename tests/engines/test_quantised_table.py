@@ -52,7 +52,9 @@ def test_inputs_are_rounded_as_llama_cpp_rounds_them() -> None:
     x = (random.normal(size=(40, 64)) * np.exp2(random.integers(-8, 8, (40, 1)))).astype(np.float32)
     x[3, :32] = 0.0
     for row, found in zip(x, q8_0(x), strict=True):
-        expected = [one for start in (0, 32) for one in as_q8_0([Fraction(float(one)) for one in row[start : start + 32]])]
+        expected = [
+            one for start in (0, 32) for one in as_q8_0([Fraction(float(one)) for one in row[start : start + 32]])
+        ]
         assert found.tolist() == expected
     wide = random.normal(size=(9, 512)).astype(np.float32)
     blocks, found = wide.reshape(9, 2, 256), q8_k(wide).reshape(9, 2, 256)
