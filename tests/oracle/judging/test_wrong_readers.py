@@ -1,21 +1,23 @@
-"""A wrong reading of quantised weights is a bug, not the format: an engine that computes as llama.cpp does, with weights
-that are another's, against the oracle with the right ones."""
+"""A wrong reading of quantised weights is a bug, not the format: an engine in llama.cpp's arithmetic that reads a file
+in the wrong way, against the oracle that reads it in the right one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import mlx_files
 import numpy as np
 import pytest
 from arithmetic import q8_engine
 from builders import raw_config
 from gguf_bytes import Tensor, gguf_bytes, model_keys, model_tensors
-from wrong_readers import MINIMUM, SCALE, Reader, patched
+from wrong_readers import MINIMUM, SCALE, patched, regrouped
 
 import lfm2np
 from lfm2np.checkpoint.config import parse_config
 from lfm2np.checkpoint.gguf.blocks import Bytes
 from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.loading import Model
 from lfm2np.oracle.judging.formats import with_kv
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Pair
@@ -58,9 +60,9 @@ def write_model(path: Path, dtype: str) -> Path:
     return path
 
 
-def said(engine: Path) -> list[Pair]:
+def said(model: Model) -> list[Pair]:
     """What the engine says of each prompt and of one token behind it."""
-    model, random, pairs = q8_engine(engine), np.random.default_rng(3), []
+    random, pairs = np.random.default_rng(3), []
     for length in LENGTHS:
         ids = tuple(int(one) for one in random.integers(8, model.config.vocab_size, length))
         found = model.numerics.log_softmax(model.logits(ids))
@@ -71,20 +73,32 @@ def said(engine: Path) -> list[Pair]:
     return pairs
 
 
-def judged(right: Path, pairs: list[Pair]) -> Total:
+def judged(right: Path, format_name: str, pairs: list[Pair]) -> Total:
     model = lfm2np.load(right)
-    positions = judge(model, AS_LLAMA_CPP, pairs)
-    return total(model, AS_LLAMA_CPP, pairs, positions)
+    return total(model, format_name, pairs, judge(model, format_name, pairs))
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_a_wrong_reader_is_called_wrong_and_a_right_one_right(dtype: str, tmp_path: Path) -> None:
+def test_another_scale_or_no_minimum_is_a_bug(dtype: str, tmp_path: Path) -> None:
     right, reader = write_model(tmp_path / "right.gguf", dtype), FORMATS[dtype]
     changed = patched(right, tmp_path / "wrong.gguf", reader)
     assert changed
-    own = judged(right, said(right))
+    own = judged(right, AS_LLAMA_CPP, said(q8_engine(right)))
     assert own.verdict in ("EXACT", "TIE") and own.worst < LIMIT
-    found = judged(right, said(tmp_path / "wrong.gguf"))
-    assert found.verdict == "BUG"
-    assert found.worst > 2 * LIMIT
+    found = judged(right, AS_LLAMA_CPP, said(q8_engine(tmp_path / "wrong.gguf")))
+    assert found.verdict == "BUG" and found.worst > 2 * LIMIT
+
+
+@pytest.mark.rounding
+def test_groups_of_32_taken_for_64_are_a_bug(tmp_path: Path) -> None:
+    raw = raw_config(hidden_size=128, intermediate_size=128, vocab_size=64)
+    config = parse_config(raw, "config.json")
+    tensors = mlx_files.quantised_tensors(config, ("affine", 4, 64), "F32")
+    right = mlx_files.write(tmp_path / "right", {**raw, **mlx_files.told("affine", 4, 64)}, tensors)
+    changed = regrouped(right, tmp_path / "wrong")
+    assert set(changed) == {name for name in tensors if name.endswith((".scales", ".biases"))}
+    own = judged(right, "float32", said(lfm2np.load(right, "float32")))
+    assert own.verdict == "EXACT" and own.worst < LIMIT
+    found = judged(right, "float32", said(lfm2np.load(tmp_path / "wrong", "float32")))
+    assert found.verdict == "BUG" and found.worst > 2 * LIMIT
