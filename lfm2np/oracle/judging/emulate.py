@@ -14,9 +14,9 @@ router                    scores and weights in the format, or in float32; its o
 sum over experts          rounded after each, or once
 frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
 quantised weights         which of the two nearest steps a weight goes to: at random, where its scheme is not known
-keys and values           in float16 or bfloat16 added in a wide sum; in float16 one after another, too (llama.cpp)
 
-What the inputs of a product are rounded to is not drawn here: see inputs.py.
+Not drawn: what the inputs of a product are rounded to (inputs.py), and what keys and values are (formats.py); those in
+float16 are added in float16, which llama.cpp does by default, and which is most of what it errs by then.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Emulated(Ieee):
         if self.kept is not None:
             keys, values = self.in_cache(keys), self.in_cache(values)
             queries, shares = self.kept.queries(queries), self.kept.shares
-            in_turn = self.flash and self.kept.adds_in_float16
+            in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
         order = self.random.permutation(context)
