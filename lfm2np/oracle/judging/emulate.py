@@ -174,7 +174,7 @@ class Emulated(Ieee):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)
         if in_turn:
-            mixed = added_in_float16(weights[..., np.argsort(order)], values) / total
+            mixed = added_in_float16(weights, values, order) / total
         elif self.flash:  # weights in the format, divided by their sum at the end
             mixed = (shares(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
         else:
@@ -200,17 +200,19 @@ def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Roundin
     return tuple(parts) or ((slice(0, rows), unchanged),)
 
 
-def added_in_float16(weights: Array, values: Array) -> Array:
+def added_in_float16(weights: Array, values: Array, order: NDArray[np.int64]) -> Array:
     """Weights [G, H/G, t, C] times values [C, G, E], position after position, each sum a float16: [G, H/G, t, E].
 
-    Source: ggml_compute_forward_flash_attn_ext_f16_one_chunk, which starts from the largest weight so far and scales
-    the sum when a larger one comes; here all are relative to the largest.
+    Weight number i is that of position order[i]: engines that could be differ by it, as all of them would else err
+    alike and say nothing of an engine that adds otherwise.
+    Source: ggml_compute_forward_flash_attn_ext_f16_one_chunk, which adds from the first position on, relative to the
+    largest weight so far, and scales the sum when a larger one comes; here all are relative to the largest.
     """
     total = np.zeros((*weights.shape[:3], values.shape[-1]), np.float32)
-    for position, value in enumerate(values):  # [G, E]
-        first = max(0, weights.shape[2] - weights.shape[3] + position)  # queries before it don't see it
+    for index, position in enumerate(order):
+        first = max(0, weights.shape[2] - weights.shape[3] + int(position))  # queries before it don't see it
         seen = total[:, :, first:]
-        seen += weights[:, :, first:, position, None] * value[:, None, None]
+        seen += weights[:, :, first:, index, None] * values[position][:, None, None]
         seen[...] = to_eleven_bits(seen)
     return total
 
