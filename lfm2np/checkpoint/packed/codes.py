@@ -58,6 +58,9 @@ def unpacked(words: Array, width: int) -> NDArray[np.uint8]:
     packed = bytes_of(words)
     if width == 8:
         return packed
+    if 8 % width == 0:  # the same, faster: no code lies in two bytes
+        codes = packed[..., None] >> np.arange(0, 8, width, dtype=np.uint8) & np.uint8(2**width - 1)
+        return codes.reshape(*packed.shape[:-1], -1)
     eights = packed.reshape(*packed.shape[:-1], -1, width).astype(np.uint64)
     joined = np.zeros(eights.shape[:-1], np.uint64)
     for place in range(width):

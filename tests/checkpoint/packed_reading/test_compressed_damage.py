@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,13 @@ TENSORS: list[tuple[str, Edit, str]] = [
 ]
 
 
+@cache
+def drawn(name: str) -> dict[str, Stored]:
+    return quantised_tensors(config_of(raw_of(mixture=False)), name)[0]
+
+
 def made(name: str) -> tuple[dict[str, Any], dict[str, Stored]]:
-    raw = raw_of(mixture=False)
-    return json.loads(json.dumps(raw | told(name))), quantised_tensors(config_of(raw), name)[0]
+    return json.loads(json.dumps(raw_of(mixture=False) | told(name))), dict(drawn(name))
 
 
 def refused(path: Path, name: str, edit: Edit, error: tuple[type[Exception], ...], message: str) -> None:

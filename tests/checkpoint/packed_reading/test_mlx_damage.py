@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,13 @@ TENSORS: list[tuple[Edit, str]] = [
 ]
 
 
+@cache
+def drawn() -> dict[str, Stored]:
+    return quantised_tensors(config_of(raw_of(mixture=True)), FORM)
+
+
 def made() -> tuple[dict[str, Any], dict[str, Stored]]:
-    raw = raw_of(mixture=True)
-    return raw | told(*FORM), quantised_tensors(config_of(raw), FORM)
+    return raw_of(mixture=True) | told(*FORM), dict(drawn())
 
 
 def read_whole(path: Path) -> None:

@@ -29,7 +29,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 
 pytestmark = pytest.mark.peers
 
-TRAINED = Path(__file__).parents[2] / "fixtures" / "trained"
+TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
 GROUP = {"strategy": "group", "group_size": 32}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "W4A16": ("pack-quantized", {"weights": {"num_bits": 4, **GROUP}}),
