@@ -24,7 +24,6 @@ DTYPES: dict[str, np.dtype[Any]] = {  # of safetensors, beside those of stored.D
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "F8_E4M3": np.dtype("u1"),
-    "F8_E8M0": np.dtype("u1"),
 }
 BITS = {f"{width} bits": width for width in range(1, 9)}
 LARGEST = {"int8": 256.0, "float8": 448.0, "float4": 6.0}  # of a code less its zero; of n bits 2**n

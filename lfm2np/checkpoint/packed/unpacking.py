@@ -29,7 +29,7 @@ def unpacked(
     else:
         found = mlx.in_our_names(tensors, config, settings, source)
     known = layout_of(config).keys() | {HEAD}
-    for name in found.keys() & known:  # others are refused as unexpected
+    for name in sorted(found.keys() & known):  # others are refused as unexpected
         one = found[name]
         if not isinstance(one.values, PackedRows) and one.dtype not in DTYPES:
             raise CheckpointError(

@@ -24,6 +24,7 @@ from lfm2np.errors import CheckpointError, ConfigError
 
 OUT = "model.layers.0.conv.out_proj"
 Edit = Callable[[dict[str, Any], dict[str, Stored]], None]
+BLOCK = weights(num_bits=8, type="float", strategy="block", group_size=None)
 BYTES = {"I64": 8, "F32": 4, "I32": 4, "U32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
 
@@ -33,6 +34,10 @@ def setting(**changes: object) -> Edit:
 
 def scheme(**changes: object) -> Edit:
     return lambda raw, tensors: raw["quantization_config"]["config_groups"]["group_0"].update(changes)
+
+
+def both(*edits: Edit) -> Edit:
+    return lambda raw, tensors: [edit(raw, tensors) for edit in edits] and None
 
 
 def args(**changes: object) -> Edit:
@@ -107,6 +112,10 @@ CONFIGS: list[tuple[Edit, str]] = [
         "strategy: tensor is not implemented in format pack-quantized, expected",
     ),
     (args(block_structure=[2, 2]), r"block_structure: \[2, 2\] contradicts strategy=group"),
+    (
+        both(setting(format="float-quantized"), scheme(format=None, weights=BLOCK | {"block_structure": [2**70, 1]})),
+        r"block_structure: \[1180591620717411303424, 1\], expected two integers from 1 to 131072",
+    ),
     (args(actorder=True), f"{GROUP}.weights.actorder: True, expected null or one of weight, static, group, dynamic"),
     (args(quant_min=1), f"{GROUP}.weights.quant_min: 1 is not implemented, expected num_bits, type"),
     (scheme(input_activations=TOKEN | {"num_bits": 4}), "input_activations.num_bits: 4 is not implemented, expected 8"),
