@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | check | record | locate | vectors | info | ...`."""
+"""The command line: `lfm2np generate | replay | score | check | compare | record | locate | vectors | info | ...`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import lfm2np
 from lfm2np.cli.bench import add_bench
 from lfm2np.cli.check import add_check
+from lfm2np.cli.compare import add_compare
 from lfm2np.cli.conformance import add_conformance
 from lfm2np.cli.draw import add_draw
 from lfm2np.cli.faults import add_faults
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_faults,
         add_conformance,
         add_check,
+        add_compare,
         add_fuzz,
         add_record,
         add_locate,
