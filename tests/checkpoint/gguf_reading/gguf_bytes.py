@@ -8,19 +8,49 @@ from pathlib import Path
 import numpy as np
 from blocks_drawn import random_rows
 from gguf_file import (
+    ARRAY,
+    BOOL,
+    F32,
     I32,
+    LETTERS,
+    STRING,
+    U32,
     Key,
     Tensor,
     gguf_bytes,
+    header,
+    info,
+    model_keys,
     model_tensors,
+    padded,
+    string,
+    value,
 )
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.gguf.formats import QUANTISED
 
 __all__ = [
-    *("ARRAY", "BOOL", "F32", "I32", "LETTERS", "STRING", "U32", "Key", "Tensor", "gguf_bytes", "header", "info"),
-    *("model_keys", "model_tensors", "padded", "quantised_tensors", "split_bytes", "string", "value", "write_splits"),
+    "ARRAY",
+    "BOOL",
+    "F32",
+    "I32",
+    "LETTERS",
+    "STRING",
+    "U32",
+    "Key",
+    "Tensor",
+    "gguf_bytes",
+    "header",
+    "info",
+    "model_keys",
+    "model_tensors",
+    "padded",
+    "quantised_tensors",
+    "split_bytes",
+    "string",
+    "value",
+    "write_splits",
 ]
 
 
