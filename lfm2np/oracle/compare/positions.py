@@ -7,7 +7,7 @@ An item is a sequence and the quantised checkpoints, with the parts to be tried 
 Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
 a token that follows, V vocabulary, N layers, L sparse layers, U parts.
 
-All sums are exact_sum's, exp and log are elementary's: so the bits are the same on every machine.
+All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.errors import WorkerError
-from lfm2np.numerics import Numerics, elementary
+from lfm2np.numerics import Numerics
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.numerics.pieces import pieces
+from lfm2np.oracle.compare.divergence import divergence
 from lfm2np.oracle.compare.network import Network, Pass, network_of, network_with, run_from, run_whole, tensors_of
 from lfm2np.oracle.compare.pair import parts_of
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
@@ -235,19 +236,14 @@ def of_other(
 
 
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:
-    """kl, best, logprobs and wrong of another's states [R, D]: see of_other.
-
-    The sum of p (log p - log q) is off by about 2**-46 of the largest log-probability (log_softmax); what that makes
-    negative is 0.
-    """
+    """kl, best, logprobs and wrong of another's states [R, D]: see of_other."""
     parts = []
-    for rows, _, expected in baseline.pieces():
+    for rows, base_logits, base_logprobs in baseline.pieces():
         logits, wrong = logits_of(baseline.numerics, head, states[rows])
         logprobs = baseline.numerics.log_softmax(logits)
-        kl = exact_sum(elementary.exp(expected) * (expected - logprobs))
         parts.append(
             {
-                "kl": np.maximum(kl, 0.0),
+                "kl": divergence(base_logits, base_logprobs, logits, logprobs),
                 "best": np.argmax(logits, axis=1).astype(np.int64),
                 "logprobs": own_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,

@@ -7,7 +7,7 @@ from typing import Any
 
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
-from lfm2np.oracle.compare.sequences import GREEDY, TEXT
+from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
 from lfm2np.oracle.reports.parts import environment, number, plural
 
 FORMAT_VERSION = 1
@@ -57,9 +57,10 @@ def as_text(compared: Compared) -> str:
 def scored_words(compared: Compared) -> str:
     words = []
     for source, counts in compared.sources.items():
-        kind = {TEXT: "window of the text", GREEDY: "greedy answer"}.get(source, source.rstrip("s"))
-        told = plural(counts["sequences"], kind) if source in (TEXT, GREEDY) else f"{counts['sequences']} {source}"
-        words.append(f"{told} ({plural(counts['positions'], 'position')})")
+        count = counts["sequences"]
+        nouns = {REQUESTS: plural(count, "request"), TEXT: plural(count, "window") + " of the text"}
+        nouns |= {GREEDY: plural(count, "greedy answer"), OWN_TEXTS: f"the {count} {OWN_TEXTS}, as none were given"}
+        words.append(f"{nouns[source]} ({plural(counts['positions'], 'position')})")
     return ", ".join(words)
 
 
@@ -108,7 +109,7 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
             parts.sort(key=lambda rows: -max(row["kl"] for row in rows))
         cells = [[rows[0]["name"], *(f"{number(row['kl'])} ({row['flips']})" for row in rows)] for rows in parts]
         title = f"Mean KL (flips) of the base with one {compared.by} alone quantised"
-        found.append((title, [compared.by, *columns], cells))
+        found += [(title, [compared.by, *columns], cells)] if cells else []
     if own[0]["routes"] is not None:
         cells = [
             [f"layer {rows[0]['layer']}", *(f"{row['moved']} of {row['rows']}" for row in rows)]
