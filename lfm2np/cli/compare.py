@@ -47,6 +47,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
         ]
     with progress_bar("loading") as show:
         model = load(arguments.base, "exact", show, arguments.weights)
+    for one in quantised:
+        require_same_tokens(model, one.files)
     scored = what_is_scored(model, quantised, arguments)
     with work.place_of(arguments, model) as place, progress_bars(GENERATING, COMPARING) as shown:
         others = sides(model, quantised, arguments.weights, place)
@@ -76,7 +78,6 @@ def sides(model: Model, quantised: list[Quantised], weights: str, place: Place) 
             continue
         with progress_bar(f"loading {path.name}") as show:
             found[one.sha256] = load(path, "exact", show, weights)
-            require_same_tokens(model, found[one.sha256])
     return found
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.files import directory_of, read_config, read_tensors
 from lfm2np.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.errors import RequestError
+from lfm2np.checkpoint.strict_json import is_present
+from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.errors import RequestError, TokenizerError
 
 BY = ("layer", "tensor", "none")
 SIZES = (
@@ -109,12 +111,14 @@ def require(name: str, expected: object, found: object, base: Files, other: File
         raise RequestError(f"{other.path}: {name}: {found}, expected {expected}, as {base.path} has it")
 
 
-def require_same_tokens(base: LoadedModel, other: LoadedModel) -> None:
-    """RequestError for the first id that stands for something else; a checkpoint without a tokenizer takes ids."""
-    if not (base.has_tokenizer and other.has_tokenizer):
+def require_same_tokens(base: LoadedModel, other: Files) -> None:
+    """RequestError for the first id that stands for something else; of a checkpoint without a tokenizer nothing."""
+    directory = directory_of(other.path)
+    if not base.has_tokenizer or not is_present(directory / "tokenizer.json", TokenizerError):
         return
+    tokenizer = load_tokenizer(directory, other.config)
     for token_id in range(base.config.vocab_size):
-        expected, found = base.tokenizer.token(token_id), other.tokenizer.token(token_id)
+        expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
         if found != expected:
             raise RequestError(
                 f"{other.path}: token {token_id}: {found!r}, expected {expected!r}, as {base.path} has it"
