@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lfm2np.oracle.compare.compare import Compared
-from lfm2np.oracle.compare.shown import HEADER, NOTE, main_rows, names, scored_words, tables
+from lfm2np.oracle.compare.shown import HEADER, NOTES, main_rows, names, scored_words, tables
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
 from lfm2np.oracle.reports.parts import environment, number, plural
 
@@ -19,7 +19,8 @@ def as_html(compared: Compared, command: str) -> str:
         ("weights", "Errors of the weights", weights(compared)),
         ("again", "Versions, and how to do it again", again(compared, command)),
     ]
-    return page(f"lfm2np compare: {compared.base.path.name}", head(compared), sections, f'<p class="note">{NOTE}</p>\n')
+    footer = "".join(f'<p class="note">{one}</p>\n' for one in NOTES)
+    return page(f"lfm2np compare: {compared.base.path.name}", head(compared), sections, footer)
 
 
 def head(compared: Compared) -> str:

@@ -17,10 +17,10 @@ HEADER = (
     *("checkpoint", "bits", "KL mean", "median", "99 %", "largest", "same top-1", "flips", "clear"),
     *("log-prob", "perplexity", "ratio"),
 )
-NOTE = (
-    "KL: of the quantised distribution from the base's, over the whole vocabulary, nats. Flips: other greedy tokens; "
-    "clear: where the base's margin is more than a step of bfloat16 of its logits. log-prob: mean change of the given "
-    "tokens'. Bits: stored, a weight."
+NOTES = (
+    "KL: from the base's distribution over the whole vocabulary to the quantised, nats. Bits: stored, a weight.",
+    "Flips: other greedy tokens; clear: the base's margin is more than a step of bfloat16 of its logits.",
+    "log-prob: mean change of that of the given tokens. Perplexity: of the text if there is one.",
 )
 
 
@@ -45,7 +45,7 @@ def as_json(compared: Compared, command: str) -> dict[str, Any]:
 def as_text(compared: Compared) -> str:
     """The table, a row each; then by layer and by part, a column each."""
     lines = [f"base      {compared.base.path}", f"scored    {scored_words(compared)}", ""]
-    lines += [*aligned([HEADER, *main_rows(compared)]), "", NOTE]
+    lines += [*aligned([HEADER, *main_rows(compared)]), "", *NOTES]
     for title, header, rows in tables(compared):
         shown = rows[:MOST_PARTS]
         more = [f"... {len(rows) - len(shown)} more: --json and --html have them"] if len(rows) > len(shown) else []
