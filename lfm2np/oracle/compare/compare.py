@@ -106,15 +106,12 @@ def compare(
     items = [one.item(nothing if one.source == GREEDY else asked) for one in everything]
     results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
     figures = [
-        figures_of(everything, results, number, [part.name for part in own], names)
+        figures_of(everything, results, number, [part.name for part in own], names, model.config.sparse_layers)
         | {"bits_a_weight": stored_bits(quantised[number].files)}
         | {"tensors": [asdict(one) for one in quantised[number].errors]}
         for number, (own, names) in enumerate(zip(parts, tried, strict=True))
     ]
     for one, own in zip(quantised, figures, strict=True):
-        for route, layer in zip(own["routes"] or (), model.config.sparse_layers, strict=True):
-            route["layer"] = layer
-            del route["sparse_layer"]
         if not own["positions"]:
             raise NumericsError(f"{one.files.path}: no sequence can be computed, {failures(everything, results)[0]}")
     return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failures(everything, results))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+
 from lfm2np.oracle.compare.compare import Compared
+from lfm2np.oracle.compare.drawing import MOST_NAME, layer_figure
 from lfm2np.oracle.compare.shown import HEADER, NOTES, main_rows, names, scored_words, tables
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
-from lfm2np.oracle.reports.parts import environment, number, plural
+from lfm2np.oracle.reports.parts import environment, number, plural, visible
 
 MOST_ROWS = 100
 COMMAND = 4000  # characters
@@ -39,10 +42,23 @@ def figures(compared: Compared) -> str:
 
 
 def by_part(compared: Compared) -> str:
-    found = []
+    found = drawn(compared)
     for title, header, rows in tables(compared):
         found.append(table(title, list(map(foreign, header)), {"": [list(map(foreign, row)) for row in rows]}))
     return "".join(found)
+
+
+def drawn(compared: Compared) -> list[str]:
+    """How the residual stream drifts, and what each layer alone costs, if that was asked for."""
+    legends = [html.escape(visible(one.files.path.stem[-MOST_NAME:])) for one in compared.quantised]
+    asked = [("layers", "error", "Relative RMS difference of the residual stream")]
+    asked += [("parts", "kl", "Mean KL of one layer alone quantised")] if compared.by == "layer" else []
+    found = []
+    for rows, value, title in asked:
+        values = [[row[value] for row in own[rows]] for own in compared.figures]
+        places = [row["name"] for row in compared.figures[0][rows]]
+        found.append(layer_figure(rows, title, places, list(zip(legends, values, strict=True))))
+    return found
 
 
 def flips(compared: Compared) -> str:

@@ -23,7 +23,12 @@ MOST_FLIPS = 100  # that are listed
 
 
 def figures_of(
-    scored: Sequence[Scored], results: Sequence[Result], number: int, parts: Sequence[str], tried: Sequence[str]
+    scored: Sequence[Scored],
+    results: Sequence[Result],
+    number: int,
+    parts: Sequence[str],
+    tried: Sequence[str],
+    sparse_layers: Sequence[int],
 ) -> Figures:
     """Of the quantised checkpoint of that number; `parts` are all, of which those `tried` have other numbers.
 
@@ -47,7 +52,7 @@ def figures_of(
         "logprobs": changes(compared),
         "perplexities": perplexities(compared),
         "layers": by_layer(compared),
-        "routes": routes(compared),
+        "routes": routes(compared, sparse_layers),
         "parts": by_part(compared, parts, tried),
         "greedy": greedy([one for one in kept if one[0].source == GREEDY]),
         "listed_flips": listed[:MOST_FLIPS],
@@ -119,12 +124,13 @@ def by_layer(compared: Sequence[Kept]) -> list[Figures]:
     return found
 
 
-def routes(compared: Sequence[Kept]) -> list[Figures] | None:
-    """In how many rows some token's experts are others, by sparse layer; None where there are none."""
+def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figures] | None:
+    """In how many rows a token's experts are others, by sparse layer; None where there are none."""
     if not compared or "elsewhere" not in compared[0][2]:
         return None
     moved = np.concatenate([own["elsewhere"] for _, _, own in compared])
-    return [{"sparse_layer": i, "moved": int(column.sum()), "rows": len(moved)} for i, column in enumerate(moved.T)]
+    columns = zip(sparse_layers, moved.T, strict=True)
+    return [{"layer": layer, "moved": int(column.sum()), "rows": len(moved)} for layer, column in columns]
 
 
 def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_tensors
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, parameter_count
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import (
@@ -35,7 +35,8 @@ from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with
 from lfm2np.oracle.judging.routes import routed
 
 Array = NDArray[Any]
-MOST_LAYERS = 64  # with one tensor changed, that are kept prepared
+MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
+SMALL = 2**23  # weights of a model of which they are
 Tensors = dict[str, StoredTensor]
 
 
@@ -85,9 +86,19 @@ def tensors_of(model: LoadedModel) -> Tensors:
     return with_head(read_tensors(model.path, model.config), model.config)
 
 
-@lru_cache(maxsize=MOST_LAYERS)
 def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """One layer of the base with some of its tensors changed, or the other's own if all are."""
+    """One layer of the base with some of its tensors changed; of small models it is kept for the next sequences."""
+    is_small = parameter_count(base.config) <= SMALL
+    return kept_layer(base, other, part) if is_small else made_layer(base, other, part)
+
+
+@lru_cache(maxsize=MOST_LAYERS)
+def kept_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    return made_layer(base, other, part)
+
+
+def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    """The other's own layer, if all of it is changed."""
     index = part.layer
     assert index is not None
     prefix = f"model.layers.{index}."

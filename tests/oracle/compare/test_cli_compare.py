@@ -18,6 +18,7 @@ from sides import LINES, MOE, TRAINED, figures, quantised, written
 import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
 from lfm2np.cli import main
+from lfm2np.oracle.compare.drawing import layer_figure
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 from lfm2np.oracle.compare.shown import FORMAT_VERSION
 
@@ -106,6 +107,7 @@ def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path,
     assert [row.split()[0] for row in rows] == ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
     read = page.read_text(encoding="utf-8")
     assert all(one in read for one in (both["digest"], "trained-Q4_0.gguf", "Errors of the weights", "layer 5"))
+    assert read.count("<svg") == 2 and read.count('class="mark ') == 4
     assert "default-src 'none'" in read and not re.search(r"<(script|link|img)|(src|href)=\"[^#]", read)
 
 
@@ -123,6 +125,16 @@ def test_foreign_names_do_nothing_in_the_page(files: Path, tmp_path: Path):
 def test_without_anything_to_score_the_texts_of_check_are_and_it_says_so(files: Path, capsys: Any):
     assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf"), "--by", "none"]) == 0
     assert "the 10 texts of lfm2np check, as none were given (" in capsys.readouterr().out
+
+
+def test_a_figure_draws_what_is_not_zero_and_nothing_of_nothing():
+    places = [f"layer {number}" for number in range(40)]
+    drawn = layer_figure("x", "Title", places, [("a", [0.0, 1e-9, 1e-3, *[0.5] * 37]), ("b", [0.0] * 40)])
+    (path, empty) = (line for line in drawn.splitlines() if 'class="mark ' in line)
+    assert (path.count("M"), empty.count("M")) == (1 + 39, 1)  # the legend, and each value
+    assert drawn.count("<text") < 40 and ">1e-9</text>" in drawn and ">1e-1</text>" in drawn
+    assert layer_figure("x", "Title", places, [("a", [0.0] * 40)]) == ""
+    assert "The first 6 of 9" in layer_figure("x", "Title", places, [("a", [1.0] * 40)] * 9)
 
 
 # --- where it is computed
