@@ -15,7 +15,7 @@ from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 pytestmark = pytest.mark.peers
 QUANTISES = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "MXFP4")  # by itself, without its C library
 
