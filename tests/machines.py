@@ -3,9 +3,9 @@
 Of each architecture a folder is put together from Debian's packages (Python, NumPy, netlib's reference BLAS, OpenBLAS)
 and wheels (safetensors, tokenizers), which qemu's user emulation then runs. Under each BLAS: the digests that the
 README states (the trained fixture's and the mixture of experts'), golden vectors, a batch in a cramped cache held
-against sequential generation, the tests of exp, log, sin, cos and of exact products. s390x is big-endian. Nothing is
-installed, and nothing is written but the work folder and __pycache__: apt is run with lists, caches and a state of its
-own. Exit code 1 if anything is otherwise than on every other machine.
+against sequential generation, files and figures of quantised types, the tests of exp, log, sin, cos and of exact
+products. s390x is big-endian. Nothing is installed, and nothing is written but the work folder and __pycache__: apt is
+run with lists, caches and a state of its own. Exit code 1 if anything is otherwise than on every other machine.
 
 Needs a Debian, for apt-get, dpkg and its mirror, pip, and qemu: apt-get install qemu-user-static
 """
@@ -37,6 +37,7 @@ BATCH = ["generate", "--prove", "--json", "--block-size", "2", "--num-blocks", "
 BATCH += ["--max-tokens", "10", *(word for prompt in ASKED for word in ("--prompt", prompt))]
 NUMERICS = [f"tests/numerics/test_{name}.py" for name in ("elementary", "exact", "exact_attention")]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", *NUMERICS]
+EIGHT_TYPES = [*PYTEST[:4], "tests/oracle/compare/test_eight_types.py", "-k"]
 # Left out, as they ask for no bits: how close attention is to float64, which takes minutes emulated, and a control in
 # plain float32, in which OpenBLAS's kernel for the Athlon dies under qemu.
 NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
@@ -45,11 +46,13 @@ COMMANDS = {
     "mixture": ["digest", "--model", str(TOP / "fixtures" / "moe")],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
+    "compare": [*EIGHT_TYPES, "every_machine and all"],
     "tests": [*PYTEST, *NOT_BITS],
 }
 QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign)"
 QUICK_TESTS += " and not longest and not plain_float32"
-QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")} | {"tests": [*PYTEST, "-k", QUICK_TESTS]}
+QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")}
+QUICK |= {"compare": [*EIGHT_TYPES, "every_machine and few"], "tests": [*PYTEST, "-k", QUICK_TESTS]}
 
 # Runs there: what the machine is, and then one command after the other, each a line of JSON.
 WORKER = """
@@ -186,6 +189,7 @@ JUDGES = {
     "mixture": partial(judge_digest, DIGESTS["MOE"]),
     "batch": judge_batch,
     "vectors": judge_vectors,
+    "compare": judge_tests,
     "tests": judge_tests,
 }
 

@@ -117,9 +117,14 @@ class Tokenizer:
         """A decoder for one request's tokens as they come."""
         return TextStream(self)
 
+    @property
+    def most_characters(self) -> int:
+        """Of a text that is tokenised at once: no choice of tokens fits more into the context."""
+        return self._longest_token * self._max_tokens
+
     def _require_room(self, text: str, name: str) -> None:
         """RequestError for text that no choice of tokens fits into the context: tokenising it would take minutes."""
-        most = self._longest_token * self._max_tokens
+        most = self.most_characters
         if len(text) > most:
             raise RequestError(
                 f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "

@@ -1,4 +1,4 @@
-"""The command line: one file a command, program.py puts them together. Public: `main`.
+"""The command line: a file for each command or two, program.py puts them together. Public: `main`.
 
 A command's file has its options (`add_generate`, ...) and what runs it; shared/ is what several of them need.
 Nobody may import it but lfm2np.__main__; it may import everything.

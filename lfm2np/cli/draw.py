@@ -1,8 +1,9 @@
-"""`lfm2np draw`: a recorded run as one HTML page, or one of its steps in the terminal."""
+"""`lfm2np draw` and `lfm2np replay`: a recorded run as one HTML page or a step of it, or its schedule once more."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shlex
@@ -15,9 +16,10 @@ from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
-from lfm2np.errors import RequestError
+from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.work.whole_file import write_whole
+from scheduler import TraceError, replay
 
 EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw --demo --model LFM2-8B-A1B -o page.html
@@ -96,3 +98,28 @@ def add_draw(command: AddCommand) -> None:
         model=False,
     )
     add_options(sub)
+
+
+def run_replay(arguments: argparse.Namespace) -> None:
+    try:
+        result = replay(read_file(arguments.trace).splitlines())
+    except TraceError as error:
+        raise ProofError(f"{arguments.trace}: {error}") from None
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(result)))
+        return
+    print(
+        f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
+        f"{result.tokens} sampled tokens, {result.preemptions} preemptions: every plan, token and ending as recorded"
+    )
+
+
+def add_replay(command: AddCommand) -> None:
+    sub = command(
+        "replay",
+        run_replay,
+        "re-execute a trace's schedule without the model, and confirm plans, tokens and endings",
+        "lfm2np replay trace.jsonl",
+        model=False,
+    )
+    sub.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")

@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | check | record | locate | vectors | info | ...`."""
+"""The command line: `lfm2np generate | replay | score | check | compare | record | locate | vectors | info | ...`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import lfm2np
 from lfm2np.cli.bench import add_bench
 from lfm2np.cli.check import add_check
+from lfm2np.cli.compare import add_compare
 from lfm2np.cli.conformance import add_conformance
-from lfm2np.cli.draw import add_draw
+from lfm2np.cli.draw import add_draw, add_replay
 from lfm2np.cli.faults import add_faults
 from lfm2np.cli.fuzz import add_fuzz
 from lfm2np.cli.generate import add_generate
@@ -22,7 +23,6 @@ from lfm2np.cli.info import add_digest, add_info
 from lfm2np.cli.locate import add_locate
 from lfm2np.cli.merge import add_merge
 from lfm2np.cli.record import add_record
-from lfm2np.cli.replay import add_replay
 from lfm2np.cli.score import add_score
 from lfm2np.cli.shared.parser import EXIT_CODES, Command, OneLineParser, fail
 from lfm2np.cli.vectors import add_vectors
@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_faults,
         add_conformance,
         add_check,
+        add_compare,
         add_fuzz,
         add_record,
         add_locate,

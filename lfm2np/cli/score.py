@@ -14,7 +14,7 @@ from typing import Any
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, completion_ids, load_model, prompt_ids
-from lfm2np.cli.shared.requests import read_lines
+from lfm2np.cli.shared.requests import prompt_and_completion, read_named_lines
 from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
@@ -22,7 +22,6 @@ from lfm2np.scoring import teacher_forcing
 from lfm2np.scoring.many import score_many
 from lfm2np.scoring.teacher_forcing import TokenScore
 
-KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json"""
 REQUESTS_HELP = "one JSON object a line: prompt or prompt_token_ids, completion or completion_token_ids, request_id"
@@ -98,30 +97,11 @@ def total_of(scores: Sequence[TokenScore]) -> float:
 
 def read_sequences(model: Model, text: str, source: str) -> list[Scored]:
     """One a line. RequestError names the line of a bad one, before anything is computed."""
-    found = read_lines(text, source, lambda raw, name: sequence_of(model, raw, name))
-    names = [one.request_id for one in found]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"{source}: two requests have one request_id: {twice!r}")
-    return found
+    return read_named_lines(text, source, lambda raw, name: sequence_of(model, raw, name), lambda one: one.request_id)
 
 
 def sequence_of(model: Model, raw: Mapping[str, Any], request_id: str) -> Scored:
-    if set(raw) - KEYS:
-        raise RequestError(f"{min(set(raw) - KEYS)!r}: expected some of {', '.join(sorted(KEYS))}")
-    if ("prompt" in raw) == ("prompt_token_ids" in raw):
-        raise RequestError("expected either prompt or prompt_token_ids")
-    if "completion" in raw and "completion_token_ids" in raw:
-        raise RequestError("expected completion or completion_token_ids, not both")
-    for key in ("prompt", "completion", "request_id"):
-        if key in raw and (not isinstance(raw[key], str) or not raw[key]):
-            raise RequestError(f"{key} {raw[key]!r}: expected a string")
-    prompt = model.prompt_ids(raw["prompt"] if "prompt" in raw else raw["prompt_token_ids"])
-    completion: list[int] = []
-    if "completion" in raw:
-        completion = model.tokenizer.encode_more(raw["completion"])
-    elif "completion_token_ids" in raw:
-        completion = model.prompt_ids(raw["completion_token_ids"])
+    prompt, completion = prompt_and_completion(model, raw)
     ids = teacher_forcing.scorable(prompt + completion, model.config)
     return Scored(raw.get("request_id", request_id), ids, len(prompt) if completion else 1)
 

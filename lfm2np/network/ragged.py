@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
+from lfm2np.checkpoint.stored import StoredTensor, widen
+from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
@@ -43,23 +43,45 @@ def hidden_states(
     An overflow that attention meets is the `error` of its own run; those in the logits are for the caller to see.
     """
     require_ieee()
+    runs, rotary = runs_of(sequences, config)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        x = embedded(weights.embedding, numerics, sequences)
+        for layer in weights.layers:
+            x = block(layer, config, numerics, x, rotary, runs)
+        return numerics.rms_norm(x, weights.final_norm, config.norm_eps), runs
+
+
+def runs_of(sequences: Sequence[Sequence[int]], config: ModelConfig) -> tuple[list[Run], tuple[Array, Array]]:
+    """The run of each sequence, and the angles of all positions, as `rotary_table` gives them."""
     lengths = [len(one) for one in sequences]
     runs = [Run(slice(start, stop)) for start, stop in pairwise(np.cumsum([0, *lengths]).tolist())]
-    ids = np.array([token for one in sequences for token in one], np.int64)  # [T]
     positions = np.concatenate([np.arange(length) for length in lengths])  # [T]
-    rotary = rotary_table(positions, config.head_dim, config.rope_theta)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
-        for layer in weights.layers:
-            normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
-            if isinstance(layer.operator, ShortConvWeights):
-                mixed = short_conv(layer.operator, numerics, normed, runs)
-            else:
-                mixed = attention(layer.operator, config, numerics, normed, rotary, runs)
-            x = numerics.add(mixed, x)
-            normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-            x = numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
-        return numerics.rms_norm(x, weights.final_norm, config.norm_eps), runs
+    return runs, rotary_table(positions, config.head_dim, config.rope_theta)
+
+
+def embedded(embedding: StoredTensor, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Array:
+    """The rows of all tokens, [T, D]."""
+    ids = np.array([token for one in sequences for token in one], np.int64)  # [T]
+    return numerics.embed(widen(embedding.values[ids], embedding.dtype))
+
+
+def block(
+    layer: LayerWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    x: Array,
+    rotary: tuple[Array, Array],
+    runs: list[Run],
+) -> Array:
+    """reference.block of each sequence: [T, D] -> [T, D]."""
+    normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
+    if isinstance(layer.operator, ShortConvWeights):
+        mixed = short_conv(layer.operator, numerics, normed, runs)
+    else:
+        mixed = attention(layer.operator, config, numerics, normed, rotary, runs)
+    x = numerics.add(mixed, x)
+    normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
+    return numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
 
 
 def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, runs: list[Run]) -> Array:

@@ -22,7 +22,7 @@ class Taken(NamedTuple):
     why: str
 
 
-def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, engine: str) -> Taken:
+def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, is_told: bool, engine: str) -> Taken:
     """Of an engine that runs this checkpoint and says that it is `engine`.
 
     RequestError where that can't be told: llama.cpp runs a GGUF file, of which a directory says nothing.
@@ -39,4 +39,7 @@ def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, engine: str
             f"--format auto: the engine is {engine}, which runs a GGUF file, and --model is a directory: expected "
             "--model FILE.gguf, or the format"
         )
-    return Taken(FLOATS[most], f"the weights are {most}")
+    if is_told:
+        return Taken("w8a8", f"the weights are {most}, and the checkpoint tells how inputs are rounded to 8 bits")
+    norms = tensors["model.embedding_norm.weight"].dtype  # which no checkpoint has quantised
+    return Taken(FLOATS[norms], f"the weights are {most}" + (f", the norms {norms}" if norms != most else ""))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judging.formats import others
-from lfm2np.oracle.judging.inputs import is_quantised
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
@@ -169,7 +169,9 @@ def explaining_format(
     worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
-    for name in others(declared, is_quantised(tensors), is_told=False):
+    is_quantised = any(one.is_quantised for one in tensors.values())
+    is_told = bool(input_roundings(model.path, model.config))
+    for name in others(declared, is_quantised, is_told):
         try:
             found = judge(model, name, first, progress, known)
             if any(one.verdict in WRONG for one in found):

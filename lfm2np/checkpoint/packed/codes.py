@@ -24,7 +24,6 @@ DTYPES: dict[str, np.dtype[Any]] = {  # of safetensors, beside those of stored.D
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "F8_E4M3": np.dtype("u1"),
-    "F8_E8M0": np.dtype("u1"),
 }
 BITS = {f"{width} bits": width for width in range(1, 9)}
 LARGEST = {"int8": 256.0, "float8": 448.0, "float4": 6.0}  # of a code less its zero; of n bits 2**n
@@ -58,6 +57,9 @@ def unpacked(words: Array, width: int) -> NDArray[np.uint8]:
     packed = bytes_of(words)
     if width == 8:
         return packed
+    if 8 % width == 0:  # the same, faster: no code lies in two bytes
+        codes = packed[..., None] >> np.arange(0, 8, width, dtype=np.uint8) & np.uint8(2**width - 1)
+        return codes.reshape(*packed.shape[:-1], -1)
     eights = packed.reshape(*packed.shape[:-1], -1, width).astype(np.uint64)
     joined = np.zeros(eights.shape[:-1], np.uint64)
     for place in range(width):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.config_values import require_bool, same
+from lfm2np.checkpoint.config_values import SIZES, require_bool, same
 from lfm2np.errors import ConfigError
 from lfm2np.values import plain, show
 
@@ -205,8 +205,9 @@ def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, in
         if told is not None:
             raise ConfigError(f"{key}.block_structure: {show(told)} contradicts strategy={strategy}")
         return 0, 0
-    if not isinstance(told, list) or len(told) != 2 or not all(type(one) is int and one > 0 for one in told):
-        raise ConfigError(f"{key}.block_structure: {show(told)}, expected two positive integers")
+    most = SIZES["hidden_size"][1]
+    if not isinstance(told, list) or len(told) != 2 or not all(type(one) is int and 0 < one <= most for one in told):
+        raise ConfigError(f"{key}.block_structure: {show(told)}, expected two integers from 1 to {most}")
     return told[0], told[1]
 
 

@@ -78,13 +78,15 @@ def in_our_names(
             if place.expert is not None and config.mixture is not None:
                 dims = ((config.mixture.num_experts, "num_experts"), *dims)
             whole[place.name] = _whole(tensors, place.name, dims, settings, used)
+            if place.expert is not None:
+                require_shape(whole[place.name], dims)
         one = whole[place.name]
         if place.expert is None:
             found[name] = replace(one, name=name)
         else:
-            source = f"{one.source}: {one.name}[{place.expert}]"
-            found[name] = replace(one, name=name, values=one.values[place.expert], source=source)
-    for name in tensors.keys() - used:
+            where = f"{one.source}: {one.name}[{place.expert}]"
+            found[name] = replace(one, name=name, values=one.values[place.expert], source=where)
+    for name in sorted(tensors.keys() - used):
         if name in found:
             raise CheckpointError(
                 f"{tensors[name].source}: {plain(name)} stands beside {places[name].name}, expected one of them"

@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lfm2np.checkpoint.packed import mlx_settings
+from lfm2np.checkpoint.packed.auto_settings import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
 from lfm2np.checkpoint.packed.mlx_settings import MlxSettings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
 from lfm2np.values import show
 
-Settings = MlxSettings | CompressedSettings
-METHODS: dict[str, Callable[[Mapping[str, object]], Settings]] = {METHOD: compressed_settings}  # by quant_method
+Settings = MlxSettings | CompressedSettings | AutoSettings
+METHODS: dict[str, Callable[[Mapping[str, object]], Settings]] = {  # by quant_method
+    METHOD: compressed_settings,
+    "gptq": gptq_settings,
+    "awq": awq_settings,
+}
 OLD_KEY = "compression_config"  # as compressed-tensors once called quantization_config
 KEYS = (mlx_settings.KEY, mlx_settings.COPY, OLD_KEY)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.packed import compressed, mlx
+from lfm2np.checkpoint.layout import HEAD, layout_of
+from lfm2np.checkpoint.packed import auto, compressed, mlx
+from lfm2np.checkpoint.packed.auto_settings import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import Settings
@@ -22,9 +24,13 @@ def unpacked(
         return mlx.with_our_taps(tensors, config)
     if isinstance(settings, CompressedSettings):
         found = compressed.with_matrices(tensors, config, settings, source)
+    elif isinstance(settings, AutoSettings):
+        found = auto.with_matrices(tensors, config, settings, source)
     else:
         found = mlx.in_our_names(tensors, config, settings, source)
-    for one in found.values():
+    known = layout_of(config).keys() | {HEAD}
+    for name in sorted(found.keys() & known):  # others are refused as unexpected
+        one = found[name]
         if not isinstance(one.values, PackedRows) and one.dtype not in DTYPES:
             raise CheckpointError(
                 f"{one.source}: {plain(one.name)}: dtype {one.dtype}, expected one of {', '.join(DTYPES)} of what is "

@@ -6,6 +6,7 @@ import argparse
 
 from lfm2np.checkpoint.files import is_gguf, read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
+from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.oracle.auto_format import AUTO, Taken, taken_format
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, with_kv
 
@@ -30,5 +31,7 @@ def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
     if arguments.format != AUTO:
         return Taken(with_kv(arguments.format, arguments.kv_format), "")
     path = checkpoint_path(arguments.model)
-    taken = taken_format(read_tensors(path, read_config(path)), is_gguf(path), engine)
+    config = read_config(path)
+    is_told = bool(input_roundings(path, config))
+    taken = taken_format(read_tensors(path, config), is_gguf(path), is_told, engine)
     return taken._replace(name=with_kv(taken.name, arguments.kv_format))

@@ -102,6 +102,38 @@ def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], 
     return made
 
 
+SCORED_KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
+
+
+def read_named_lines(
+    text: str, source: str, make: Callable[[Mapping[str, Any], str], Line], name_of: Callable[[Line], str]
+) -> list[Line]:
+    """The same; RequestError also for two requests of one name."""
+    found = read_lines(text, source, make)
+    names = list(map(name_of, found))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestError(f"{source}: two requests have one request_id: {twice!r}")
+    return found
+
+
+def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Ids of a line that is to be scored, checked; the completion may be empty. RequestError for other keys."""
+    if set(raw) - SCORED_KEYS:
+        raise RequestError(f"{min(set(raw) - SCORED_KEYS)!r}: expected some of {', '.join(sorted(SCORED_KEYS))}")
+    if ("prompt" in raw) == ("prompt_token_ids" in raw):
+        raise RequestError("expected either prompt or prompt_token_ids")
+    if "completion" in raw and "completion_token_ids" in raw:
+        raise RequestError("expected completion or completion_token_ids, not both")
+    for key in ("prompt", "completion", "request_id"):
+        if key in raw and (not isinstance(raw[key], str) or not raw[key]):
+            raise RequestError(f"{key} {raw[key]!r}: expected a string")
+    prompt = model.prompt_ids(raw["prompt"] if "prompt" in raw else raw["prompt_token_ids"])
+    if "completion" in raw:
+        return prompt, model.tokenizer.encode_more(raw["completion"])
+    return prompt, model.prompt_ids(raw["completion_token_ids"]) if "completion_token_ids" in raw else []
+
+
 def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:
     own = {key: value for key, value in raw.items() if key in OWN_KEYS}
     if ("prompt" in own) == ("prompt_token_ids" in own):

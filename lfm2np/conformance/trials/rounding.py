@@ -26,7 +26,7 @@ from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.records import Answer, Ask
 
 UNJUDGED = frozenset({"sampling", "samples", "processors"})  # features that no noise model speaks of
-SMALL_RANGE = ("float16", "int8", "int4")  # formats that can't hold the weights of models that overflow
+SMALL_RANGE = ("float16", "q8", "int8", "int4")  # formats that can't hold the weights of models that overflow
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ scaled_int8_quant and scaled_fp8_quant in vllm/_custom_ops.py; the format E4M3 i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,10 @@ def int8_rows_asymmetric(x: Array) -> Array:
     return np.asarray(((whole_steps(x, step) - zero).clip(0, 255) + zero) * step, np.float32)
 
 
-def int8_static(x: Array, step: float) -> Array:
-    """In whole steps that the checkpoint states; what is beyond 127 of them saturates."""
-    return np.asarray(np.rint(x / np.float32(step)).clip(-128, 127), np.float32) * np.float32(step)
+def int8_static(x: Array, step: float, zero: int = 0) -> Array:
+    """In whole steps that the checkpoint states, codes -128 to 127 of which `zero` stands for 0; others saturate."""
+    codes = (np.rint(x / np.float32(step)) + zero).clip(-128, 127)
+    return np.asarray((codes - zero) * np.float32(step), np.float32)
 
 
 def float8(x: Array) -> Array:
@@ -80,9 +82,14 @@ def float8_rows(x: Array) -> Array:
     return float8_scaled(x, np.abs(x).max(-1, keepdims=True) / np.float32(MOST_FLOAT8))
 
 
-def float8_tensor(x: Array) -> Array:
+def by_tensor(x: Array, by_row: Callable[[Array], Array]) -> Array:
     """All rows by one scale, their largest's; how many rows an engine has in a step is its own affair."""
-    return float8_scaled(x, np.abs(x).max(keepdims=True) / np.float32(MOST_FLOAT8))
+    return by_row(x.reshape(1, -1)).reshape(x.shape)
+
+
+def by_group(x: Array, size: int, by_row: Callable[[Array], Array]) -> Array:
+    """Columns of a row in groups, each by a scale of its own."""
+    return out_of_blocks(by_row(in_blocks(x, size)), x)
 
 
 def float8_static(x: Array, scale: float) -> Array:

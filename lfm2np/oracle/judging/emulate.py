@@ -14,9 +14,9 @@ router                    scores and weights in the format, or in float32; its o
 sum over experts          rounded after each, or once
 frequencies of rotary     powers, repeated products, or exp2: each some units in the last place of float32 off
 quantised weights         which of the two nearest steps a weight goes to: at random, where its scheme is not known
-keys and values           in float16 or bfloat16 added in a wide sum; in float16 one after another, too (llama.cpp)
 
-What the inputs of a product are rounded to is not drawn here: see inputs.py.
+Not drawn: what the inputs of a product are rounded to (inputs.py), and what keys and values are (formats.py); those in
+float16 are added in float16, which llama.cpp does by default, and which is most of what it errs by then.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Emulated(Ieee):
         if self.kept is not None:
             keys, values = self.in_cache(keys), self.in_cache(values)
             queries, shares = self.kept.queries(queries), self.kept.shares
-            in_turn = self.flash and self.kept.adds_in_float16
+            in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
         order = self.random.permutation(context)
@@ -174,7 +174,7 @@ class Emulated(Ieee):
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)
         if in_turn:
-            mixed = added_in_float16(weights[..., np.argsort(order)], values) / total
+            mixed = added_in_float16(weights, values, order) / total
         elif self.flash:  # weights in the format, divided by their sum at the end
             mixed = (shares(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
         else:
@@ -200,17 +200,19 @@ def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Roundin
     return tuple(parts) or ((slice(0, rows), unchanged),)
 
 
-def added_in_float16(weights: Array, values: Array) -> Array:
+def added_in_float16(weights: Array, values: Array, order: NDArray[np.int64]) -> Array:
     """Weights [G, H/G, t, C] times values [C, G, E], position after position, each sum a float16: [G, H/G, t, E].
 
-    Source: ggml_compute_forward_flash_attn_ext_f16_one_chunk, which starts from the largest weight so far and scales
-    the sum when a larger one comes; here all are relative to the largest.
+    Weight number i is that of position order[i]: engines that could be differ by it, as all of them would else err
+    alike and say nothing of an engine that adds otherwise.
+    Source: ggml_compute_forward_flash_attn_ext_f16_one_chunk, which adds from the first position on, relative to the
+    largest weight so far, and scales the sum when a larger one comes; here all are relative to the largest.
     """
     total = np.zeros((*weights.shape[:3], values.shape[-1]), np.float32)
-    for position, value in enumerate(values):  # [G, E]
-        first = max(0, weights.shape[2] - weights.shape[3] + position)  # queries before it don't see it
+    for index, position in enumerate(order):
+        first = max(0, weights.shape[2] - weights.shape[3] + int(position))  # queries before it don't see it
         seen = total[:, :, first:]
-        seen += weights[:, :, first:, position, None] * value[:, None, None]
+        seen += weights[:, :, first:, index, None] * values[position][:, None, None]
         seen[...] = to_eleven_bits(seen)
     return total
 

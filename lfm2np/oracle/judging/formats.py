@@ -28,7 +28,7 @@ class Kept:
     keep: Rounding
     queries: Rounding = unchanged
     shares: Rounding = unchanged
-    adds_in_float16: bool = False  # some engines add the values so, one position after another
+    adds_in_float16: bool = False  # the weighted values, one position after another
 
 
 KEPT = {

@@ -3,18 +3,27 @@
 llama.cpp's kernels multiply weights of a type by inputs of one that goes with it (vec_dot_type in ggml-cpu.c): integers
 of 8 bits in blocks of 32, or of 256 for the K-quants. Its kernels for GPUs take blocks of 32 for both (block_q8_1 in
 ggml-cuda/mmq.cu), so every second engine that could be does.
+A checkpoint of compressed-tensors may tell how inputs are rounded. Of tensors that share a product and have static
+scales of their own vLLM takes the largest, so every second engine does; and of one scale for all inputs of a step each
+second one sees a single token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.weights import matrix_parts
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import round_to_bfloat16, unchanged
+from lfm2np.oracle.judging import eight_bits
 from lfm2np.oracle.judging.eight_bits import q8_0, q8_k, round_to_float16
-from lfm2np.oracle.judging.formats import Format, Rounding
+from lfm2np.oracle.judging.formats import Array, Format, Rounding
 
 PLAIN = {"F32": unchanged, "F16": round_to_float16, "BF16": round_to_bfloat16}
 LARGE_BLOCKS = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
@@ -31,23 +40,61 @@ class Input:
 Inputs = Mapping[str, Input]  # by tensor; none: they are not rounded further than all activations are
 
 
-def is_quantised(tensors: Mapping[str, StoredTensor]) -> bool:
-    return any(one.dtype not in DTYPES for one in tensors.values())
-
-
-def inputs_of(form: Format, tensors: Mapping[str, StoredTensor], draw: int) -> Inputs:
+def inputs_of(form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int) -> Inputs:
     """Of a format under which inputs are rounded to more than all activations are; else none.
 
     RequestError where the checkpoint was to tell how, and does not.
     """
     if form.inputs == "told":
-        raise RequestError(f"format {form.name}: the checkpoint does not tell how inputs are rounded")
+        return told_inputs(form, path, config, tensors, draw)
     if not form.inputs:
         return {}
     return {name: Input(one.shape[0], in_blocks_for(one.dtype, draw)) for name, one in tensors.items()}
 
 
 def in_blocks_for(dtype: str, draw: int) -> Rounding:
+    """MLX's and compressed-tensors' formats are none of llama.cpp's: blocks of 32, as of most of its own."""
     if dtype in PLAIN:
         return PLAIN[dtype]
     return q8_k if dtype in LARGE_BLOCKS and draw % 2 == 0 else q8_0
+
+
+def told_inputs(
+    form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int
+) -> Inputs:
+    told = input_roundings(path, config)
+    if not told:
+        raise RequestError(f"format {form.name}: {path} does not tell how inputs are rounded")
+    found: dict[str, Input] = {}
+    for names in matrix_parts(config):
+        own = [told.get(name) for name in names]
+        if draw % 2:
+            own = of_one_scale(own)
+        roundings: dict[InputRounding | None, Rounding] = {one: rounding_of(one, draw) for one in own}
+        found |= {name: Input(tensors[name].shape[0], roundings[one]) for name, one in zip(names, own, strict=True)}
+    return found
+
+
+def of_one_scale(told: Iterable[InputRounding | None]) -> list[InputRounding | None]:
+    """With the largest of their static scales."""
+    own = list(told)
+    largest = max((one.scale for one in own if one is not None and one.scale is not None), default=None)
+    return [one if one is None or one.scale is None else replace(one, scale=largest) for one in own]
+
+
+def rounding_of(told: InputRounding | None, draw: int) -> Rounding:
+    """None: not at all."""
+    if told is None:
+        return unchanged
+    if told.scale is not None:
+        if told.kind == "float8":
+            return partial(eight_bits.float8_static, scale=told.scale)
+        return partial(eight_bits.int8_static, step=told.scale, zero=told.zero)
+    by_row: Callable[[Array], Array] = eight_bits.float8_rows
+    if told.kind == "int8":
+        by_row = eight_bits.int8_rows if told.symmetric else eight_bits.int8_rows_asymmetric
+    if told.of == "group":
+        return partial(eight_bits.by_group, size=told.group_size, by_row=by_row)
+    if told.of == "tensor" and draw % 2 == 0:
+        return partial(eight_bits.by_tensor, by_row=by_row)
+    return by_row

@@ -292,7 +292,7 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     found = []
     for item in items:
         tensors, draw = read_tensors(model.path, model.config), item["draw"]
-        inputs = inputs_of(format_named(item["format"]), tensors, draw)
+        inputs = inputs_of(format_named(item["format"]), model.path, model.config, tensors, draw)
         numerics = emulated(item["format"], item["seed"], draw, inputs)
         weights = prepare_weights(tensors, model.config, numerics)
         truths = item["truths"]

@@ -14,8 +14,8 @@ from packed_values import drawn_bits, packed
 from lfm2np.checkpoint.config import ModelConfig, parse_config
 from lfm2np.checkpoint.layout import expected_tensors
 
-DENSE = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 40}
-SPARSE = {**DENSE, "moe_intermediate_size": 64}
+DENSE: dict[str, object] = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 40}
+SPARSE: dict[str, object] = {**DENSE, "moe_intermediate_size": 64}
 FORMS = [("affine", bits, 64 if bits == 6 else 32) for bits in (1, 2, 3, 4, 5, 6, 8)] + [
     ("mxfp4", 4, 32),
     ("mxfp8", 8, 32),
@@ -26,7 +26,7 @@ RENAMED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def raw_of(mixture: bool, **changes: object) -> dict[str, object]:
-    return raw_mixture(**SPARSE, **changes) if mixture else raw_config(**DENSE, **changes)
+    return raw_mixture(**(SPARSE | changes)) if mixture else raw_config(**(DENSE | changes))
 
 
 def config_of(raw: Mapping[str, object]) -> ModelConfig:

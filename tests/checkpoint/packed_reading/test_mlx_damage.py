@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,13 @@ TENSORS: list[tuple[Edit, str]] = [
 ]
 
 
+@cache
+def drawn() -> dict[str, Stored]:
+    return quantised_tensors(config_of(raw_of(mixture=True)), FORM)
+
+
 def made() -> tuple[dict[str, Any], dict[str, Stored]]:
-    raw = raw_of(mixture=True)
-    return raw | told(*FORM), quantised_tensors(config_of(raw), FORM)
+    return raw_of(mixture=True) | told(*FORM), dict(drawn())
 
 
 def read_whole(path: Path) -> None:
@@ -180,6 +185,21 @@ def test_a_module_that_should_be_quantised_and_is_not(tmp_path: Path):
         read_whole(write(tmp_path / "x", raw, tensors))
     settings(**{GATE: False})(raw, tensors)
     read_whole(write(tmp_path / "x", raw, tensors))
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 64), (64, 64), (4, 64, 32)])
+def test_experts_that_are_not_quantised_have_their_shape(shape: tuple[int, ...], tmp_path: Path):
+    raw, tensors = made()
+    del raw["quantization"], raw["quantization_config"]
+    plain = {name: one for name, one in tensors.items() if not name.endswith(("scales", "biases"))}
+    config = config_of(raw)
+    for name in [one for one in plain if plain[one][0] == "U32"]:
+        rows = plain[name][1][:-1]
+        shaped(name, (*rows, 64), "BF16")(raw, plain)
+    assert lfm2np.load(write(tmp_path / "x", raw, plain)).config == config
+    shaped(f"{UP}.weight", shape)(raw, plain)
+    with pytest.raises(CheckpointError, match=rf"{UP}.weight: shape .*, expected \(4, 64, 64\) from "):
+        read_whole(write(tmp_path / "x", raw, plain))
 
 
 def test_truncated_files_are_refused(tmp_path: Path):

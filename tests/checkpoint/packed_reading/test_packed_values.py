@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, grouped, number, packed
 
@@ -144,6 +144,7 @@ def is_float64(value: Fraction) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@settings(max_examples=40)
 @given(seed=seeds, low=st.integers(-60, 14), span=st.integers(1, 60))
 def test_what_is_accepted_is_exact_and_what_is_refused_is_not(dtype: str, seed: int, low: int, span: int):
     """Scales and biases of very different sizes: float64 holds the sum of some, and float16 all."""

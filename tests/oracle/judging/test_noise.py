@@ -70,7 +70,7 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     (noise,) = noise_of(model, [truth], name)
     for draw in (8, 13):
         tensors = open_tensors(model)
-        numerics = emulated(name, 0, draw, inputs_of(format_named(name), tensors, draw))
+        numerics = emulated(name, 0, draw, inputs_of(format_named(name), model.path, model.config, tensors, draw))
         weights = prepare_weights(tensors, model.config, numerics)
         (logprobs,) = logprobs_under(model, weights, numerics, [truth.token_ids], [truth.columns])
         errors = logprobs - truth.logprobs

@@ -20,7 +20,7 @@ from lfm2np.checkpoint.tensors import open_checkpoint
 
 pytestmark = pytest.mark.peers
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 WITHOUT_MINIMA = {"Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
 QUANTISES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"}  # of ours, what the package can make

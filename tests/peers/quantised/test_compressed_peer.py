@@ -29,7 +29,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 
 pytestmark = pytest.mark.peers
 
-TRAINED = Path(__file__).parents[2] / "fixtures" / "trained"
+TRAINED = Path(__file__).parents[3] / "fixtures" / "trained"
 GROUP = {"strategy": "group", "group_size": 32}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "W4A16": ("pack-quantized", {"weights": {"num_bits": 4, **GROUP}}),
@@ -144,3 +144,41 @@ def test_inputs_are_rounded_as_the_package_s_presets_say(name: str, expected: In
     quantised(tmp_path / "x", name, torch.bfloat16)
     found = input_roundings(tmp_path / "x", read_config(tmp_path / "x"))
     assert set(found.values()) == ({expected} if expected else set())
+
+
+def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
+    """Its order of outputs, by another hand."""
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
+    from lfm2np.checkpoint.layout import expected_tensors
+
+    config, random = load_config(TRAINED), np.random.default_rng(1)
+    tensors: dict[str, torch.Tensor] = {}
+    for key, one in open_checkpoint(TRAINED, config).items():
+        if len(one.shape) != 2 or "embed" in key:
+            tensors[key] = torch.from_numpy(np.asarray(widen(one.values, one.dtype))).to(torch.float16)
+            continue
+        (rows, columns), module = expected_tensors(config)[key], key.removesuffix(".weight")
+        for part, shape in (("qweight", (columns, rows // 8)), ("qzeros", (columns // 32, rows // 8))):
+            tensors[f"{module}.{part}"] = torch.from_numpy(random.integers(-(2**31), 2**31, shape).astype(np.int32))
+        scales = random.normal(0.0, 0.01, (columns // 32, rows)).astype(np.float16)
+        tensors[f"{module}.scales"] = torch.from_numpy(scales)
+    save_file(tensors, str(tmp_path / "model.safetensors"))
+    told = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    raw = json.loads((TRAINED / "config.json").read_text()) | {"quantization_config": told}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    found = read_tensors(tmp_path, read_config(tmp_path))
+    converted = AutoAWQConverter(group_size=32).process(dict(tensors))
+    scheme = scheme_of("W4A16_ASYM")
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    for key, one in found.items():
+        if one.dtype == "awq-4bit-g32":
+            module = key.removesuffix(".weight")
+            parts = {part.removeprefix(f"{module}."): value for part, value in converted.items() if module in part}
+            theirs = compressor.decompress(parts, scheme)["weight"]
+            ours = torch.from_numpy(widen(one.values, one.dtype))
+            assert theirs.dtype == torch.float16 and torch.equal(ours.to(torch.float16), theirs), key
+    assert (
+        sum(one.dtype == "awq-4bit-g32" for one in found.values())
+        == sum(len(one.shape) == 2 for one in found.values()) - 1
+    )

@@ -21,7 +21,7 @@ mlx_lm = pytest.importorskip("mlx_lm", reason="needs mlx-lm: pip install mlx[cpu
 
 pytestmark = pytest.mark.peers
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TEXT = "copy: tivu zo sa ->"
 DTYPES = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)

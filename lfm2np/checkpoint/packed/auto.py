@@ -1,0 +1,173 @@
+"""Our matrices among the tensors of AutoGPTQ and AutoAWQ: `qweight`, `qzeros`, `scales`, of gptq also `g_idx`.
+
+Both hold matrices turned around, inputs first. gptq packs codes along the inputs and zeros along the outputs, each from
+the lowest bit on; in checkpoint_format gptq a zero is stored less one, in gptq_v2 as it is. awq's gemm packs both along
+the outputs, eight in the order 0, 2, 4, 6, 1, 3, 5, 7. A weight is scale * (code - zero) in both.
+
+Readers of checkpoint_format gptq disagree on the largest stored zero (15 of 4 bits is 16, or 0 again), and on `sym`,
+where some read no zeros but take the middle: files in which that makes a difference are refused.
+Source: AutoGPTQ, nn_modules/qlinear; GPTQModel, utils/model.py; AutoAWQ, utils/packing_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.layout import Dim, require_shape
+from lfm2np.checkpoint.packed.auto_settings import AutoSettings
+from lfm2np.checkpoint.packed.codes import packed_words, unpacked
+from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, matrices
+from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.stored import DTYPES, StoredTensor
+from lfm2np.errors import CheckpointError
+from lfm2np.values import show
+
+AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight outputs in their order, where each stands
+
+
+def with_matrices(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: AutoSettings, source: str
+) -> dict[str, StoredTensor]:
+    """What is no part of a quantised matrix keeps its name. CheckpointError names the file, the tensor and the key."""
+    found = dict(tensors)
+    for module, dims in matrices(tensors, config):
+        if f"{module}.qweight" not in tensors:
+            continue
+        parts = Parts(tensors, module, source)
+        if skipped := next((one for one in settings.skipped if one in module), None):
+            raise CheckpointError(
+                f"{source}: {module}.qweight: expected none from modules_to_not_convert, which has {show(skipped)} "
+                "(config.json)"
+            )
+        if f"{module}.weight" in tensors:
+            raise CheckpointError(f"{source}: {module}.weight stands beside {module}.qweight, expected one of them")
+        made = _gptq(parts, dims, settings) if settings.method == "gptq" else _awq(parts, dims, settings)
+        for name in parts.used:
+            del found[name]
+        found[f"{module}.weight"] = made
+    return found
+
+
+def _sizes(parts: Parts, dims: Dims, settings: AutoSettings) -> tuple[int, Dim]:
+    """Of a group, and how many there are."""
+    columns, origin = dims[1]
+    size = settings.group_size or columns
+    if columns % size:
+        raise CheckpointError(
+            f"{parts.source}: {parts.module}.qweight: rows of {origin}={columns} numbers, expected a multiple of "
+            f"group_size={size} (config.json)"
+        )
+    return size, (columns // size, f"{origin}/group_size")
+
+
+def _packed_dim(dim: Dim, bits: int) -> Dim:
+    return packed_words(bits, dim[0]), f"{dim[1]}*bits/32"
+
+
+def _scales(parts: Parts, dims: Dims, groups: Dim) -> StoredTensor:
+    stored = parts.take("scales", "quant_method", tuple(DTYPES))
+    require_shape(stored, (groups, dims[0]))
+    return stored
+
+
+def _name(settings: AutoSettings) -> str:
+    return f"{settings.method}-{settings.bits}bit-{f'g{settings.group_size}' if settings.group_size else 'channel'}"
+
+
+def _gptq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
+    rows, columns = dims
+    bits, (size, groups) = settings.bits, _sizes(parts, dims, settings)
+    weight = parts.take("qweight", "quant_method", ("I32",))
+    require_shape(weight, (_packed_dim(columns, bits), rows))
+    zeros = parts.take("qzeros", "quant_method", ("I32",))
+    require_shape(zeros, (groups, _packed_dim(rows, bits)))
+    scales = _scales(parts, dims, groups)
+    packed = PackedRows(
+        f"{bits} bits",
+        columns[0],
+        weight.array.T,
+        scales.array.T,
+        scales.dtype,
+        zeros=_gptq_zeros(zeros, rows[0], settings),
+        group_of=_gptq_groups(parts, dims, size, settings),
+    )
+    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+
+
+def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDArray[np.integer]:
+    """[rows, groups]"""
+    told = unpacked(stored.array, settings.bits)[:, :rows]
+    top, middle = 2**settings.bits - 1, 2 ** (settings.bits - 1)
+    if settings.zero_offset and np.any(told == top):
+        raise CheckpointError(
+            f"{stored.source}: {stored.name}: a zero of {top} in checkpoint_format gptq, which is {top + 1} to some "
+            "readers and 0 to others"
+        )
+    zeros = told.T.astype(np.int16) + np.int16(settings.zero_offset)
+    if settings.symmetric and np.any(zeros != middle):
+        raise CheckpointError(
+            f"{stored.source}: {stored.name}: a zero of {int(zeros[zeros != middle][0])}, expected {middle} from "
+            "sym=true (config.json)"
+        )
+    return zeros
+
+
+def _gptq_groups(parts: Parts, dims: Dims, size: int, settings: AutoSettings) -> NDArray[np.int64] | None:
+    """The group of each column: those of g_idx, which files without desc_act may leave out."""
+    expected = np.arange(dims[1][0], dtype=np.int64) // size
+    if f"{parts.module}.g_idx" not in parts.tensors and not settings.has_order:
+        return None
+    stored = parts.take("g_idx", "desc_act=true", INTEGERS)
+    require_shape(stored, (dims[1],))
+    groups = stored.array.astype(np.int64)
+    if not settings.has_order:
+        if not np.array_equal(groups, expected):
+            raise CheckpointError(
+                f"{stored.source}: {stored.name}: columns in another order, expected group_size={size} of each group "
+                "in turn from desc_act=false (config.json)"
+            )
+        return None
+    bad = np.flatnonzero((groups < 0) | (groups > expected[-1]))
+    if len(bad):
+        raise CheckpointError(
+            f"{stored.source}: {stored.name}: group {int(groups[bad[0]])} of column {int(bad[0])}, expected 0 to "
+            f"{int(expected[-1])}"
+        )
+    return groups
+
+
+def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
+    """Its codes are packed anew, rows first: a slice of rows would else begin within words."""
+    rows, columns = dims
+    _, groups = _sizes(parts, dims, settings)
+    if rows[0] % 8 or columns[0] % 8:
+        raise CheckpointError(
+            f"{parts.source}: {parts.module}.qweight: {rows[1]}={rows[0]}, {columns[1]}={columns[0]}, expected "
+            "multiples of 8 from version=gemm"
+        )
+    weight = parts.take("qweight", "quant_method", ("I32",))
+    require_shape(weight, (columns, _packed_dim(rows, 4)))
+    zeros = parts.take("qzeros", "quant_method", ("I32",))
+    require_shape(zeros, (groups, _packed_dim(rows, 4)))
+    scales = _scales(parts, dims, groups)
+    codes = np.ascontiguousarray(_awq_order(weight))  # [rows, columns]
+    packed = PackedRows(
+        "4 bits",
+        columns[0],
+        codes[:, ::2] | codes[:, 1::2] << np.uint8(4),
+        scales.array.T,
+        scales.dtype,
+        zeros=_awq_order(zeros),
+    )
+    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+
+
+def _awq_order(stored: StoredTensor) -> NDArray[np.uint8]:
+    """[n, outputs/8] packed -> [outputs, n]"""
+    codes = unpacked(stored.array, 4)
+    return codes.reshape(len(codes), -1, 8)[:, :, AWQ_PLACES].reshape(len(codes), -1).T

@@ -1,0 +1,174 @@
+"""A whole comparison: the base's greedy answers, both predictions of every position, the weights' errors, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.engine import Engine
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.oracle.compare.figures import Figures, digest, figures_of
+from lfm2np.oracle.compare.pair import (
+    Files,
+    files_of,
+    longest,
+    part_name,
+    parts_of,
+    require_same_network,
+)
+from lfm2np.oracle.compare.positions import compare_work
+from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
+from lfm2np.oracle.compare.weights import WeightError, stored_bits, weight_errors
+from lfm2np.progress import ProgressOf
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.work.place import Place, Source, Work, compute
+
+GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # what progress tells of
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """A checkpoint to hold against the base: its files, which it is, and what has other numbers than the base."""
+
+    files: Files
+    sha256: str
+    errors: tuple[WeightError, ...]
+
+    @property
+    def changed(self) -> set[str]:
+        """Tensors with other numbers, a layer's experts as one."""
+        return {one.name for one in self.errors if one.error}
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What came of it. figures: one of each checkpoint, in their order; failed: why sequences could not be computed."""
+
+    base: LoadedModel
+    quantised: tuple[Quantised, ...]
+    scored: tuple[Scored, ...]
+    by: str
+    figures: tuple[Figures, ...]
+    failed: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        return digest(self.figures)
+
+    @property
+    def sources(self) -> dict[str, dict[str, int]]:
+        """By what was scored: sequences, and compared positions."""
+        found: dict[str, dict[str, int]] = {}
+        for one in self.scored:
+            counts = found.setdefault(one.source, {"sequences": 0, "positions": 0})
+            counts["sequences"] += 1
+            counts["positions"] += one.stop - one.start
+        return found
+
+
+def quantised_of(base: Files, path: str, sha256: Callable[[Files], str], progress: ProgressOf) -> Quantised:
+    """RequestError unless it is the same network; the errors of its weights."""
+    files = files_of(path)
+    require_same_network(base, files)
+    tensors = parts_of(base.config, files.config, list(base.tensors), "tensor")
+    errors = weight_errors(base, files, tensors, partial(progress, WEIGHTS))
+    return Quantised(files, sha256(files), tuple(errors))
+
+
+def compare(
+    model: LoadedModel,
+    quantised: Sequence[Quantised],
+    others: Mapping[str, LoadedModel | Source],
+    scored: Sequence[Scored],
+    by: str,
+    max_tokens: int,
+    place: Place,
+    progress: ProgressOf,
+) -> Compared:
+    """others: loaded, or where workers find them, by SHA-256. max_tokens: of greedy answers, 0: none.
+
+    RequestError if nothing is left to compare; NumericsError if no sequence can be computed.
+    """
+    base = files_of(model.path)
+    parts = [parts_of(model.config, one.files.config, list(base.tensors), by) for one in quantised]
+    tried = [
+        [part.name for part in own if part_is_changed(part.tensors, one)]
+        for own, one in zip(parts, quantised, strict=True)
+    ]
+    most = longest(model.config, [one.files.config for one in quantised])
+    answers = greedy_answers(model, scored, max_tokens, most, place, progress) if max_tokens else []
+    everything = [*scored, *answers]
+    asked = [{"sha256": one.sha256, "by": by, "parts": names} for one, names in zip(quantised, tried, strict=True)]
+    nothing = [{**one, "by": "none", "parts": []} for one in asked]
+    items = [one.item(nothing if one.source == GREEDY else asked) for one in everything]
+    results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
+    figures = [
+        figures_of(everything, results, number, [part.name for part in own], names, model.config.sparse_layers)
+        | {"bits_a_weight": stored_bits(quantised[number].files)}
+        | {"tensors": [asdict(one) for one in quantised[number].errors]}
+        for number, (own, names) in enumerate(zip(parts, tried, strict=True))
+    ]
+    for one, own in zip(quantised, figures, strict=True):
+        if not own["positions"]:
+            raise NumericsError(f"{one.files.path}: no sequence can be computed, {failures(everything, results)[0]}")
+    return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failures(everything, results))
+
+
+def part_is_changed(tensors: Sequence[str], one: Quantised) -> bool:
+    """Whether any of these tensors has other numbers."""
+    return any(part_name(name, "tensor") in one.changed for name in tensors)
+
+
+def failures(scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Each sequence that could not be computed, and why."""
+    found = []
+    for one, result in zip(scored, results, strict=True):
+        errors = dict.fromkeys(own["error"] for own in result["quantised"] if "error" in own)
+        found += [f"{one.source} {one.name}: {error}" for error in errors]
+    return tuple(found)
+
+
+# --- greedy answers of the base
+
+
+def greedy_answers(
+    model: LoadedModel, scored: Sequence[Scored], max_tokens: int, most: int, place: Place, progress: ProgressOf
+) -> list[Scored]:
+    """The prompts of requests with what the base writes behind them, as far as the context goes.
+
+    The quantised network is then fed the base's answer: up to its first other greedy token it would have written the
+    same. RequestError if no prompt leaves room for a token.
+    """
+    prompts = [one for one in scored if one.source == REQUESTS]
+    fitting = [one for one in prompts if one.prompt < most]
+    if not fitting:
+        raise RequestError(f"--max-tokens {max_tokens}: no prompt leaves room for a token in a context of {most}")
+    items = [
+        {"prompt": list(one.token_ids[: one.prompt]), "max_tokens": min(max_tokens, most - one.prompt)}
+        for one in fitting
+    ]
+    found = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
+    errors = [result["error"] for result in found if "error" in result]
+    if errors:
+        raise NumericsError(errors[0])
+    return [continued(one, result["token_ids"]) for one, result in zip(fitting, found, strict=True)]
+
+
+def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each prompt the greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
+    engine = Engine(model, room_for=[len(item["prompt"]) + item["max_tokens"] for item in items])
+    for number, item in enumerate(items):
+        engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))
+    finished = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
+    ended = [finished[str(number)] for number in range(len(items))]
+    return [{"error": str(one.error)} if one.error else {"token_ids": list(one.token_ids)} for one in ended]
+
+
+def num_tokens(item: Mapping[str, Any]) -> int:
+    return len(item["prompt"]) + int(item["max_tokens"])
+
+
+GREEDY_WORK = Work("greedy", greedy_items, num_tokens)

@@ -1,0 +1,59 @@
+"""The divergence of one prediction from another, right also where it is tiny: the same bits on every machine.
+
+With logits a of the base and b of the other, p = softmax(a) and d = a - b:
+
+    KL = sum p d + log sum p exp(-d) = log sum p exp(-d'),  d' = d - sum p d
+       = log(1 + S),  S = sum p f(d'),  f(x) = exp(-x) - 1 + x >= 0,  as sum p d' = 0
+
+Differences of logits are float32 numbers apart, so d is off by a rounding of itself, and no term of S cancels another:
+KL of 1e-14 has nine right digits, where sum p (log p - log q) has none. What is neglected, sum p d', is a rounding of
+the largest d.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.numerics import elementary
+from lfm2np.numerics.grids import exact_sum
+
+Array = NDArray[Any]
+Float64 = NDArray[np.float64]
+SMALL = 1.0  # up to there f by its series
+F_TERMS = tuple(1.0 / math.factorial(k) for k in range(20, 1, -1))  # the next is below 2**-65
+FARTHEST = 500.0  # of d', whose exponential has to be finite
+LARGE = 0.4  # from there log(1 + S) as it stands
+
+
+def divergence(base_logits: Array, base_logprobs: Float64, logits: Array, logprobs: Float64) -> Float64:
+    """KL [r] in nats of predictions [r, V], float32 logits and their log_softmax; 0 where all logits are the same.
+
+    In a row whose logits are farther apart than an exponential reaches, sum p (log p - log q).
+    """
+    probabilities = elementary.exp(base_logprobs)
+    apart = base_logits.astype(np.float64) - logits
+    apart -= exact_sum(probabilities * apart)[:, None]
+    far = np.abs(apart).max(axis=1) > FARTHEST
+    apart[far] = 0.0
+    found = log_of_one_more(exact_sum(probabilities * beyond_linear(apart)))
+    if far.any():
+        rows = np.flatnonzero(far)
+        found[rows] = exact_sum(probabilities[rows] * (base_logprobs[rows] - logprobs[rows]))
+    return found
+
+
+def beyond_linear(x: Float64) -> Float64:
+    """f(x) = exp(-x) - 1 + x; where x is small by its series x^2 (1/2 - x/6 + ...), whose first term is the largest."""
+    is_small = np.abs(x) <= SMALL
+    near = np.where(is_small, -x, 0.0)
+    return np.where(is_small, near * near * elementary.polynomial(F_TERMS, near), elementary.exp(-x) - 1.0 + x)
+
+
+def log_of_one_more(x: Float64) -> Float64:
+    """log(1 + x) of x >= 0: 2 atanh(x / (2 + x)), as in elementary.log, which adds no 1 where x is small."""
+    s = np.where(x < LARGE, x / (2.0 + x), 0.0)
+    return np.where(x < LARGE, 2.0 * s * elementary.polynomial(elementary.ATANH_TERMS, s * s), elementary.log(1.0 + x))

@@ -1,0 +1,63 @@
+"""A figure by layer as SVG: a mark a value on a log scale, a shape a checkpoint; its numbers stand in a table, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lfm2np.oracle.reports.figure import HEIGHT, WIDTH, label
+
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 448.0, 58.0, 286.0  # of the plot
+MOST_SERIES = 6  # shapes
+MOST_LABELS = 12  # under the axis
+MOST_NAME = 16  # characters of a name in the legend: the last, which say the type
+SHAPES = (  # around a centre, which the pen is moved to first; and the colour, as the page's style has it
+    ("m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z", "exact"),
+    ("m0-4.5l4.5 8h-9z", "drift"),
+    ("m-3.5-3.5l7 7m0-7l-7 7", "bug"),
+    ("m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z", "tie"),
+    ("m-3-3h6v6h-6z", "inconclusive"),
+    ("m-2.5 0a2.5 2.5 0 0 1 5 0z", "exact"),
+)
+assert len(SHAPES) == MOST_SERIES
+
+
+def layer_figure(name: str, title: str, places: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Values of each of `series` (escaped names) by place; those that are 0 are not drawn. "" if none is left."""
+    shown = series[:MOST_SERIES]
+    sizes = [value for _, values in shown for value in values if value > 0.0]
+    if not sizes:
+        return ""
+    low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
+    high = max(high, low + 1)
+
+    def x(place: int) -> float:
+        return LEFT + 12.0 + (RIGHT - LEFT - 24.0) * place / max(1, len(places) - 1)
+
+    def y(value: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (math.log10(value) - low) / (high - low)
+
+    parts = [f'<path class="axis" d="M{LEFT:g} {TOP:g}V{BOTTOM:g}H{RIGHT:g}"/>\n']
+    for decade in range(low, high + 1, 1 + (high - low) // 8):
+        parts.append(label(LEFT - 6, y(10.0**decade) + 4, f"1e{decade}", "end"))
+    every = 1 + (len(places) - 1) // MOST_LABELS
+    for place in range(0, len(places), every):
+        parts.append(label(x(place), BOTTOM + 17, short(places[place]), "middle"))
+    for number, (legend, values) in enumerate(shown):
+        shape, colour = SHAPES[number]
+        points = [(x(place), y(value)) for place, value in enumerate(values) if value > 0.0]
+        at = LEFT + 128.0 * (number % 3), 14.0 + 18.0 * (number // 3)
+        drawn = "".join(f"M{one:.1f} {two:.1f}{shape}" for one, two in [at, *points])
+        parts += [f'<path class="mark {colour}" d="{drawn}"/>\n', label(at[0] + 9, at[1] + 4, legend, "start")]
+    more = f" The first {MOST_SERIES} of {len(series)} checkpoints." if len(series) > MOST_SERIES else ""
+    about = f'<desc id="{name}-about">By layer, on a log scale; the numbers stand in the table below.</desc>'
+    return (
+        f'<figure>\n<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="{name}-title {name}-about">\n'
+        f'<title id="{name}-title">{title}</title>\n{about}\n{"".join(parts)}</svg>\n'
+        f'<figcaption class="note">{title}, log scale.{more}</figcaption>\n</figure>\n'
+    )
+
+
+def short(place: str) -> str:
+    """Under the axis: a layer's number, or the first letters of what is none."""
+    return place.removeprefix("layer ") if place.startswith("layer ") else place[:5].rstrip()

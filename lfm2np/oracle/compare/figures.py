@@ -1,0 +1,212 @@
+"""Figures of what was compared, and the digest of their bits.
+
+Sums over positions are math.fsum's, correctly rounded and so in any order alike; roots are IEEE's, exponentials
+elementary's; a percentile is the value of its rank. So every figure has the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lfm2np.numerics import elementary
+from lfm2np.oracle.compare.sequences import GREEDY, Scored
+
+Result = Mapping[str, Any]  # of one sequence: see positions.py
+Figures = dict[str, Any]
+MOST_FLIPS = 100  # that are listed
+
+
+def figures_of(
+    scored: Sequence[Scored],
+    results: Sequence[Result],
+    number: int,
+    parts: Sequence[str],
+    tried: Sequence[str],
+    sparse_layers: Sequence[int],
+) -> Figures:
+    """Of the quantised checkpoint of that number; `parts` are all, of which those `tried` have other numbers.
+
+    Sequences with an error are left out, and counted under `failed`.
+    """
+    kept = [
+        (one, result["base"], result["quantised"][number])
+        for one, result in zip(scored, results, strict=True)
+        if "error" not in result["quantised"][number]
+    ]
+    compared = [one for one in kept if one[0].source != GREEDY]
+    kls = [value for _, _, own in compared for value in own["kl"].tolist()]
+    listed = [flip for one in compared for flip in flips(*one)]
+    listed.sort(key=lambda flip: (-flip["margin"], flip["name"], flip["row"]))
+    clear = sum(not flip["near_tie"] for flip in listed)
+    return {
+        "failed": len(scored) - len(kept),
+        "positions": len(kls),
+        "kl": {"mean": mean(kls), "median": ranked(kls, 50), "p99": ranked(kls, 99), "largest": max(kls, default=0.0)},
+        "flips": {"count": len(listed), "clear": clear, "agreement": share(len(kls) - len(listed), len(kls))},
+        "logprobs": changes(compared),
+        "perplexities": perplexities(compared),
+        "layers": by_layer(compared),
+        "routes": routes(compared, sparse_layers),
+        "parts": by_part(compared, parts, tried),
+        "greedy": greedy([one for one in kept if one[0].source == GREEDY]),
+        "listed_flips": listed[:MOST_FLIPS],
+    }
+
+
+Kept = tuple[Scored, Result, Result]  # of one sequence the base's columns and the other's
+
+
+def flips(one: Scored, base: Result, own: Result) -> Iterator[Figures]:
+    """Where the greedy token is another. A near tie: the base's margin is at most a step of bfloat16 of its logits."""
+    for row in np.flatnonzero(base["best"] != own["best"]).tolist():
+        margin, step = float(base["margins"][row]), float(base["steps"][row])
+        yield {
+            "source": one.source,
+            "name": one.name,
+            "row": one.start + row,
+            "base_token_id": int(base["best"][row]),
+            "token_id": int(own["best"][row]),
+            "margin": margin,
+            "kl": float(own["kl"][row]),
+            "near_tie": margin <= step,
+        }
+
+
+def changes(compared: Sequence[Kept]) -> Figures | None:
+    """Of the log-probability of the token that is really there, nats: quantised minus base."""
+    found = [value for _, base, own in compared for value in (own["logprobs"] - base["logprobs"]).tolist()]
+    if not found:
+        return None
+    return {
+        "tokens": len(found),
+        "mean": mean(found),
+        "rms": math.sqrt(mean([value * value for value in found])),
+        "lowest": min(found),
+        "highest": max(found),
+    }
+
+
+def perplexities(compared: Sequence[Kept]) -> list[Figures]:
+    """By source; the ratio is the exponential of the mean loss of log-probability."""
+    found = []
+    for source in dict.fromkeys(one.source for one, _, _ in compared):
+        pairs = [
+            pair
+            for one, base, own in compared
+            if one.source == source
+            for pair in zip(base["logprobs"].tolist(), own["logprobs"].tolist(), strict=True)
+        ]
+        if pairs:
+            means = [mean([-value for value in values]) for values in zip(*pairs, strict=True)]
+            loss = mean([base - own for base, own in pairs])
+            figures = {"base": exp(means[0]), "quantised": exp(means[1]), "ratio": exp(loss)}
+            found.append({"source": source, "tokens": len(pairs), **figures})
+    return found
+
+
+def by_layer(compared: Sequence[Kept]) -> list[Figures]:
+    """How the residual stream drifts: its relative RMS difference after the embedding, each layer, the last norm."""
+    if not compared:
+        return []
+    count = compared[0][1]["squares"].shape[1]
+    names = ["embedding", *(f"layer {index}" for index in range(count - 2)), "final norm"]
+    found = []
+    for index, name in enumerate(names):
+        size = math.fsum(value for _, base, _ in compared for value in base["squares"][:, index].tolist())
+        off = math.fsum(value for _, _, own in compared for value in own["squares"][:, index].tolist())
+        found.append({"name": name, "error": math.sqrt(off / size) if size else math.sqrt(off)})
+    return found
+
+
+def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figures] | None:
+    """In how many rows a token's experts are others, by sparse layer; None where there are none."""
+    if not compared or "elsewhere" not in compared[0][2]:
+        return None
+    moved = np.concatenate([own["elsewhere"] for _, _, own in compared])
+    columns = zip(sparse_layers, moved.T, strict=True)
+    return [{"layer": layer, "moved": int(column.sum()), "rows": len(moved)} for layer, column in columns]
+
+
+def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:
+    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing."""
+    found = []
+    for name in parts:
+        values, count = [0.0], 0
+        if name in tried:
+            place = tried.index(name)
+            values = [value for _, _, own in compared for value in own["alone"][place].tolist()]
+            count = sum(int(own["flips"][place]) for _, _, own in compared)
+        changed = name in tried
+        found.append({"name": name, "changed": changed, "kl": mean(values), "largest": max(values), "flips": count})
+    return found
+
+
+def greedy(kept: Sequence[Kept]) -> Figures | None:
+    """Answers that the base and the quantised network write by themselves, up to where they first differ."""
+    if not kept:
+        return None
+    found = []
+    for one, base, own in kept:
+        differing = np.flatnonzero(base["best"] != own["best"]).tolist()
+        at = differing[0] if differing else None
+        pair = (None, None) if at is None else (int(base["best"][at]), int(own["best"][at]))
+        tokens = one.stop - one.start
+        same = {"name": one.name, "tokens": tokens, "same": tokens if at is None else at}
+        found.append({**same, "base_token_id": pair[0], "token_id": pair[1]})
+    return {
+        "requests": len(found),
+        "diverged": sum(one["token_id"] is not None for one in found),
+        "tokens": sum(one["tokens"] for one in found),
+        "same": sum(one["same"] for one in found),
+        "answers": found,
+    }
+
+
+# --- numbers
+
+
+def mean(values: Sequence[float]) -> float:
+    """0 of none."""
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def ranked(values: Sequence[float], percent: int) -> float:
+    """The least value that so many of a hundred do not exceed."""
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else 0.0
+
+
+def share(count: int, total: int) -> float:
+    return count / total if total else 1.0
+
+
+def exp(x: float) -> float:
+    return float(elementary.exp(np.array([x], np.float64))[0])
+
+
+def digest(figures: Sequence[Figures]) -> str:
+    """SHA-256, in hex, of each figure's place and bits: float64, little-endian; texts as they are."""
+    sha = hashlib.sha256()
+    for place, value in leaves(list(figures), ""):
+        is_number = isinstance(value, int | float)
+        told = struct.pack("<d", float(value)) if is_number else str(value).encode()
+        sha.update(place.encode() + b"\0" + told + b"\n")
+    return sha.hexdigest()
+
+
+def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Every number and text in objects and lists, by where it stands; names in the order of the alphabet."""
+    if isinstance(value, dict):
+        for name in sorted(value):
+            yield from leaves(value[name], f"{place}.{name}")
+    elif isinstance(value, list):
+        yield f"{place}.length", len(value)
+        for index, one in enumerate(value):
+            yield from leaves(one, f"{place}[{index}]")
+    else:
+        yield place, value

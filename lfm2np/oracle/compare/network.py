@@ -1,0 +1,172 @@
+"""Networks to run over whole sequences: a checkpoint's own, or the base with some tensors of another checkpoint.
+
+T tokens of all sequences, D hidden, N layers, K experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import read_tensors
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, parameter_count
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.weights import (
+    FeedForwardWeights,
+    LayerWeights,
+    ShortConvWeights,
+    layer_weights,
+    matrix_parts,
+    prepared,
+    vector,
+)
+from lfm2np.network import ragged
+from lfm2np.network.ragged import Run
+from lfm2np.numerics import Numerics
+from lfm2np.numerics.matrix import Matrix
+from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with_head
+from lfm2np.oracle.judging.routes import routed
+
+Array = NDArray[Any]
+MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
+SMALL = 2**23  # weights of a model of which they are
+Tensors = dict[str, StoredTensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Each layer with the config that goes with its weights."""
+
+    embedding: StoredTensor
+    layers: tuple[tuple[LayerWeights, ModelConfig], ...]
+    final_norm: NDArray[np.float32]
+    head: Matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What came of some sequences in one network."""
+
+    stream: list[Array]  # the residual stream [T, D]: of the embedding, after each layer; of a later start only its own
+    states: Array  # [T, D] after the last norm
+    runs: list[Run]
+    routes: NDArray[np.int64] | None  # [T, sparse layers, K], ascending: each token's experts, if there are any
+
+
+def network_of(model: LoadedModel) -> Network:
+    weights = model.weights
+    layers = tuple((layer, model.config) for layer in weights.layers)
+    return Network(weights.embedding, layers, weights.final_norm, weights.head)
+
+
+def network_with(base: LoadedModel, other: LoadedModel, part: Part) -> Network:
+    """The base, with these tensors of the other checkpoint."""
+    network, weights = network_of(base), other.weights
+    if part.layer is not None:
+        layers = list(network.layers)
+        layers[part.layer] = changed_layer(base, other, part)
+        return replace(network, layers=tuple(layers))
+    return replace(
+        network,
+        embedding=weights.embedding if EMBEDDING in part.tensors else network.embedding,
+        final_norm=weights.final_norm if FINAL_NORM in part.tensors else network.final_norm,
+        head=weights.head if HEAD in part.tensors else network.head,
+    )
+
+
+@lru_cache(maxsize=32)
+def tensors_of(model: LoadedModel) -> Tensors:
+    return with_head(read_tensors(model.path, model.config), model.config)
+
+
+def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    """One layer of the base with some of its tensors changed; of small models it is kept for the next sequences."""
+    is_small = parameter_count(base.config) <= SMALL
+    return kept_layer(base, other, part) if is_small else made_layer(base, other, part)
+
+
+@lru_cache(maxsize=MOST_LAYERS)
+def kept_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    return made_layer(base, other, part)
+
+
+def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    """The other's own layer, if all of it is changed."""
+    index = part.layer
+    assert index is not None
+    prefix = f"model.layers.{index}."
+    own = tensors_of(base)
+    names = [name for name in own if name.startswith(prefix)]
+    if set(part.tensors) == set(names):
+        return other.weights.layers[index], other.config
+    config = base.config
+    if config.mixture and other.config.mixture and any(map(is_experts_output, part.tensors)):
+        factor = other.config.mixture.routed_scaling_factor
+        config = replace(config, mixture=replace(config.mixture, routed_scaling_factor=factor))
+    tensors = {**own, **{name: tensors_of(other)[name] for name in part.tensors}}
+    prepare = partial(prepared, tensors, base.numerics, base.where_weights == "streamed")
+    before = base.weights.layers[index]
+    matrices = dense_matrices(before, prefix)
+    for parts in matrix_parts(config, experts=False):
+        if parts[0].startswith(prefix) and set(parts) & set(part.tensors):
+            matrices[parts[0]] = prepare(parts)
+    vectors = {name: vector(tensors, name) for name in names if len(tensors[name].shape) != 2}
+    made = layer_weights(index, config, tensors, matrices, vectors, prepare)
+    if not any(".experts." in name for name in part.tensors) and not isinstance(made.feed_forward, FeedForwardWeights):
+        assert not isinstance(before.feed_forward, FeedForwardWeights)
+        made = replace(made, feed_forward=replace(made.feed_forward, expert=before.feed_forward.expert))
+    return made, config
+
+
+def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
+    """Those of a layer that are prepared already, by the first tensor in each."""
+    operator, feed_forward = layer.operator, layer.feed_forward
+    if isinstance(operator, ShortConvWeights):
+        found = {"conv.in_proj": operator.in_proj, "conv.out_proj": operator.out_proj}
+    else:
+        found = {"self_attn.q_proj": operator.qkv_proj, "self_attn.out_proj": operator.out_proj}
+    if isinstance(feed_forward, FeedForwardWeights):
+        found |= {"feed_forward.w1": feed_forward.gate_up_proj, "feed_forward.w2": feed_forward.down_proj}
+    else:
+        found["feed_forward.gate"] = feed_forward.router
+    return {f"{prefix}{name}.weight": matrix for name, matrix in found.items()}
+
+
+def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Pass:
+    """All of the network; an overflow that attention meets is the error of its own run."""
+    runs, rotary = ragged.runs_of(sequences, network.layers[0][1])
+    wrapped, kept = routed(numerics)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        stream = [ragged.embedded(network.embedding, numerics, sequences)]
+        for layer, config in network.layers:
+            stream.append(ragged.block(layer, config, wrapped, stream[-1], rotary, runs))
+        states = numerics.rms_norm(stream[-1], network.final_norm, network.layers[0][1].norm_eps)
+    routes = np.sort(kept.chosen(), axis=-1) if network.layers[0][1].sparse_layers else None
+    return Pass(stream, states, runs, routes)
+
+
+def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]], part: Part, base: Pass) -> Array:
+    """Final states [T, D] of a network that is the base but for one part: what comes before that is the base's."""
+    runs, rotary = ragged.runs_of(sequences, network.layers[0][1])
+    for run, before in zip(runs, base.runs, strict=True):
+        run.error = before.error
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if EMBEDDING in part.tensors:
+            x, first = ragged.embedded(network.embedding, numerics, sequences), 0
+        else:
+            first = len(network.layers) if part.layer is None else part.layer
+            x = base.stream[first]
+        for layer, config in network.layers[first:]:
+            x = ragged.block(layer, config, numerics, x, rotary, runs)
+        states = numerics.rms_norm(x, network.final_norm, network.layers[0][1].norm_eps)
+    for run, before in zip(runs, base.runs, strict=True):
+        if run.error and not before.error:
+            states[run.rows] = np.nan  # shows where the logits are looked at
+    return np.asarray(states)

@@ -1,0 +1,161 @@
+"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to tell costs by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import directory_of, read_config, read_tensors
+from lfm2np.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
+from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
+from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.checkpoint.strict_json import is_present
+from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.errors import RequestError, TokenizerError
+
+BY = ("layer", "tensor", "none")
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "feed_forward_size",
+    "conv_L_cache",
+    "conv_bias",
+)
+REALS = ("norm_eps", "rope_theta")  # a GGUF keeps them as float32
+MIXTURE = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "num_dense_layers",
+    "use_expert_bias",
+    "norm_topk_prob",
+)
+FINAL_NORM = "model.embedding_norm.weight"
+LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
+EXPERT = re.compile(r"experts\.[0-9]+\.")
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """A checkpoint whose weights are read where they are needed. tensors: HEAD is the embedding's where it is tied."""
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+
+    def factor(self, name: str) -> float:
+        """What the network multiplies a tensor by beyond what is stored: outputs of experts, in their last matrix."""
+        mixture = self.config.mixture
+        return mixture.routed_scaling_factor if mixture and is_experts_output(name) else 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tensors that are taken from the quantised checkpoint together, in a network that is otherwise the base."""
+
+    name: str
+    tensors: tuple[str, ...]
+    layer: int | None  # None: the embedding, the last norm or the head
+
+
+def files_of(path: str | Path | None) -> Files:
+    """ConfigError or CheckpointError names the file."""
+    place = checkpoint_path(path)
+    config = read_config(place)
+    return Files(place, config, with_head(read_tensors(place, config), config))
+
+
+def with_head(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """All of them, in the order of the network."""
+    ordered = {name: tensors[name] for name in expected_tensors(config)}
+    return {**ordered, HEAD: tensors.get(HEAD, tensors[EMBEDDING])}
+
+
+def is_experts_output(name: str) -> bool:
+    return ".experts." in name and name.endswith(".w2.weight")
+
+
+# --- the same network
+
+
+def require_same_network(base: Files, other: Files) -> None:
+    """RequestError names the first thing in which they are two networks.
+
+    The scale of the experts' outputs may stand in their weights; contexts and special tokens may differ, too.
+    """
+    ours, theirs = base.config, other.config
+    for name in SIZES:
+        require(name, getattr(ours, name), getattr(theirs, name), base, other)
+    for index, (one, two) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
+        require(f"layer_types[{index}]", one, two, base, other)
+    for name in REALS:
+        if np.float32(getattr(ours, name)) != np.float32(getattr(theirs, name)):
+            require(name, getattr(ours, name), getattr(theirs, name), base, other)
+    one, two = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
+    require("feed-forward", one, two, base, other)
+    for name in MIXTURE if ours.mixture and theirs.mixture else ():
+        require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
+
+
+def require(name: str, expected: object, found: object, base: Files, other: Files) -> None:
+    if found != expected:
+        raise RequestError(f"{other.path}: {name}: {found}, expected {expected}, as {base.path} has it")
+
+
+def require_same_tokens(base: LoadedModel, other: Files) -> None:
+    """RequestError for the first id that stands for something else; of a checkpoint without a tokenizer nothing."""
+    directory = directory_of(other.path)
+    if not base.has_tokenizer or not is_present(directory / "tokenizer.json", TokenizerError):
+        return
+    tokenizer = load_tokenizer(directory, other.config)
+    for token_id in range(base.config.vocab_size):
+        expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
+        if found != expected:
+            raise RequestError(
+                f"{other.path}: token {token_id}: {found!r}, expected {expected!r}, as {base.path} has it"
+            )
+
+
+def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
+    """The most tokens that all of them take."""
+    return min(one.max_position_embeddings for one in (base, *others))
+
+
+# --- parts
+
+
+def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: str) -> list[Part]:
+    """All tensors, in the network's order, each in one part. A layer's experts are one tensor, as in a GGUF file.
+
+    An embedding that is the head in both checkpoints is one tensor, and costs what both uses cost.
+    """
+    grouped: dict[str, list[str]] = {}
+    for name in names:
+        if not (name == HEAD and base.tie_word_embeddings and other.tie_word_embeddings):
+            grouped.setdefault(part_name(name, by), []).append(name)
+    if by == "none":
+        return []
+    found = []
+    for part, tensors in grouped.items():
+        both = tensors[0] == EMBEDDING and base.tie_word_embeddings and other.tie_word_embeddings
+        layer = LAYER.fullmatch(tensors[0])
+        found.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
+    return found
+
+
+def part_name(name: str, by: str) -> str:
+    layer = LAYER.fullmatch(name)
+    if by == "tensor":
+        return EXPERT.sub("experts.", name)
+    if layer:
+        return f"layer {layer[1]}"
+    return {EMBEDDING: "embedding", FINAL_NORM: "final norm", HEAD: "head"}[name]

@@ -1,0 +1,263 @@
+"""Two predictions of each position held against each other: what is kept of a sequence, as work for any executor.
+
+An item is a sequence and the quantised checkpoints, with the parts to be tried alone in the base:
+
+{"token_ids": [...], "start": row, "stop": row, "quantised": [{"sha256": ..., "by": "layer", "parts": [name, ...]}]}
+
+Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
+a token that follows, V vocabulary, N layers, L sparse layers, U parts.
+
+All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.loaded import LoadedModel, read_model
+from lfm2np.errors import WorkerError
+from lfm2np.numerics import Numerics
+from lfm2np.numerics.grids import exact_sum
+from lfm2np.numerics.matrix import Matrix
+from lfm2np.numerics.pieces import pieces
+from lfm2np.oracle.compare.divergence import divergence
+from lfm2np.oracle.compare.network import Network, Pass, network_of, network_with, run_from, run_whole, tensors_of
+from lfm2np.oracle.compare.pair import parts_of
+from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.work.place import Source, Work
+
+Array = NDArray[Any]
+BFLOAT16_BITS = 8  # of a significand
+MOST_LOADED = 16  # quantised checkpoints of a worker
+
+
+def compare_work(others: Mapping[str, LoadedModel | Source]) -> Work:
+    """Quantised checkpoints by their SHA-256: loaded, or where a worker finds them."""
+    return Work("compare", partial(compare_items, others), num_rows)
+
+
+def num_rows(item: Mapping[str, Any]) -> int:
+    """Tokens that go through the network."""
+    return int(item["stop"])
+
+
+def compare_items(
+    others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Of each item `base` and `quantised`, whose arrays `of_base` and `of_other` describe, or `error`."""
+    found: list[dict[str, Any]] = []
+    for asked, group in groupby(items, key=lambda item: item["quantised"]):
+        found += compared(others, model, list(group), asked)
+    return found
+
+
+@lru_cache(maxsize=MOST_LOADED)
+def loaded(source: Source) -> LoadedModel:
+    """In a worker. WorkerError if it is another checkpoint than in the parent."""
+    model = read_model(Path(source.path), source.numerics, weights=source.weights)
+    if model.sha256 != source.sha256:
+        raise WorkerError(f"{source.path}: a worker has the SHA-256 {model.sha256}, expected {source.sha256}")
+    return model
+
+
+def compared(
+    others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]], asked: Any
+) -> list[dict[str, Any]]:
+    """Of items that ask for the same checkpoints and parts: the base once, all in one ragged pass each."""
+    sequences = [item["token_ids"][: item["stop"]] for item in items]
+    network = network_of(model)
+    first = run_whole(network, model.numerics, sequences)
+    starts = [run.rows.start + item["start"] for run, item in zip(first.runs, items, strict=True)]
+    index = np.concatenate([np.arange(start, run.rows.stop) for start, run in zip(starts, first.runs, strict=True)])
+    sizes = [run.rows.stop - start for start, run in zip(starts, first.runs, strict=True)]
+    spans = [slice(stop - size, stop) for size, stop in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+    following = np.concatenate([followers(item) for item in items])
+    baseline = Baseline(model.numerics, network.head, first.states[index], following)
+    own = of_base(baseline, first, index)
+    found = [cut(own, span, following, error_of(first, number)) for number, span in enumerate(spans)]
+    results: list[dict[str, Any]] = [{"base": one, "quantised": []} for one in found]
+    for one in asked:
+        other = others[one["sha256"]]
+        other = loaded(other) if isinstance(other, Source) else other
+        made, again = of_other(model, other, one, sequences, baseline, first, index)
+        for number, (result, span) in enumerate(zip(results, spans, strict=True)):
+            error = error_of(again, number) or result["base"].get("error")
+            result["quantised"].append(cut(made, span, following, error))
+    return results
+
+
+def followers(item: Mapping[str, Any]) -> NDArray[np.int64]:
+    """[R] the token after each row, -1 where there is none."""
+    ids = item["token_ids"][item["start"] + 1 : item["stop"] + 1]
+    return np.array([*ids, *[-1] * (item["stop"] - item["start"] - len(ids))], np.int64)
+
+
+def error_of(one: Pass, number: int) -> str | None:
+    error = one.runs[number].error
+    return None if error is None else str(error)
+
+
+def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
+    """One sequence's rows; or what is wrong with it."""
+    wrong = np.flatnonzero(columns["wrong"][..., span].reshape(-1, span.stop - span.start).any(axis=0))
+    if error is None and len(wrong):
+        error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
+    if error is not None:
+        return {"error": error}  # type: ignore[dict-item]
+    has_follower = following[span] >= 0
+    found = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
+    found["logprobs"] = found["logprobs"][has_follower]
+    if "alone" in columns:
+        found |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
+    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+
+
+# --- predictions
+
+
+class Baseline:
+    """The base's predictions at R rows, computed in pieces, and kept if they are few."""
+
+    def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
+        self.numerics, self.head, self.states, self.following = numerics, head, states, following
+        self._kept: list[tuple[slice, Array, Array]] | None = None
+        if len(states) * head.outputs <= LOGITS_AT_ONCE:
+            self._kept = list(self._compute())
+
+    def pieces(self) -> Iterator[tuple[slice, Array, Array]]:
+        """Some rows, their logits [r, V] and log-probabilities [r, V]."""
+        yield from self._compute() if self._kept is None else self._kept
+
+    def _compute(self) -> Iterator[tuple[slice, Array, Array]]:
+        for rows in pieces(len(self.states), self.head.outputs, LOGITS_AT_ONCE):
+            logits, _ = logits_of(self.numerics, self.head, self.states[rows])
+            yield rows, logits, self.numerics.log_softmax(logits)
+
+
+def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Logits [r, V], 0 in rows where one is not finite, and which rows these are [r]."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        logits = numerics.linear(states, head)
+    wrong = np.asarray(~np.isfinite(logits).all(axis=1))
+    logits[wrong] = 0.0
+    return logits, wrong
+
+
+def own_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
+    """[r] those of the tokens that follow; of none that of token 0, which nobody reads."""
+    return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
+
+
+def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
+    """Of R rows, by name:
+
+    best      [R]       the greedy token
+    margins   [R]       by how much its logit is ahead of the next; 0 in a vocabulary of one
+    steps     [R]       between neighbours in bfloat16, of the logit that is largest in absolute value
+    logprobs  [R]       of the token that follows ([M] of a sequence)
+    squares   [R, N+2]  sums of the squares of the residual stream, and of the states after the last norm
+    wrong     [R]       where a logit is not finite
+    """
+    parts = []
+    for rows, logits, logprobs in baseline.pieces():
+        best = np.argmax(logits, axis=1)
+        largest = np.abs(logits).max(axis=1).astype(np.float64)
+        top = np.take_along_axis(logits, best[:, None], axis=1)[:, 0].astype(np.float64)
+        others = logits.copy()
+        np.put_along_axis(others, best[:, None], -np.inf, axis=1)
+        second = others.max(axis=1).astype(np.float64)
+        parts.append(
+            {
+                "best": best.astype(np.int64),
+                "margins": np.where(np.isfinite(second), top - second, 0.0),
+                "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS),
+                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+            }
+        )
+    found = joined(parts)
+    found["squares"] = np.stack([sum_of_squares(x[index]) for x in (*one.stream, one.states)], axis=1)
+    found["wrong"] = np.asarray(~np.isfinite(found["squares"]).all(axis=1))
+    return found
+
+
+def of_other(
+    model: LoadedModel,
+    other: LoadedModel,
+    asked: Mapping[str, Any],
+    sequences: Sequence[Sequence[int]],
+    baseline: Baseline,
+    first: Pass,
+    index: Array,
+) -> tuple[dict[str, Array], Pass]:
+    """Of R rows, by name, and the pass:
+
+    kl         [R]       divergence of the other's distribution from the base's, over the whole vocabulary, nats
+    best       [R]       the greedy token
+    logprobs   [R]       of the token that follows ([M] of a sequence)
+    squares    [R, N+2]  sums of the squares of the differences of what of_base has
+    elsewhere  [R, L]    1 where the token's experts are others
+    alone      [U, R]    kl of the base with one part of the other
+    flips      [U, R]    where that has another greedy token ([U] of a sequence, how many)
+    wrong      [1+U, R]  where a logit is not finite
+    """
+    numerics = model.numerics
+    network = network_of(other)
+    again = run_whole(network, numerics, sequences)
+    found = distances(baseline, network.head, again.states[index])
+    wrong = [found.pop("wrong")]
+    found["squares"] = np.stack(
+        [
+            sum_of_squares(two[index].astype(np.float64) - one[index])
+            for one, two in zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
+        ],
+        axis=1,
+    )
+    if first.routes is not None and again.routes is not None:
+        found["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
+    alone, flips = [], []
+    parts = {one.name: one for one in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
+    base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _ in baseline.pieces()])
+    for name in asked["parts"]:
+        mixed: Network = network_with(model, other, parts[name])
+        single = distances(baseline, mixed.head, run_from(mixed, numerics, sequences, parts[name], first)[index])
+        alone.append(single["kl"])
+        flips.append((single["best"] != base_best).astype(np.int64))
+        wrong.append(single["wrong"])
+    if alone:
+        found |= {"alone": np.stack(alone), "flips": np.stack(flips)}
+    return {**found, "wrong": np.stack(wrong)}, again
+
+
+def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:
+    """kl, best, logprobs and wrong of another's states [R, D]: see of_other."""
+    parts = []
+    for rows, base_logits, base_logprobs in baseline.pieces():
+        logits, wrong = logits_of(baseline.numerics, head, states[rows])
+        logprobs = baseline.numerics.log_softmax(logits)
+        parts.append(
+            {
+                "kl": divergence(base_logits, base_logprobs, logits, logprobs),
+                "best": np.argmax(logits, axis=1).astype(np.int64),
+                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "wrong": wrong,
+            }
+        )
+    return joined(parts)
+
+
+def sum_of_squares(x: Array) -> Array:
+    """Over the last axis: each square is rounded, their sum does not depend on their order."""
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return exact_sum(wide * wide)
+
+
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,99 @@
+"""What is scored: prompts with their completions, windows of a text, or the texts that `lfm2np check` asks with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
+from lfm2np.errors import RequestError
+from lfm2np.oracle.workloads import TEXTS
+
+MOST_WINDOW = 2048  # tokens, unless another is asked for
+REQUESTS, TEXT, OWN_TEXTS, GREEDY = "requests", "text", "texts of lfm2np check", "greedy"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows start to stop - 1 of a sequence are compared; row t predicts token t + 1."""
+
+    source: str  # REQUESTS, TEXT, OWN_TEXTS or GREEDY
+    name: str
+    token_ids: tuple[int, ...]
+    start: int
+    stop: int
+    prompt: int = 0  # tokens that a greedy answer goes on from
+
+    def item(self, quantised: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """See positions.py."""
+        ids = list(self.token_ids)
+        return {"token_ids": ids, "start": self.start, "stop": self.stop, "quantised": list(quantised)}
+
+    @property
+    def num_predicted(self) -> int:
+        """Compared rows with a token behind them."""
+        return min(self.stop, len(self.token_ids) - 1) - self.start
+
+
+def of_request(name: str, prompt: Sequence[int], completion: Sequence[int], longest: int) -> Scored:
+    """With a completion the rows that predict it, without one all rows: the last says how an answer begins."""
+    ids = (*prompt, *completion)
+    fed = len(ids) - bool(completion)
+    if fed > longest:
+        raise RequestError(f"{len(ids)} tokens: expected at most max_position_embeddings={longest}")
+    return Scored(REQUESTS, name, ids, len(prompt) - 1 if completion else 0, fed, len(prompt))
+
+
+def of_text(
+    tokenizer: Tokenizer, vocab_size: int, text: str, source: str, window: int | None, longest: int
+) -> list[Scored]:
+    """Windows of a text, one behind another, each with the BOS before it; all tokens but a window's first are scored.
+
+    RequestError for a window that the context does not hold, or a text of no token to score.
+    """
+    size = min(longest, MOST_WINDOW) if window is None else window
+    if not 2 <= size <= longest:
+        raise RequestError(f"--window {size}: expected 2 to max_position_embeddings={longest}")
+    ids = require_ids(text_ids(tokenizer, text), vocab_size) if text else []
+    before = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    step = size - len(before)
+    pieces = [(*before, *ids[start : start + step]) for start in range(0, len(ids), step)]
+    found = [
+        Scored(TEXT, f"window {number}", one, 0, len(one) - 1) for number, one in enumerate(pieces) if len(one) > 1
+    ]
+    if not found:
+        raise RequestError(f"{source}: {len(ids)} tokens, expected a text with at least one to score")
+    return found
+
+
+def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text of any length: what is too long for the tokenizer at once is cut at ends of lines."""
+    return [token for part in cut_at_lines(text, tokenizer.most_characters) for token in tokenizer.encode_more(part)]
+
+
+def cut_at_lines(text: str, most: int) -> Iterator[str]:
+    """Pieces of at most so many characters; one ends within a line only where the line alone is longer."""
+    start = 0
+    while start < len(text):
+        stop = min(len(text), start + most)
+        if stop < len(text):
+            line = text.rfind("\n", start, stop)
+            stop = stop if line < 0 else line + 1
+        yield text[start:stop]
+        start = stop
+
+
+def own_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
+    """Those that `lfm2np check` asks with, each alone, all of its tokens."""
+    found = []
+    for number, text in enumerate(TEXTS):
+        ids = tuple(tokenizer.encode(text)[: longest + 1])
+        found.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
+    return [one for one in found if one.stop > 0]
+
+
+def continued(one: Scored, new: Sequence[int]) -> Scored:
+    """A prompt with the base's greedy tokens behind it: the rows that predict these."""
+    ids = (*one.token_ids[: one.prompt], *new)
+    return Scored(GREEDY, one.name, ids, one.prompt - 1, len(ids) - 1)

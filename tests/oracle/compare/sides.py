@@ -1,0 +1,60 @@
+"""Checkpoints to compare: the trained fixtures in GGUF types, whole or with a few tensors of a type in the base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gguf_file import Tensor, gguf_bytes, model_keys
+from quantise import tensors_of, write_types
+
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.gguf.names import place_of
+from lfm2np.cli import main
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+TRAINED, MOE = FIXTURES / "trained", FIXTURES / "moe"
+LINES: list[dict[str, Any]] = [
+    {"request_id": "add", "prompt": "add: 34 + 58 ->", "completion": " 92<|im_end|>"},
+    {"request_id": "sort", "prompt": "sort: 7 2 9 4 1 ->"},
+    {"request_id": "one token", "prompt_token_ids": [1]},
+    {"request_id": "copy", "prompt": "copy: tivu zo sa di ->", "completion_token_ids": [9, 8, 300, 301]},
+]
+
+
+def written(path: Path, lines: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    return str(path)
+
+
+def quantised(directory: Path, name: str, folder: Path) -> Path:
+    return write_types(directory, [name], folder)[0]
+
+
+def partly(directory: Path, name: str, path: Path, is_taken: Callable[[str], bool]) -> Path:
+    """A GGUF of the base's own numbers, but for the tensors that are taken of the type: by llama.cpp's names."""
+    config = load_config(directory)
+    base = {one: unrounded(tensor) for one, tensor in tensors_of(directory, config, "F32").items()}
+    other = tensors_of(directory, config, name)
+    chosen: dict[str, Tensor] = {one: (other if is_taken(one) else base)[one] for one in base}
+    path.write_bytes(gguf_bytes(model_keys(config), chosen))
+    return path
+
+
+def unrounded(tensor: Tensor) -> Tensor:
+    assert tensor.dtype == "F32"
+    return tensor
+
+
+def theirs(name: str) -> str:
+    """Our name as llama.cpp's."""
+    return place_of(name.replace("experts.", "experts.0.") if ".experts.w" in name else name).name
+
+
+def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
+    """What `lfm2np compare --json` prints."""
+    assert main(["compare", *map(str, arguments), "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found

@@ -1,0 +1,241 @@
+"""`lfm2np compare` as it is called: what it prints, writes and refuses, and how it goes on where it broke off."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
+from jsonschema import Draft202012Validator
+from sides import LINES, MOE, TRAINED, figures, quantised, written
+
+import lfm2np
+from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.cli import main
+from lfm2np.oracle.compare.drawing import layer_figure
+from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
+from lfm2np.oracle.compare.shown import FORMAT_VERSION
+
+SCHEMA = json.loads(Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "compare.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    for directory, name in ((TRAINED, "Q4_0"), (TRAINED, "Q8_0"), (MOE, "Q4_0")):
+        quantised(directory, name, folder)
+    written(folder / "r.jsonl", LINES)
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
+    assert main(["compare", *map(str, arguments)]) == code
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    return line
+
+
+# --- what it prints
+
+
+def changed(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Each place of the object without a name, or with a value that is nowhere one."""
+    here = value
+    for step in place:
+        here = here[step]
+    for key in here if isinstance(here, dict) else range(len(here[:1])) if isinstance(here, list) else ():
+        for wrong in ("gone", "other"):
+            made = copy.deepcopy(value)
+            holder = made
+            for step in place:
+                holder = holder[step]
+            if wrong == "other":
+                holder[key] = {"no": ["value"]}
+            elif isinstance(key, str):
+                del holder[key]
+            else:
+                continue
+            yield (*place, key), made
+        yield from changed(value, (*place, key))
+
+
+def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.CaptureFixture[str]):
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
+    short = written(files / "odd.jsonl", [{"prompt_token_ids": [1, 20, 21, 22, 23]}, LINES[0]])
+    dense = figures(capsys, TRAINED, files / "trained-Q4_0.gguf", TRAINED, "--requests", short)
+    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3, "--by", "tensor")
+    for found in (dense, sparse):
+        assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
+    assert sparse["quantised"][0]["listed_flips"] and dense["quantised"][0]["greedy"] is None
+    tried = 0
+    for place, wrong in changed(sparse):
+        if place[0] != "environment" or len(place) == 1:
+            assert not VALIDATOR.is_valid(wrong), place
+            tried += 1
+    assert tried > 150 and not VALIDATOR.is_valid({**dense, "more": 1})
+
+
+def test_a_checkpoint_against_itself_costs_exactly_nothing(files: Path, capsys: pytest.CaptureFixture[str]):
+    (own,) = figures(capsys, MOE, MOE, "--requests", files / "r.jsonl", "--max-tokens", 3)["quantised"]
+    assert set(own["kl"].values()) == {0.0} and own["flips"] == {"count": 0, "clear": 0, "agreement": 1.0}
+    assert own["perplexities"][0]["ratio"] == 1.0 and own["logprobs"]["rms"] == 0.0
+    assert all(one["error"] == 0.0 for one in (*own["layers"], *own["tensors"]))
+    assert not any(one["moved"] for one in own["routes"]) and not any(one["changed"] for one in own["parts"])
+    assert own["greedy"]["same"] == own["greedy"]["tokens"] and own["greedy"]["diverged"] == 0
+
+
+def test_several_are_rows_of_one_table_and_each_is_what_it_is_alone(files: Path, capsys: pytest.CaptureFixture[str]):
+    paths = [files / f"trained-{name}.gguf" for name in ("Q8_0", "Q4_0")]
+    both = figures(capsys, TRAINED, *paths, "--requests", files / "r.jsonl")
+    alone = [figures(capsys, TRAINED, path, "--requests", files / "r.jsonl")["quantised"][0] for path in paths]
+    assert both["quantised"] == alone
+    page = files / "page.html"
+    options = ["--requests", str(files / "r.jsonl"), "--html", str(page)]
+    assert main(["compare", str(TRAINED), *map(str, paths), *options]) == 0
+    said = capsys.readouterr().out
+    assert f"digest    {both['digest']}" in said and "4 requests (17 positions)" in said
+    rows = [line for line in said.splitlines() if line.startswith("trained-Q")]
+    assert [row.split()[0] for row in rows] == ["trained-Q8_0.gguf", "trained-Q4_0.gguf"]
+    read = page.read_text(encoding="utf-8")
+    assert all(one in read for one in (both["digest"], "trained-Q4_0.gguf", "Errors of the weights", "layer 5"))
+    assert read.count("<svg") == 2 and read.count('class="mark ') == 4
+    assert "default-src 'none'" in read and not re.search(r"<(script|link|img)|(src|href)=\"[^#]", read)
+
+
+def test_foreign_names_do_nothing_in_the_page(files: Path, tmp_path: Path):
+    path = tmp_path / "<script>alert(1)<\u202e.gguf"
+    path.write_bytes((files / "trained-Q8_0.gguf").read_bytes())
+    requests = written(tmp_path / "r.jsonl", [{**LINES[1], "request_id": "<img src=x>"}])
+    page = tmp_path / "page.html"
+    arguments = ["compare", str(TRAINED), str(path), "--requests", requests, "--html", str(page), "--by", "none"]
+    assert main(arguments) == 0
+    read = page.read_text(encoding="utf-8")
+    assert "<script" not in read and "<img" not in read and "\u202e" not in read and "&lt;script&gt;" in read
+
+
+def test_without_anything_to_score_the_texts_of_check_are_and_it_says_so(files: Path, capsys: Any):
+    assert main(["compare", str(TRAINED), str(files / "trained-Q8_0.gguf"), "--by", "none"]) == 0
+    assert "the 10 texts of lfm2np check, as none were given (" in capsys.readouterr().out
+
+
+def test_a_figure_draws_what_is_not_zero_and_nothing_of_nothing():
+    places = [f"layer {number}" for number in range(40)]
+    drawn = layer_figure("x", "Title", places, [("a", [0.0, 1e-9, 1e-3, *[0.5] * 37]), ("b", [0.0] * 40)])
+    (path, empty) = (line for line in drawn.splitlines() if 'class="mark ' in line)
+    assert (path.count("M"), empty.count("M")) == (1 + 39, 1)  # the legend, and each value
+    assert drawn.count("<text") < 40 and ">1e-9</text>" in drawn and ">1e-1</text>" in drawn
+    assert layer_figure("x", "Title", places, [("a", [0.0] * 40)]) == ""
+    assert "The first 6 of 9" in layer_figure("x", "Title", places, [("a", [1.0] * 40)] * 9)
+
+
+# --- where it is computed
+
+
+def test_it_goes_on_where_it_broke_off_and_workers_find_the_same(files: Path, tmp_path: Path, capsys: Any):
+    path, kept = files / "trained-Q8_0.gguf", tmp_path / "kept.jsonl"
+    options = [TRAINED, path, "--requests", files / "r.jsonl", "--max-tokens", 2, "--results", kept]
+    expected = figures(capsys, *options)
+    lines = kept.read_text().splitlines(keepends=True)
+    assert len(lines) == 12  # the base's four answers, the four requests, the four answers again
+    kept.write_text("".join(lines[:-3]))
+    assert figures(capsys, *options)["digest"] == expected["digest"]
+    assert sorted(kept.read_text().splitlines(keepends=True)) == sorted(lines)
+    kept.unlink()
+    again = figures(capsys, *options, "--workers", 1, "--weights", "streamed")
+    assert again["quantised"] == expected["quantised"]
+    assert main(["merge", "--model", str(TRAINED), str(kept), "-o", str(tmp_path / "merged.jsonl")]) == 0
+
+
+# --- what it refuses
+
+
+def test_what_is_another_network_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert "feed-forward: mixture of experts, expected dense, as " in refused(capsys, TRAINED, MOE)
+    assert "draft: hidden_size: 64, expected 128, as " in refused(capsys, TRAINED, TRAINED.parent / "draft")
+    base = write_model(tmp_path / "base")
+    other = write_model(tmp_path / "other")
+    raw = json.loads((other / "config.json").read_text())
+    for name, value, told in (
+        ("layer_types", list(reversed(raw["layer_types"])), "layer_types[0]"),
+        ("norm_eps", 0.5, "norm_eps: 0.5"),
+        ("rope_theta", 7.0, "rope_theta: 7.0"),
+    ):
+        more = {"rope_parameters": {"rope_theta": value, "rope_type": "default"}} if name == "rope_theta" else {}
+        (other / "config.json").write_text(json.dumps({**raw, name: value, **more}))
+        assert told in refused(capsys, base, other, code=2 if name != "layer_types" else 3) or name == "layer_types"
+    (other / "config.json").write_text(json.dumps(raw))
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', '"<|pod|>"'))
+    assert "token 0: '<|pod|>', expected '<|pad|>', as " in refused(capsys, base, other, "--by", "none")
+
+
+def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    both = TRAINED, files / "trained-Q8_0.gguf"
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    long = written(tmp_path / "long.jsonl", [LINES[0], {"prompt_token_ids": [5] * 1025}])
+    assert "no requests, expected one JSON object a line" in refused(capsys, *both, "--requests", empty)
+    assert "0 tokens, expected a text with at least one to score" in refused(capsys, *both, "--text", empty)
+    assert "line 2: 1025 tokens: expected at most max_position" in refused(capsys, *both, "--requests", long)
+    assert "--window 1025: expected 2 to " in refused(capsys, *both, "--text", long, "--window", 1025)
+    assert "--window goes with --text" in refused(capsys, *both, "--window", 7)
+    assert "--max-tokens goes with --requests" in refused(capsys, *both, "--max-tokens", 7)
+    twice = written(tmp_path / "twice.jsonl", [LINES[0], LINES[0]])
+    assert "two requests have one request_id: 'add'" in refused(capsys, *both, "--requests", twice)
+    full = written(tmp_path / "full.jsonl", [{"prompt_token_ids": [5] * 1024}])
+    assert "no prompt leaves room" in refused(capsys, *both, "--requests", full, "--max-tokens", 1)
+
+
+def overflowing_at_token_seven(directory: Path) -> None:
+    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
+    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
+    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
+        kind, shape, content = tensors[name]
+        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
+        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
+    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+
+
+def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: Path, capsys: Any):
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    for directory in (base, other):
+        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    weights = stored_weights(tiny_config(tie_word_embeddings=False))
+    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    overflowing_at_token_seven(other)
+    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [5, 7]}])
+    for by in ("none", "layer"):
+        assert main(["compare", str(base), str(other), "--requests", requests, "--by", by, "--json"]) == 4
+        said = capsys.readouterr()
+        found = json.loads(said.out)
+        (failure,) = found["failed"]
+        assert failure.startswith("requests 1: a logit in compared row 1 is not finite") and failure in said.err
+        assert (found["quantised"][0]["failed"], found["quantised"][0]["positions"]) == (1, 2)
+    seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
+    line = refused(capsys, base, other, "--requests", seven, "--by", "none", code=4)
+    assert "other: no sequence can be computed, requests 0: a logit in compared row 0 is not finite" in line
+    line = refused(capsys, other, base, "--requests", seven, "--max-tokens", 2, code=4)
+    assert "overflow exact" in line
+
+
+# --- texts
+
+
+def test_a_text_longer_than_the_tokenizer_takes_is_cut_at_ends_of_lines():
+    model = lfm2np.load(TRAINED)
+    assert list(cut_at_lines("ab\ncd\n\nefghijk\nl", 4)) == ["ab\n", "cd\n\n", "efgh", "ijk\n", "l"]
+    text = "add: 34 + 58 -> 92\n" * 4000
+    assert len(text) > model.tokenizer.most_characters
+    tokenizer = load_tokenizer(TRAINED, model.config)
+    line = tokenizer.encode_more("add: 34 + 58 -> 92\n")
+    assert text_ids(tokenizer, text) == line * 4000

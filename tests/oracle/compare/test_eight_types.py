@@ -1,0 +1,105 @@
+"""Eight types of one checkpoint: files of the same bytes and figures of the same bits, whatever computes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import blas
+import numpy as np
+import pytest
+from quantise import FILE_TYPES, PLAIN, quantised, write_types
+from sides import LINES, MOE, TRAINED, figures, written
+
+import lfm2np
+from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
+
+ALL, FEW = tuple(FILE_TYPES), ("Q8_0", "MXFP4")
+# Of the files' bytes, and of the figures of the lines of sides.py: any machine must make the same.
+PINNED = {
+    ALL: (
+        "f1d1ba63d3839995ec8658a85bbf3d3e7b8c57b6933995abfa3bf60e958ba2e1",
+        "4a85e671f69f07e368a46bbf77442b3e78f6a89fe87de82f291ecafb6abe5ea3",
+    ),
+    FEW: (
+        "11de76102011bee368fe4198091bab8148d4932707e8b4557289b578badecde8",
+        "c76e1736bf61285ee8004d71e7986be12bd4faff9e91ae516f4b98b3cf3f6ab9",
+    ),
+}
+KERNELS = [one for one in ("Haswell", "Prescott") if blas.can_run(one)]
+OPTIONS = ("--max-tokens", "4", "--by", "none")
+
+
+def arguments(folder: Path, names: Sequence[str]) -> list[str]:
+    """Of `lfm2np compare`, with the files that it takes."""
+    paths = write_types(TRAINED, list(names), folder)
+    return [str(one) for one in (TRAINED, *paths, "--requests", written(folder / "r.jsonl", LINES), *OPTIONS)]
+
+
+@pytest.mark.parametrize("names", [ALL, FEW], ids=["all", "few"])
+def test_files_and_figures_have_the_bits_of_every_machine(names: tuple[str, ...], tmp_path: Path, capsys: Any):
+    """What tests/machines.py runs elsewhere."""
+    found = figures(capsys, *arguments(tmp_path, names))
+    sha = hashlib.sha256()
+    for name in names:
+        sha.update((tmp_path / f"trained-{name}.gguf").read_bytes())
+    assert (sha.hexdigest(), found["digest"]) == PINNED[names]
+    errors = [one["kl"]["mean"] for one in found["quantised"]]
+    assert names == FEW or errors[0] < errors[1] < min(errors[2:])  # F16, Q8_0, all others
+
+
+@pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choose from: NumPy has {blas.here().blas}")
+def test_figures_are_the_same_under_other_kernels_and_threads(tmp_path: Path):
+    command = [sys.executable, "-m", "lfm2np", "compare", *arguments(tmp_path, FEW), "--json"]
+    for kernel, threads in zip(KERNELS, ("1", "2"), strict=True):
+        variables = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": kernel}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["digest"] == PINNED[FEW][1], kernel
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_no_other_code_is_nearer(name: str):
+    """Of blocks of any size, of one sign, of zeros: the scale is kept, and every code tried."""
+    random = np.random.default_rng(11)
+    rows = np.concatenate(
+        [
+            random.normal(0.0, 1.0, (6, 32)) * 2.0 ** np.array([[0], [-9], [5], [-3], [1], [-6]]),
+            np.abs(random.normal(3.0, 1.0, (2, 32))),
+            -np.abs(random.normal(3.0, 1.0, (1, 32))),
+            np.zeros((1, 32)),
+            np.full((1, 32), 0.5),
+        ]
+    ).astype(np.float32)
+    content = np.frombuffer(quantised(rows, name), np.uint8)
+    if name in PLAIN:
+        assert np.array_equal(content.view("<f2").reshape(rows.shape), rows.astype(np.float16))
+        return
+    kind = QUANTISED[name]
+    blocks = content.reshape(-1, kind.size)
+    values = values_of(blocks, name)
+    parts = kind.parts(blocks)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    assert np.array_equal(values[9], np.zeros(32)) and (np.abs(values - rows) <= largest / 3.5).all()
+    everything = kind.parts(np.repeat(blocks, 256, axis=0)).codes  # whatever codes there are, of this table
+    codes = {"Q8_0": range(-127, 128), "Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q4_1": range(16)}
+    codes |= {"Q5_1": range(32), "IQ4_NL": lfm2np.checkpoint.gguf.blocks.IQ4_VALUES.tolist()}
+    codes |= {"MXFP4": lfm2np.checkpoint.gguf.blocks.FP4_VALUES.tolist()}
+    assert set(np.unique(everything).tolist()) <= set(codes[name])
+    minimum = 0.0 if parts.minimum is None else parts.minimum
+    tried = parts.scale[:, :, None] * np.array(list(codes[name]), np.float64) - np.reshape(minimum, (-1, 1, 1))
+    best = np.abs(rows[:, :, None] - tried).min(axis=2)
+    assert np.array_equal(np.abs(rows - values), best)
+
+
+def test_a_mixture_has_its_factor_in_its_weights(tmp_path: Path):
+    """So that its answers stay: the logits of F16 are nearly the base's."""
+    (path,) = write_types(MOE, ["F16"], tmp_path)
+    ids = lfm2np.load(MOE).prompt_ids("add: 34 + 58 ->")
+    one, two = (lfm2np.load(side).logits(ids) for side in (MOE, path))
+    assert np.abs(one - two).max() < 1e-3 * np.abs(one).max()
