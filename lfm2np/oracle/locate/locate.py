@@ -12,7 +12,7 @@ before it rounded what it wrote. A number that is not finite is replaced, once r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format
+from lfm2np.oracle.locate.eight_bits import rounds
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
@@ -35,6 +36,7 @@ from lfm2np.oracle.locate.spread import (
     joined_rows,
     precision_named,
     rounded,
+    together,
 )
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
@@ -77,6 +79,7 @@ class Check:
     name: str
     error: float  # the largest, measured by its bound: right up to 1
     is_blunt: bool  # bounds near its size: too much before it is not dumped, so that it can hardly be wrong
+    is_rounded: bool | None = None  # of products with quantised weights: whether their inputs were, to 8 bits
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def locate(
     """
     require_ieee()
     chosen = precision_named(precision or default_format(dump))
-    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps)
+    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
     known: dict[str, Measured] = {}
@@ -122,13 +125,14 @@ def locate(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
-                expected = step.compute(oracle, *(known[name] for name in step.inputs))
+                expected, is_rounded = computed(step, oracle, [known[name] for name in step.inputs], dump)
                 recomputed = ordered(name for one in step.inputs for name in behind[one])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 if step.prefers is None:
                     expected = as_stored(expected, dump, step.name)
                     check, wrong = looked_at(step, dump, expected, recomputed, known.get(step.chosen))
+                    check = replace(check, is_rounded=is_rounded)
                 else:
                     preferred = step.prefers(oracle, known[step.inputs[0]])
                     check, wrong = looked_at_choice(step, dump, expected, recomputed, preferred)
@@ -148,6 +152,24 @@ def locate(
         unknown=dump.unknown,
         narrower=narrower_format(dump, chosen),
     )
+
+
+def computed(step: Operation, oracle: Oracle, inputs: Sequence[Measured], dump: Dump) -> tuple[Measured, bool | None]:
+    """What an operation makes of its inputs; of a product, which of both ways explains the dump: of inputs that were
+    rounded to 8 bits, or as they are. Where it is not dumped, either may be."""
+    made = step.compute(oracle, *inputs)
+    if not (oracle.rounds_inputs and step.weights and rounds(oracle.tensors[f"{step.weights}.weight"])):
+        return made, None
+
+    def error(one: Measured) -> float:
+        return float(errors_by_bound(dump.tensors[step.name], as_stored(one, dump, step.name)).max())
+
+    if step.name in dump.tensors and error(made) <= 1.0:
+        return made, True
+    other = step.compute(replace(oracle, rounds_inputs=False), *inputs)
+    if step.name in dump.tensors:
+        return (other, False) if error(other) < error(made) else (made, True)
+    return Measured(made.values, together(made.spread, made.values - other.values)), None
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
