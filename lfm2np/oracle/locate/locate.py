@@ -36,7 +36,6 @@ from lfm2np.oracle.locate.spread import (
     joined_rows,
     precision_named,
     rounded,
-    together,
 )
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
@@ -120,12 +119,13 @@ def locate(
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
     known: dict[str, Measured] = {}
+    exact: dict[str, Measured] = {}  # where products of inputs that are not rounded make something else
     behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
     findings, checks = [], []
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
-                expected, is_rounded = computed(step, oracle, [known[name] for name in step.inputs], dump)
+                expected, is_rounded = computed(step, oracle, known, exact, dump)
                 recomputed = ordered(name for one in step.inputs for name in behind[one])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
@@ -154,22 +154,31 @@ def locate(
     )
 
 
-def computed(step: Operation, oracle: Oracle, inputs: Sequence[Measured], dump: Dump) -> tuple[Measured, bool | None]:
-    """What an operation makes of its inputs; of a product, which of both ways explains the dump: of inputs that were
-    rounded to 8 bits, or as they are. Where it is not dumped, either may be."""
-    made = step.compute(oracle, *inputs)
-    if not (oracle.rounds_inputs and step.weights and rounds(oracle.tensors[f"{step.weights}.weight"])):
+def computed(
+    step: Operation, oracle: Oracle, known: Mapping[str, Measured], exact: dict[str, Measured], dump: Dump
+) -> tuple[Measured, bool | None]:
+    """What an operation makes of its inputs; and of a product whose inputs may be rounded to 8 bits, if they are.
+
+    Either explains the dump: that all products behind it which are not dumped round their inputs, or that none does.
+    `exact` gets what the latter makes of operations that are not dumped, where it is something else than `known` has.
+    """
+    made = step.compute(oracle, *(known[name] for name in step.inputs))
+    may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
+    if not (oracle.rounds_inputs and (may_round or exact.keys() & set(step.inputs))):
         return made, None
 
     def error(one: Measured) -> float:
         return float(errors_by_bound(dump.tensors[step.name], as_stored(one, dump, step.name)).max())
 
-    if step.name in dump.tensors and error(made) <= 1.0:
-        return made, True
-    other = step.compute(replace(oracle, rounds_inputs=False), *inputs)
-    if step.name in dump.tensors:
-        return (other, False) if error(other) < error(made) else (made, True)
-    return Measured(made.values, together(made.spread, made.values - other.values)), None
+    is_dumped = step.name in dump.tensors
+    if is_dumped and (step.prefers is not None or error(made) <= 1.0):
+        return made, True if may_round else None
+    other = step.compute(replace(oracle, rounds_inputs=False), *(exact.get(name, known[name]) for name in step.inputs))
+    if not is_dumped:
+        exact[step.name] = other
+        return made, None
+    is_rounded = error(made) <= error(other)
+    return (made if is_rounded else other), is_rounded if may_round else None
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
