@@ -115,7 +115,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show)
+        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
@@ -203,6 +203,7 @@ def add_check(command: AddCommand) -> None:
         run,
         "hold another engine against the oracle, under the noise that its number format is entitled to",
         EXAMPLE,
+        tokenizer=True,
         exit_codes=EXIT_CODES,
     )
     add_options(sub)
