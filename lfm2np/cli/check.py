@@ -131,7 +131,8 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
     """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be."""
     if arguments.locate is None:
         return None
-    format_name = arguments.format if arguments.format in PRECISIONS else "float16"  # of quantised weights' activations
+    computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
+    format_name = computed_in if computed_in in PRECISIONS else "float16"  # of weights in an unknown scheme
     return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
 
 
