@@ -72,7 +72,7 @@ def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.Captu
     assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
     short = written(files / "odd.jsonl", [{"prompt_token_ids": [1, 20, 21, 22, 23]}, LINES[0]])
     dense = figures(capsys, TRAINED, files / "trained-Q4_0.gguf", TRAINED, "--requests", short)
-    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3, "--by", "tensor")
+    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3)
     for found in (dense, sparse):
         assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
     assert sparse["quantised"][0]["listed_flips"] and dense["quantised"][0]["greedy"] is None
