@@ -97,11 +97,12 @@ def test_bench_measures_on_a_gguf_without_transformers(
     assert found["notes"] == ["transformers was not measured: it would make float32 of a GGUF file's weights"]
 
 
+@pytest.mark.rounding
 def test_the_small_engine_runs_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """That of the tutorial, which rounds the weights to float32."""
     path = str(write(tmp_path / "x.gguf", "Q4_K"))
     found = said(capsys, "check", "lfm2np.oracle.wrong_engine:mended", "--model", path, "--cases", "short-prompts")
-    assert found.startswith("verdict    EXACT")
+    assert found.startswith("verdict") and "BUG" not in found and "DRIFT" not in found
 
 
 RECORDED = {"record": ("--prompt-ids", "1,2", "-o", "x"), "check": ("--cases", "short-prompts")}
