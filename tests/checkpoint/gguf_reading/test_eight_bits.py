@@ -30,7 +30,7 @@ from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32, Ieee, unchanged
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.oracle.locate.dump import Dump
-from lfm2np.oracle.locate.eight_bits import in_blocks, sums_of
+from lfm2np.oracle.locate.eight_bits import as_float16, in_blocks, sums_of
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 from lfm2np.oracle.recorders.own import record
@@ -261,6 +261,16 @@ def test_blocks_of_256_are_rounded_as_in_float32(x: np.ndarray) -> None:
     made = in_blocks(as_measured(x), 256, is_half=False)
     rounded = q8_k(x)
     assert (np.abs(made.values - rounded) <= LIMIT * made.spread + 1e-6 * np.abs(rounded)).all()
+
+
+def test_what_lies_in_the_middle_between_two_float16_may_be_either() -> None:
+    """Scales, and sums of blocks; everything else is not in doubt."""
+    kept, loose = as_float16(np.array([1.0 + 2.0**-11, 1.0, 3.0]), np.full(3, 2.0**-20))
+    assert kept.tolist() == [1.0, 1.0, 3.0] and loose.tolist() == [2.0**-10, 0.0, 0.0]
+    for last, doubt in ((17.0, 2.0), (18.0, 0.0)):  # 16 * 127 + 17 = 2049, between 2048 and 2050
+        x = as_measured(np.array([[127.0] * 16 + [last] + [0.0] * 15], np.float32))
+        made = in_blocks(x, 32, is_half=True)
+        assert not made.spread.any() and sums_of(x, made).spread.tolist() == [[doubt]]
 
 
 def as_measured(x: np.ndarray) -> Measured:

@@ -59,7 +59,9 @@ def generated_texts(count: int) -> list[str]:
 
 
 def config_of() -> ModelConfig:
-    return tiny_config(vocab_size=700, eos_token_id=3, max_position_embeddings=1024)
+    return tiny_config(
+        vocab_size=700, hidden_size=32, intermediate_size=32, eos_token_id=3, max_position_embeddings=1024
+    )
 
 
 def write_directory(directory: Path, pattern: str) -> Path:
@@ -94,6 +96,6 @@ def keys_of(directory: Path, pattern: str) -> dict[str, Key]:
     return model_keys(config_of()) | tokenizer_keys(raw_tokenizer(directory), config_of(), pattern, template)
 
 
-def write_file(path: Path, keys: dict[str, Key]) -> Path:
-    path.write_bytes(gguf_bytes(keys, quantised_tensors(config_of(), "F32")))
+def write_file(path: Path, keys: dict[str, Key], dtype: str = "F32") -> Path:
+    path.write_bytes(gguf_bytes(keys, quantised_tensors(config_of(), dtype)))
     return path
