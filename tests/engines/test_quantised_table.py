@@ -1,0 +1,98 @@
+"""What is measured of quantised weights: the files that are made, the arithmetic of our engine, readers, tables."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import made
+import numpy as np
+import pytest
+import tables
+from arithmetic import q8_0, q8_k
+from builders import raw_config
+from gguf_bytes import gguf_bytes, model_keys, quantised_tensors
+from measure import PAGE, RESULTS
+from through_noise import LARGEST, SCALABLE, TWELVE
+from wrong_readers import MINIMUM, SCALE, patched
+
+import lfm2np
+from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.gguf.container import open_container
+from lfm2np.checkpoint.stored import widen
+from lfm2np.faults import inject
+from lfm2np.faults.catalogue import by_name
+
+
+def test_the_page_has_the_tables_that_the_results_make() -> None:
+    before = after = PAGE.read_text(encoding="utf-8")
+    for name, text in tables.made(tables.read(RESULTS)).items():
+        after = tables.put_between(after, name, text)
+    assert after == before, "python fixtures/quantised/measure.py table"
+
+
+def test_the_wide_checkpoint_computes_what_the_trained_one_does(tmp_path: Path) -> None:
+    made.make_wide(tmp_path / "wide")
+    trained, wide = lfm2np.load(), lfm2np.load(tmp_path / "wide")
+    assert (wide.config.hidden_size, wide.config.feed_forward_size) == (256, 512)
+    ids = list(range(30, 50))
+    assert np.abs(wide.logits(ids) - trained.logits(ids)).max() < 1e-4
+    weights = np.asarray(wide.weights.embedding.values)
+    assert len(weights) == trained.config.vocab_size
+
+
+def as_q8_0(numbers: list[Fraction]) -> list[float]:
+    """By the definition: steps of 1/127 of the largest, ties away from zero, times the step as float16."""
+    step = max(map(abs, numbers)) / 127
+    codes = [0 if not step else int(abs(one) / step + Fraction(1, 2)) * (1 if one >= 0 else -1) for one in numbers]
+    return [float(code * Fraction(float(np.float16(float(step))))) for code in codes]
+
+
+def test_inputs_are_rounded_as_llama_cpp_rounds_them() -> None:
+    random = np.random.default_rng(0)
+    x = (random.normal(size=(40, 64)) * np.exp2(random.integers(-8, 8, (40, 1)))).astype(np.float32)
+    x[3, :32] = 0.0
+    for row, found in zip(x, q8_0(x), strict=True):
+        exact = [Fraction(float(one)) for one in row]
+        expected = as_q8_0(exact[:32]) + as_q8_0(exact[32:])
+        assert found.tolist() == expected
+    wide = random.normal(size=(9, 512)).astype(np.float32)
+    blocks, found = wide.reshape(9, 2, 256), q8_k(wide).reshape(9, 2, 256)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    assert (np.abs(found - blocks) <= largest / 127 * 0.50001).all()
+    assert (np.abs(found).max(-1) <= largest[..., 0] * 1.000001).all()
+    codes = found / largest * 127
+    assert np.abs(codes - np.rint(codes)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "reader"), [("Q8_0", SCALE), ("Q4_0", SCALE), ("Q5_K", MINIMUM)])
+def test_a_patched_file_says_what_the_wrong_reader_reads(dtype: str, reader: object, tmp_path: Path) -> None:
+    config = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=64), "config.json")
+    right = tmp_path / "right.gguf"
+    right.write_bytes(gguf_bytes(model_keys(config), quantised_tensors(config, dtype)))
+    changed = patched(right, tmp_path / "wrong.gguf", reader)
+    before, after = open_container(right).tensors, open_container(tmp_path / "wrong.gguf").tensors
+    for name, one in before.items():
+        was, now = widen(one.values, one.dtype), widen(after[name].values, one.dtype)
+        assert (name in changed) == (was.tobytes() != now.tobytes()) == (one.dtype == dtype), name
+        if name in changed and dtype != "Q5_K":
+            codes = np.where(was == 0, 1, was) / np.where(now == 0, 1, now)  # of one block the same factor
+            assert all(len(np.unique(np.round(block[block != 1], 9))) <= 1 for block in codes.reshape(-1, 32))
+        if name in changed and dtype == "Q5_K":
+            assert (now - was).reshape(-1, 32).std(-1).max() < 1e-6  # of one group the same minimum
+    only = patched(right, tmp_path / "one.gguf", reader, "blk.0.ffn_down.weight")
+    assert only == ["blk.0.ffn_down.weight"]
+
+
+def test_every_fault_that_is_measured_fits_the_code() -> None:
+    for fault in [*map(by_name, TWELVE), *(one.of(LARGEST) for one in SCALABLE)]:
+        with inject(fault):
+            pass
+    assert len(set(TWELVE)) == 12
+
+
+def test_a_record_of_an_unknown_form_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"kind": "server", "weights": "x"}\n{"kind": "server"}\n')
+    with pytest.raises(ValueError, match="2: expected an object with kind, weights"):
+        tables.read(path)
