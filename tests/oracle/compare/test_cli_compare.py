@@ -178,6 +178,16 @@ def test_what_is_another_network_is_named(files: Path, tmp_path: Path, capsys: p
     assert "token 0: '<|pod|>', expected '<|pad|>', as " in refused(capsys, base, other, "--by", "none")
 
 
+def test_the_tokens_of_a_file_s_own_tables_are_compared(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (alone := tmp_path / "alone").mkdir()
+    content = (files / "trained-Q8_0.gguf").read_bytes()
+    assert content.count(b"<|fim_pre|>") == 1
+    (alone / "x.gguf").write_bytes(content.replace(b"<|fim_pre|>", b"<|fim_prx|>"))
+    assert "token 3: '<|fim_prx|>', expected '<|fim_pre|>', as " in refused(capsys, TRAINED, alone / "x.gguf")
+
+
 def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     both = TRAINED, files / "trained-Q8_0.gguf"
     empty = tmp_path / "empty"
