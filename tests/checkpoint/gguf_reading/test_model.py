@@ -22,7 +22,7 @@ from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, matrix_parts, stored_rows
-from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.numerics import NAMES, exact
 
 TOP = Path(__file__).parents[3]
@@ -243,3 +243,27 @@ def test_a_tensor_is_read_from_the_file_when_it_is_needed(dtype: str, tmp_path: 
     for one in read_tensors(path, configured()).values():
         assert isinstance(one, StoredTensor) and not one.values.flags.owndata and not one.values.flags.writeable
         assert math.prod(one.shape) > 0
+
+
+@pytest.mark.parametrize("dtype", ["F32", "Q4_K"])
+def test_queries_keys_and_values_may_be_one_tensor(dtype: str, tmp_path: Path):
+    """As the converter's --fuse-qkv writes them."""
+    config = configured()
+    tensors = quantised_tensors(config, dtype)
+    expected = lfm2np.load(write_model(tmp_path / "x.gguf", config, tensors)).logits(PROMPT)
+    parts = [tensors.pop(f"blk.1.attn_{part}.weight") for part in "qkv"]
+    rows = sum(one.shape[0] for one in parts)
+    fused = Tensor(dtype, (rows, 256), b"".join(one.content for one in parts))
+    path = write_model(tmp_path / "y.gguf", config, tensors | {"blk.1.attn_qkv.weight": fused})
+    assert lfm2np.load(path).logits(PROMPT).tobytes() == expected.tobytes()
+    short = Tensor(dtype, (rows - 1, 256), fused.content[: -len(fused.content) // rows])
+    path = write_model(tmp_path / "z.gguf", config, tensors | {"blk.1.attn_qkv.weight": short})
+    with pytest.raises(
+        CheckpointError, match=rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected \({rows}, 256\)"
+    ):
+        lfm2np.load(path)
+    path = write_model(
+        tmp_path / "w.gguf", config, tensors | {"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]}
+    )
+    with pytest.raises(CheckpointError, match=r"missing 2 of the .* blk\.1\.attn_k\.weight"):
+        lfm2np.load(path)
