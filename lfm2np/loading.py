@@ -60,7 +60,7 @@ class Model(LoadedModel):
     def generate(self, prompt: str | Sequence[int], max_tokens: int = 64, logprobs: int | None = None) -> Completion:
         """Greedy continuation until an end-of-sequence token, `max_tokens` or the model's longest context.
 
-        `logprobs` K adds the K most likely tokens at each position. Without a tokenizer.json, `text` is None.
+        `logprobs` K adds the K most likely tokens at each position. Without a tokenizer, `text` is None.
         """
         tokenizer = self.tokenizer if self.has_tokenizer else None  # a corrupt one shows before the work, not after
         ids = self.prompt_ids(prompt)
@@ -72,6 +72,7 @@ def load(
     numerics: str = "exact",
     progress: Progress | None = None,
     weights: str = "resident",
+    tokenizer: str | Path | None = None,
 ) -> Model:
     """The model in a checkpoint directory or GGUF file (without a path: the trained fixture) under one arithmetic.
 
@@ -79,8 +80,9 @@ def load(
     progress  called with (matrices done, matrices in all)
     weights   "resident" in memory (8 bytes each in exact), or "streamed": kept as stored and widened for each product,
               piece by piece, which is slower and takes little memory
+    tokenizer a directory whose tokenizer.json (and chat template) is taken, not the checkpoint's own
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
-    one = read_model(path, numerics, progress, weights)
-    return Model(one.path, one.config, one.numerics, one.weights, one.where_weights)
+    one = read_model(path, numerics, progress, weights, tokenizer)
+    return Model(one.path, one.config, one.numerics, one.weights, one.where_weights, one.tokenizer_directory)

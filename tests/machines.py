@@ -52,7 +52,7 @@ COMMANDS = {
 QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign)"
 QUICK_TESTS += " and not longest and not plain_float32"
 QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")}
-QUICK |= {"compare": [*EIGHT_TYPES, "every_machine and few"], "tests": [*PYTEST, "-k", QUICK_TESTS]}
+QUICK |= {"tests": [*PYTEST, "-k", QUICK_TESTS]}
 
 # Runs there: what the machine is, and then one command after the other, each a line of JSON.
 WORKER = """

@@ -16,7 +16,7 @@ from lfm2np.bench.measure import Turns
 from lfm2np.bench.sides.cells import Cell, cells_named
 from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config
 from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.progress import Progress
 
@@ -50,7 +50,7 @@ def measure_large(
                 seconds.setdefault(cell, []).extend(one["seconds"] for one in said["steps"])
                 peak = max(peak, said["peak_bytes"])
                 turns.next()
-    most = 2 * parameter_count(load_config(directory)) + SPARE
+    most = 2 * parameter_count(read_config(directory)) + SPARE
     return Large(numerics, loaded["load_seconds"], list(seconds.items()), peak, most)
 
 

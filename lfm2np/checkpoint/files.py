@@ -9,10 +9,12 @@ from lfm2np.checkpoint.config import ModelConfig, load_config
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.names import named_tensors
 from lfm2np.checkpoint.gguf.settings import config_of
+from lfm2np.checkpoint.gguf.vocabulary import chat_of, has_tables, template_of, tokenizer_json
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint
-from lfm2np.errors import CheckpointError
+from lfm2np.checkpoint.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
+from lfm2np.errors import CheckpointError, TokenizerError
 
 GGUF = ".gguf"
 
@@ -35,6 +37,38 @@ def read_config(path: Path) -> ModelConfig:
 def read_tensors(path: Path, config: ModelConfig) -> dict[str, StoredTensor]:
     """Name -> tensor for exactly `expected_tensors(config)`; CheckpointError names the file."""
     return named_tensors(open_container(path), config) if is_gguf(path) else open_checkpoint(path, config)
+
+
+def has_tokenizer(path: Path, named: Path | None = None) -> bool:
+    """Whether there is one; it is read, and may turn out corrupt, by `read_tokenizer`. `named`: see there."""
+    if named is not None or is_present(directory_of(path) / TOKENIZER, TokenizerError):
+        return True
+    return is_gguf(path) and has_tables(open_container(path))
+
+
+def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None) -> Tokenizer:
+    """That of the directory `named`, else the tokenizer.json in the directory or beside the file, else the GGUF's own.
+
+    Where such a directory has no chat template, the GGUF's is taken. TokenizerError names the file.
+    """
+    container = open_container(path) if is_gguf(path) else None
+    directory = directory_of(path) if named is None else named
+    if container is None or named is not None or is_present(directory / TOKENIZER, TokenizerError):
+        return load_tokenizer(directory, config, None if container is None else template_of(container))
+    if not has_tables(container):
+        raise TokenizerError(
+            f"{path}: no tables of a tokenizer in it and no {TOKENIZER} beside it; name a directory that has one"
+        )
+    backend = backend_of(tokenizer_json(container, config), config, str(path))
+    return Tokenizer(backend, config, chat_of(container, config, backend.id_to_token), str(path))
+
+
+def tokenizer_place(named: str | Path | None) -> Path | None:
+    """The directory that was named for its tokenizer.json; TokenizerError if it has none."""
+    place = None if named is None else Path(named)
+    if place is not None and not is_present(place / TOKENIZER, TokenizerError):
+        raise TokenizerError(f"{place}: has no {TOKENIZER}, expected the directory of a tokenizer")
+    return place
 
 
 def config_file(path: Path) -> Path:

@@ -9,11 +9,19 @@ from functools import cached_property
 from pathlib import Path
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.files import checkpoint_sha256, directory_of, is_gguf, read_config, read_tensors
+from lfm2np.checkpoint.files import (
+    checkpoint_sha256,
+    has_tokenizer,
+    is_gguf,
+    read_config,
+    read_tensors,
+    read_tokenizer,
+    tokenizer_place,
+)
 from lfm2np.checkpoint.strict_json import is_directory, is_present
-from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer, require_ids
+from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
-from lfm2np.errors import CheckpointError, RequestError, TokenizerError
+from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.numerics.machine import require_exact_product, require_ieee
 from lfm2np.progress import Progress
@@ -30,6 +38,7 @@ class LoadedModel:
     numerics: Numerics
     weights: ModelWeights
     where_weights: str = "resident"  # or "streamed": see read_model
+    tokenizer_directory: Path | None = None  # whose tokenizer.json is taken, if it is not the checkpoint's own
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, numerics={self.numerics.name!r})"
@@ -37,16 +46,12 @@ class LoadedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read when first needed, so that a checkpoint without one still takes token ids."""
-        if is_gguf(self.path) and not self.has_tokenizer:
-            raise TokenizerError(
-                f"{self.path}: needs a tokenizer.json beside it for text; the tables inside a GGUF are not read"
-            )
-        return load_tokenizer(directory_of(self.path), self.config)
+        return read_tokenizer(self.path, self.config, self.tokenizer_directory)
 
     @cached_property
     def has_tokenizer(self) -> bool:
-        """Whether there is a tokenizer.json; it is read, and may turn out corrupt, when `tokenizer` is first used."""
-        return is_present(directory_of(self.path) / "tokenizer.json", TokenizerError)
+        """Whether there is one; it is read, and may turn out corrupt, when `tokenizer` is first used."""
+        return has_tokenizer(self.path, self.tokenizer_directory)
 
     @cached_property
     def sha256(self) -> str:
@@ -115,6 +120,7 @@ def read_model(
     numerics: str = "exact",
     progress: Progress | None = None,
     weights: str = "resident",
+    tokenizer: str | Path | None = None,
 ) -> LoadedModel:
     """What lfm2np.load says, without the conveniences of lfm2np.Model."""
     arithmetic = numerics_named(numerics)
@@ -122,7 +128,7 @@ def read_model(
         raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
     require_ieee()
     require_exact_product()
-    place = checkpoint_path(path)
+    place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
     config = read_config(place)
     prepared = prepare_weights(read_tensors(place, config), config, arithmetic, progress, weights == "streamed")
-    return LoadedModel(place, config, arithmetic, prepared, weights)
+    return LoadedModel(place, config, arithmetic, prepared, weights, directory)

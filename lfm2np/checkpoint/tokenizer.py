@@ -1,4 +1,4 @@
-"""Text to ids and back through the checkpoint's tokenizer.json; streaming that never cuts a character.
+"""Text to ids and back through a tokenizer.json; streaming that never cuts a character.
 
 LFM2's tokenizer is byte-level BPE, and only that is accepted: then an id stands for bytes, decoding is joining bytes,
 and a stream needs no more memory than one unfinished character. Special-token text inside a prompt or a message is
@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from lfm2np.checkpoint.strict_json import decode_text, parse_object, read_bytes
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.values import show
 
+TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 128 * 2**20
 T = TypeVar("T")
 
@@ -165,23 +167,34 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def load_tokenizer(directory: Path, config: ModelConfig) -> Tokenizer:
-    """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file."""
-    path = directory / "tokenizer.json"
+def load_tokenizer(directory: Path, config: ModelConfig, other: tuple[str, str] | None = None) -> Tokenizer:
+    """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file.
+
+    other   a chat template and where it stands, taken where the directory has none
+    """
+    path = directory / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
     _require_byte_level(parse_object(content, str(path), TokenizerError), str(path))
-    text = decode_text(content, str(path), TokenizerError)
-    backend = guarded(lambda: tokenizers.Tokenizer.from_str(text), str(path))
-    guarded(backend.no_truncation, str(path))  # transformers ignores both settings as well
-    guarded(backend.no_padding, str(path))
-    largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), str(path)).values(), default=0)
-    if largest >= config.vocab_size:
-        raise TokenizerError(f"{path}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
-    for token_id in guarded(lambda: backend.encode("").ids, str(path)):
-        if token_id >= config.vocab_size:
-            raise TokenizerError(f"{path}: post_processor: id {token_id}, expected ids below {config.vocab_size}")
+    backend = backend_of(decode_text(content, str(path), TokenizerError), config, str(path))
     bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
-    return Tokenizer(backend, config, load_chat(directory, bos or ""), str(path))
+    chat = load_chat(directory, bos or "")
+    if chat.template is None and other is not None:
+        chat = replace(chat, template=other[0], source=other[1])
+    return Tokenizer(backend, config, chat, str(path))
+
+
+def backend_of(text: str, config: ModelConfig, source: str) -> tokenizers.Tokenizer:
+    """What the library makes of a tokenizer.json, whose ids all are rows of the embedding."""
+    backend = guarded(lambda: tokenizers.Tokenizer.from_str(text), source)
+    guarded(backend.no_truncation, source)  # transformers ignores both settings as well
+    guarded(backend.no_padding, source)
+    largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), source).values(), default=0)
+    if largest >= config.vocab_size:
+        raise TokenizerError(f"{source}: id {largest}, expected ids below vocab_size={config.vocab_size} (config.json)")
+    for token_id in guarded(lambda: backend.encode("").ids, source):
+        if token_id >= config.vocab_size:
+            raise TokenizerError(f"{source}: post_processor: id {token_id}, expected ids below {config.vocab_size}")
+    return backend
 
 
 def require_ids(ids: Sequence[int], vocab_size: int) -> list[int]:

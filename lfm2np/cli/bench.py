@@ -15,8 +15,7 @@ from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.files import is_gguf
+from lfm2np.checkpoint.files import is_gguf, read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar
@@ -42,6 +41,7 @@ QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
 NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm2np[peers]"'
+NO_GGUF = "transformers was not measured: it would make float32 of a GGUF file's weights"
 OWN_OPTIONS = {
     "cells": (STEPS, PROFILE),
     "numerics": (PROFILE, FIVE, GROWTH, BIG),
@@ -67,7 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
     LFM2-2.6B's shapes, streamed"""
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
-    model_help = "checkpoint directory (default: random weights with the shapes of LFM2-350M, made once and kept)"
+    default = "random weights with the shapes of LFM2-350M, made once and kept"
+    model_help = f"checkpoint directory, or a GGUF file (default: {default})"
     parser.add_argument("--model", metavar="DIR", help=model_help)
     shape_help = "random weights with the shapes of another published model (8b-a1b takes 17 GB of disk)"
     parser.add_argument("--model-shape", choices=list(SHAPES), help=shape_help)
@@ -107,15 +108,15 @@ def require_own_options(arguments: argparse.Namespace) -> None:
 def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     cells = cells_named(arguments.cells) if arguments.cells is not None else QUICK if arguments.quick else CELLS
     directory = chosen_checkpoint(arguments)
-    config = load_config(directory)
+    config = read_config(directory)
     measure.require_room(config, cells)
-    has_peers = measure.has_peers()
-    peers = has_peers and not arguments.without_peers
+    why_not = NO_PEERS if not measure.has_peers() else NO_GGUF if is_gguf(directory) else None
+    peers = why_not is None and not arguments.without_peers
     sides = [*measure.OURS, *measure.FLOORS, *(measure.PEERS if peers else ())]
     together = measure.fits_together(config, cells, sides)
     with progress_bar("turns") as show:
         measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
-    notes = [] if has_peers or arguments.without_peers else [NO_PEERS]
+    notes = [] if why_not is None or arguments.without_peers else [why_not]
     notes += [] if together else [APART]
     fields = {**table.as_json(measured), "notes": notes}
     return Found(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
@@ -124,7 +125,7 @@ def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
 def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     cells = profile.CELLS if arguments.cells is None else cells_named(arguments.cells)
     directory = chosen_checkpoint(arguments)
-    config = load_config(directory)
+    config = read_config(directory)
     measure.require_room(config, cells)
 
     def one(numerics: str, show: Progress) -> profile.Profile:
@@ -187,10 +188,7 @@ def chosen_checkpoint(arguments: argparse.Namespace, name: str = SMALL) -> Path:
     if arguments.model is not None and arguments.model_shape is not None:
         raise RequestError("--model and --model-shape: expected one of them")
     if arguments.model is not None:
-        path = checkpoint_path(arguments.model)
-        if is_gguf(path):  # which the other sides of the measurement don't read
-            raise RequestError(f"--model {path}: bench measures on a checkpoint directory, not on a GGUF file")
-        return path
+        return checkpoint_path(arguments.model)
     name = SHAPES.get(arguments.model_shape, name)
     with progress_bar(f"making random weights with the shapes of {name}") as show:
         return random_checkpoint(progress=show, name=name)

@@ -115,7 +115,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show)
+        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
@@ -131,7 +131,8 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
     """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be."""
     if arguments.locate is None:
         return None
-    format_name = arguments.format if arguments.format in PRECISIONS else "float16"  # of quantised weights' activations
+    computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
+    format_name = computed_in if computed_in in PRECISIONS else "float16"  # of weights in an unknown scheme
     return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
 
 
@@ -203,6 +204,7 @@ def add_check(command: AddCommand) -> None:
         run,
         "hold another engine against the oracle, under the noise that its number format is entitled to",
         EXAMPLE,
+        tokenizer=True,
         exit_codes=EXIT_CODES,
     )
     add_options(sub)

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -35,6 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
     )
+    parser.add_argument("--tokenizer", metavar="DIR", help=f"of --model: {TOKENIZER_HELP}")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
     target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
@@ -45,9 +46,12 @@ def run(arguments: argparse.Namespace) -> None:
     """RequestError for a file that is no trace, a step that it does not have, or a page that can't be written."""
     if arguments.model is not None and not arguments.demo:
         raise RequestError("--model goes with --demo; a trace has the model that it was recorded of")
+    if arguments.tokenizer is not None and arguments.model is None:
+        raise RequestError("--tokenizer goes with --model")
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
-        model = trained if arguments.model is None else load(arguments.model, "exact", show)
+        named = arguments.tokenizer
+        model = trained if arguments.model is None else load(arguments.model, "exact", show, tokenizer=named)
     chosen = read(arguments, model)
     if arguments.terminal:
         last = len(chosen.steps) - 1

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
         require_numbers(arguments)
         require_place(Path(arguments.out))
         with progress_bar("loading") as show:
-            model = load(arguments.model, "exact", show)
+            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
         with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
             findings, counts = found(arguments, model, place, player, started)
     except RequestError as error:
@@ -340,6 +340,7 @@ def add_fuzz(command: AddCommand) -> None:
         run,
         "try a running engine with timed traces of many requests, and make what fails small",
         EXAMPLE,
+        tokenizer=True,
         exit_codes=EXIT_CODES,
     )
     add_options(sub)

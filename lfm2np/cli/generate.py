@@ -346,6 +346,7 @@ def add_generate(command: AddCommand) -> None:
         run_generate,
         "continue prompts, batched continuously",
         'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
+        tokenizer=True,
     )
     add_prompt_options(sub, many=True)
     sub.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")

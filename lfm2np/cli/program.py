@@ -24,7 +24,7 @@ from lfm2np.cli.locate import add_locate
 from lfm2np.cli.merge import add_merge
 from lfm2np.cli.record import add_record
 from lfm2np.cli.score import add_score
-from lfm2np.cli.shared.parser import EXIT_CODES, Command, OneLineParser, fail
+from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, Command, OneLineParser, fail
 from lfm2np.cli.vectors import add_vectors
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.targets.target import TargetError
@@ -41,7 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
-        name: str, run: Command, text: str, example: str, model: bool = True, exit_codes: str = EXIT_CODES
+        name: str,
+        run: Command,
+        text: str,
+        example: str,
+        model: bool = True,
+        tokenizer: bool = False,
+        exit_codes: str = EXIT_CODES,
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
@@ -57,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
             sub.add_argument(
                 "--model", metavar="DIR", help="checkpoint directory, or a GGUF file (default: the trained fixture)"
             )
+        if tokenizer:
+            sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         return sub
 

@@ -12,7 +12,7 @@ from lfm2np.cli.shared.terminal import parse_ids, terminal_text
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.demands import require_request
-from lfm2np.oracle.recorders.record import FORMS, record_of
+from lfm2np.oracle.recorders.record import FORMS, format_of, record_of
 from lfm2np.work.whole_file import write_whole
 
 EXIT_CODES = """exit codes:
@@ -35,7 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--request", metavar="N", type=int, default=0, help="whose rows are written: the N-th, from 0")
     parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="new tokens of each, greedy (4)")
-    parser.add_argument("--format", choices=list(PRECISIONS), default="float32", help="to compute in (float32)")
+    format_help = "to compute in (float32; of llama.cpp what its file holds, q8 where weights are quantised)"
+    parser.add_argument("--format", choices=list(PRECISIONS), help=format_help)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = read_config(path)
     prompts = [parse_ids(text, "--prompt-ids") for text in arguments.prompt_ids]
     require_request(prompts, arguments.request, arguments.max_tokens, config)
-    record = record_of(arguments.target, path, arguments.format)
+    record = record_of(arguments.target, path, arguments.format or format_of(arguments.target))
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
     write_whole(arguments.output, content)

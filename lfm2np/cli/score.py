@@ -126,6 +126,7 @@ def add_score(command: AddCommand) -> None:
         run_score,
         "log-probability, rank and margin of given tokens",
         EXAMPLE,
+        tokenizer=True,
     )
     add_prompt_options(sub).add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
     group = sub.add_mutually_exclusive_group()

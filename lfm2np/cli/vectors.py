@@ -10,7 +10,7 @@ from typing import Any
 
 from lfm2np.cli import check
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         model_help = "checkpoint directory, or a GGUF file (default: the trained fixture)"
         sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=model_help)
+        sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
         sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
         work.add_options(sub)
         if name == "make":
@@ -127,7 +128,7 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 def loaded(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
-        return load(getattr(arguments, "model", None), "exact", show)
+        return load(getattr(arguments, "model", None), "exact", show, tokenizer=arguments.tokenizer)
 
 
 def counted(known: VectorSet) -> dict[str, int]:

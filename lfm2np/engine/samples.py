@@ -116,7 +116,7 @@ def require_possible(model: LoadedModel, prompt_ids: Sequence[int], params: Samp
     """How many tokens may follow the prompt. RequestError for parameters or a prompt that the model can't meet."""
     require_vocabulary(params, model.config.vocab_size)
     if params.stop and not model.has_tokenizer:
-        raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer.json in {model.path}")
+        raise RequestError(f"stop {params.stop!r}: stop strings need a tokenizer, and {model.path} has none")
     return model.room_after(prompt_ids)
 
 

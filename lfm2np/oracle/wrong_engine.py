@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lfm2np
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.oracle.recorders import Recorder
 
@@ -55,11 +54,13 @@ class SmallEngine:
     lacks = frozenset({"sampling", "samples", "processors", "stops", "mixture-of-experts", "overflow"})
 
     def __init__(self, model: str, next_state: Callable[[Array, Array], Array]) -> None:
-        self.config, self.next_state = load_config(Path(model)), next_state
+        self.config, self.next_state = read_config(Path(model)), next_state
         if self.config.mixture is not None:
             raise ValueError("a mixture of experts: this engine computes dense layers only")
-        stored = open_checkpoint(Path(model), self.config)
-        self.weights = {name.removesuffix(".weight"): widen(one.values, one.dtype) for name, one in stored.items()}
+        self.weights: dict[str, Array] = {
+            name.removesuffix(".weight"): widen(one.values, one.dtype).astype(np.float32, copy=False)
+            for name, one in read_tensors(Path(model), self.config).items()
+        }
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         return [[self.run(one.prompt_token_ids, one.params.max_tokens or 1)] for one in requests]

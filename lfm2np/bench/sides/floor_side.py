@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.bench.sides.cells import DECODE, Cell
-from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.mixture import MixtureConfig
-from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, matrix_parts
-from lfm2np.numerics.weight_grids import has_short_significands
+from lfm2np.numerics.matrix import Weights
+from lfm2np.numerics.weight_grids import has_short_significands, prove_grid
 
 Array = NDArray[Any]
 WARM_UP = 1
@@ -69,6 +70,13 @@ def expert_products(mixture: MixtureConfig, hidden: int, tokens: int, seed: int)
         yield Product(count, width, hidden)
 
 
+def slices_of(weight: Weights, name: str) -> int:
+    """How many the arithmetic exact takes; of float32 weights that is known without the whole proof."""
+    if weight.dtype == np.float32:
+        return 1 if has_short_significands(weight) else 2
+    return prove_grid(weight, name).slices
+
+
 class FloorSide:
     """`dtype` float64 for the arithmetic exact, float32 for float32."""
 
@@ -76,13 +84,13 @@ class FloorSide:
         self._dtype = dtype
 
     def load(self, directory: Path, threads: int) -> dict[str, str]:
-        self._config = config = load_config(directory)
-        tensors = open_checkpoint(directory, config)
+        self._config = config = read_config(directory)
+        tensors = read_tensors(directory, config)
         self._weights: list[Array] = []
         for names in matrix_parts(config):
             weight = joined(tensors, names)
-            twice = self._dtype == "float64" and not has_short_significands(weight)
-            self._weights.append((np.concatenate([weight, weight]) if twice else weight).astype(self._dtype))
+            slices = slices_of(weight, names[0]) if self._dtype == "float64" else 1
+            self._weights.append(np.concatenate([weight] * slices).astype(self._dtype))
         return {}
 
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:

@@ -71,7 +71,7 @@ def place_of(name: str) -> Place:
 
 def named_tensors(container: Container, config: ModelConfig) -> dict[str, StoredTensor]:
     """Our name -> tensor, all of them. CheckpointError for one that is missing, unexpected or of another shape."""
-    layout = layout_of(config)
+    layout, container = layout_of(config), apart(container, config)
     places = {name: place_of(name) for name in layout}
     _require_all(container, {place.name for place in places.values()}, config)
     found = {}
@@ -93,6 +93,24 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
             )
         found[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
     return found
+
+
+def apart(container: Container, config: ModelConfig) -> Container:
+    """With queries, keys and values as three tensors where they are one, as the converter's --fuse-qkv writes them."""
+    heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    rows = {"q": (0, heads * size), "k": (heads * size, groups * size), "v": ((heads + groups) * size, groups * size)}
+    tensors = dict(container.tensors)
+    for layer in range(config.num_hidden_layers):
+        names = {part: f"blk.{layer}.attn_{part}.weight" for part in rows}
+        fused = tensors.get(f"blk.{layer}.attn_qkv.weight")
+        if fused is None or any(name in tensors for name in names.values()):
+            continue
+        total = ((heads + 2 * groups) * size, "rows of queries, keys and values")
+        _require_shape(fused, (total, (config.hidden_size, "hidden_size")), container)
+        del tensors[fused.name]
+        for part, (start, count) in rows.items():
+            tensors[names[part]] = replace(fused, values=fused.values[start : start + count])
+    return replace(container, tensors=tensors)
 
 
 def _told(place: Place) -> str:

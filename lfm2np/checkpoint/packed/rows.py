@@ -55,6 +55,12 @@ class PackedRows:
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-1], self.columns)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        own = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
+        return sum(one.nbytes for one in own if isinstance(one, np.ndarray))
+
     def __len__(self) -> int:
         return len(self.codes)
 

@@ -20,6 +20,7 @@ EXIT_CODES = """exit codes:
 
 
 Command = Callable[[argparse.Namespace], None]
+TOKENIZER_HELP = "directory whose tokenizer.json and chat template are taken, not the checkpoint's own"
 
 
 def fail(message: str, code: int) -> int:
@@ -39,5 +40,12 @@ class AddCommand(Protocol):
     """Puts a command into the program; what it returns gets the command's options."""
 
     def __call__(
-        self, name: str, run: Command, text: str, example: str, model: bool = True, exit_codes: str = EXIT_CODES
+        self,
+        name: str,
+        run: Command,
+        text: str,
+        example: str,
+        model: bool = True,
+        tokenizer: bool = False,
+        exit_codes: str = EXIT_CODES,
     ) -> argparse.ArgumentParser: ...

@@ -15,7 +15,8 @@ from lfm2np.numerics import NAMES
 
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
-        return load(arguments.model, arguments.numerics, show, arguments.weights)
+        named = getattr(arguments, "tokenizer", None)  # of commands that take text
+        return load(arguments.model, arguments.numerics, show, arguments.weights, named)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.files import directory_of, read_config, read_tensors
+from lfm2np.checkpoint.files import has_tokenizer, read_config, read_tensors, read_tokenizer
 from lfm2np.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.checkpoint.strict_json import is_present
-from lfm2np.checkpoint.tokenizer import load_tokenizer
-from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.errors import RequestError
 
 BY = ("layer", "tensor", "none")
 SIZES = (
@@ -113,10 +111,9 @@ def require(name: str, expected: object, found: object, base: Files, other: File
 
 def require_same_tokens(base: LoadedModel, other: Files) -> None:
     """RequestError for the first id that stands for something else; of a checkpoint without a tokenizer nothing."""
-    directory = directory_of(other.path)
-    if not base.has_tokenizer or not is_present(directory / "tokenizer.json", TokenizerError):
+    if not base.has_tokenizer or not has_tokenizer(other.path):
         return
-    tokenizer = load_tokenizer(directory, other.config)
+    tokenizer = read_tokenizer(other.path, other.config)
     for token_id in range(base.config.vocab_size):
         expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
         if found != expected:

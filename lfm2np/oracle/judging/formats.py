@@ -96,14 +96,15 @@ def with_kv(name: str, kept: str | None) -> str:
 
 
 def others(name: str, is_quantised: bool, is_told: bool) -> list[str]:
-    """Formats that may explain what `name` does not, the finest first, with the same one of the cache.
+    """Formats that may explain what `name` does not, with the same one of the cache.
 
-    Of quantised weights every bit is known, so schemes for unknown ones are none; and only those have inputs in blocks.
+    Those first that are made for weights of this kind, then the finest. Of quantised weights every bit is known, so
+    schemes for unknown ones are none; and only those have inputs in blocks.
     """
     base, kv, kept = name.partition(KV)
     tried = {"": True, "blocks": is_quantised, "told": is_told}
     return [
         one.name + kv + kept
-        for one in FORMATS.values()
+        for one in sorted(FORMATS.values(), key=lambda one: not one.inputs)
         if one.name != base and tried[one.inputs] and not (is_quantised and one.levels)
     ]

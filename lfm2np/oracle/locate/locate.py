@@ -12,7 +12,7 @@ before it rounded what it wrote. A number that is not finite is replaced, once r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format
+from lfm2np.oracle.locate.eight_bits import rounds
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
@@ -77,6 +78,7 @@ class Check:
     name: str
     error: float  # the largest, measured by its bound: right up to 1
     is_blunt: bool  # bounds near its size: too much before it is not dumped, so that it can hardly be wrong
+    is_rounded: bool | None = None  # of products with quantised weights: whether their inputs were, to 8 bits
 
 
 @dataclass(frozen=True)
@@ -113,22 +115,24 @@ def locate(
     """
     require_ieee()
     chosen = precision_named(precision or default_format(dump))
-    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps)
+    oracle = Oracle(tensors, config, chosen, dump.token_ids, dump.steps, chosen.rounds_inputs)
     steps = operations(config, dump.tensors)
     needed = needed_names(steps, dump)
     known: dict[str, Measured] = {}
+    exact: dict[str, Measured] = {}  # where products of inputs that are not rounded make something else
     behind: dict[str, tuple[str, ...]] = {}  # by name, what was recomputed to get it
     findings, checks = [], []
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
-                expected = step.compute(oracle, *(known[name] for name in step.inputs))
+                expected, is_rounded = computed(step, oracle, known, exact, dump)
                 recomputed = ordered(name for one in step.inputs for name in behind[one])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 if step.prefers is None:
                     expected = as_stored(expected, dump, step.name)
                     check, wrong = looked_at(step, dump, expected, recomputed, known.get(step.chosen))
+                    check = replace(check, is_rounded=is_rounded)
                 else:
                     preferred = step.prefers(oracle, known[step.inputs[0]])
                     check, wrong = looked_at_choice(step, dump, expected, recomputed, preferred)
@@ -148,6 +152,33 @@ def locate(
         unknown=dump.unknown,
         narrower=narrower_format(dump, chosen),
     )
+
+
+def computed(
+    step: Operation, oracle: Oracle, known: Mapping[str, Measured], exact: dict[str, Measured], dump: Dump
+) -> tuple[Measured, bool | None]:
+    """What an operation makes of its inputs; and of a product whose inputs may be rounded to 8 bits, if they are.
+
+    Either explains the dump: that all products behind it which are not dumped round their inputs, or that none does.
+    `exact` gets what the latter makes of operations that are not dumped, where it is something else than `known` has.
+    """
+    made = step.compute(oracle, *(known[name] for name in step.inputs))
+    may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
+    if not (oracle.rounds_inputs and (may_round or exact.keys() & set(step.inputs))):
+        return made, None
+
+    def error(one: Measured) -> float:
+        return float(errors_by_bound(dump.tensors[step.name], as_stored(one, dump, step.name)).max())
+
+    is_dumped = step.name in dump.tensors
+    if is_dumped and (step.prefers is not None or error(made) <= 1.0):
+        return made, True if may_round else None
+    other = step.compute(replace(oracle, rounds_inputs=False), *(exact.get(name, known[name]) for name in step.inputs))
+    if not is_dumped:
+        exact[step.name] = other
+        return made, None
+    is_rounded = error(made) <= error(other)
+    return (made if is_rounded else other), is_rounded if may_round else None
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.weights import vector
 from lfm2np.oracle.locate import choices, routing, spread
-from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, projection
+from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, together
 
 Array = NDArray[Any]
@@ -41,7 +41,7 @@ def mixture_operations(
     assert mixture is not None
     mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
     gate, scores, chosen, weights, outputs, mixed = (f"{mlp}.{part}" for part in PARTS)
-    yield Operation(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
+    yield product(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
     yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, sigmoid, noun="expert")
     by_place = any(is_wanted(one, dumped) for one in (weights, outputs))
     choose, prefers = partial(choice, mlp, by_place), partial(preferred, mlp)
@@ -51,7 +51,8 @@ def mixture_operations(
     yield Operation(weights, words, index, (scores, chosen), count, weights_of, noun="place", chosen=chosen)
     words, compute = "outputs of the chosen experts", partial(outputs_of, mlp)
     width, parts = count * config.hidden_size, tuple(f"place {place}" for place in range(count))
-    yield Operation(outputs, words, index, (norm, chosen), width, compute, parts=parts, chosen=chosen)
+    one = f"{mlp}.experts.0.w1"
+    yield product(outputs, words, index, (norm, chosen), width, compute, parts=parts, chosen=chosen, weights=one)
     words = "outputs of the chosen experts, weighted and added up"
     yield Operation(mixed, words, index, (outputs, weights), config.hidden_size, mixed_of, chosen=chosen)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.numerics.matrix import Weights
-from lfm2np.oracle.locate import spread
+from lfm2np.oracle.locate import eight_bits, spread
 from lfm2np.oracle.locate.spread import Measured, Precision
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 
@@ -30,6 +30,7 @@ class Oracle:
     precision: Precision
     token_ids: Array  # [T] int64
     steps: Steps
+    rounds_inputs: bool = False  # of products with quantised weights
 
     def matrix(self, name: str) -> Weights:
         return widened(self.tensors, name + ".weight")
@@ -65,7 +66,13 @@ class Operation:
     prefers: Callable[..., Measured] | None = (
         None  # its numbers are experts' ids, chosen by what this makes (choices.py)
     )
+    weights: str = ""  # the matrix that it multiplies by, or one of several alike
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
+
+
+def product(name: str, *fields: Any, weights: str = "", **more: Any) -> Operation:
+    """A product with the matrix of the same name, unless another is named."""
+    return replace(Operation(name, *fields, **more), weights=weights or name)
 
 
 def is_wanted(name: str, dumped: Container[str] | None) -> bool:
@@ -74,4 +81,7 @@ def is_wanted(name: str, dumped: Container[str] | None) -> bool:
 
 
 def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
+    tensor = oracle.tensors[name + ".weight"]
+    if oracle.rounds_inputs and eight_bits.rounds(tensor):
+        return eight_bits.linear(x, oracle.matrix(name), oracle.bias(name), tensor, oracle.precision)
     return spread.linear(x, oracle.matrix(name), oracle.bias(name), oracle.precision)

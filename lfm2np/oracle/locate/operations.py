@@ -27,7 +27,7 @@ from lfm2np.checkpoint.stored import require_finite, widen
 from lfm2np.numerics.rope import angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
-from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, projection
+from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, joined_rows
 from lfm2np.oracle.locate.steps import CONTEXT, STEP
 
@@ -46,8 +46,8 @@ def operations(config: ModelConfig, dumped: Container[str] | None = None) -> lis
     norm = "model.embedding_norm"
     head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
     made.append(Operation(norm, "final norm", None, (last,), hidden, partial(norm_of, norm)))
-    project = partial(projection, head)
-    made.append(Operation("lm_head", "product with the head's weights", None, (norm,), config.vocab_size, project))
+    words, project = "product with the head's weights", partial(projection, head)
+    made.append(product("lm_head", words, None, (norm,), config.vocab_size, project, weights=head))
     return made
 
 
@@ -80,18 +80,18 @@ def gated_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Ope
     for part in ("w1", "w3"):
         name = f"{mlp}.{part}"
         words = f"feed-forward's projection {part}"
-        yield Operation(name, words, index, (norm,), config.feed_forward_size, partial(projection, name))
+        yield product(name, words, index, (norm,), config.feed_forward_size, partial(projection, name))
     inputs, gated = (f"{mlp}.w1", f"{mlp}.w3"), f"{mlp}.gated"
     yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, gated_unit)
     down = partial(projection, f"{mlp}.w2")
-    yield Operation(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), config.hidden_size, down)
+    yield product(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), config.hidden_size, down)
 
 
 def conv_operations(config: ModelConfig, index: int, norm: str, dumped: Container[str] | None) -> Iterator[Operation]:
     prefix, hidden = f"model.layers.{index}.conv", config.hidden_size
     joined, u, mixed = f"{prefix}.in_proj", f"{prefix}.u", f"{prefix}.conv"
     words, parts = "projection to gate_in, gate_out and value", ("gate_in", "gate_out", "value")
-    yield Operation(joined, words, index, (norm,), 3 * hidden, partial(projection, joined), parts=parts)
+    yield product(joined, words, index, (norm,), 3 * hidden, partial(projection, joined), parts=parts)
     yield Operation(u, "gate_in * value", index, (joined,), hidden, gated_input)
     inputs: tuple[str, ...] = (u,)
     state, columns = f"{prefix}.state", config.conv_L_cache - 1
@@ -103,7 +103,7 @@ def conv_operations(config: ModelConfig, index: int, norm: str, dumped: Containe
     yield Operation(mixed, "the convolution", index, inputs, hidden, partial(convolution, mixed))
     gated, out = f"{prefix}.gated", f"{prefix}.out_proj"
     yield Operation(gated, "gate_out * the convolution's output", index, (joined, mixed), hidden, gated_output)
-    yield Operation(out, "the convolution's output projection", index, (gated,), hidden, partial(projection, out))
+    yield product(out, "the convolution's output projection", index, (gated,), hidden, partial(projection, out))
 
 
 def attention_operations(
@@ -114,7 +114,7 @@ def attention_operations(
     called = {"q": "queries", "k": "keys", "v": "values"}
     for part, heads in counts.items():
         name, words = f"{prefix}.{part}_proj", f"projection to {called[part]}"
-        yield Operation(name, words, index, (norm,), heads * head_dim, partial(projection, name), heads)
+        yield product(name, words, index, (norm,), heads * head_dim, partial(projection, name), heads)
     for part in "qk":
         name, words, heads = f"{prefix}.{part}_layernorm", f"per-head norm of the {called[part]}", counts[part]
         compute = partial(head_norm, name, heads)
@@ -153,7 +153,7 @@ def mixing_operations(
     yield Operation(name, words, index, (*inputs, values), width, compute, heads)
     out = f"{prefix}.out_proj"
     words = "attention's output projection"
-    yield Operation(out, words, index, (name,), config.hidden_size, partial(projection, out))
+    yield product(out, words, index, (name,), config.hidden_size, partial(projection, out))
 
 
 # --- what each computes: oracle and inputs [T, width] -> [T, width]

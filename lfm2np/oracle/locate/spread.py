@@ -51,16 +51,22 @@ class Precision:
     unit: float  # a rounding moves x by at most unit * |x|,
     least: float  # or by this much, where numbers become subnormal or zero
     keep: Callable[[Array], Array]
+    rounds_inputs: bool = False  # before a product with quantised weights: see eight_bits.py
 
 
+Q8 = "q8"
 PRECISIONS = {
     one.name: one
     for one in (
         Precision("float32", 2.0**-24, 2.0**-126, unchanged),
         Precision("float16", 2.0**-11, 2.0**-24, round_to_float16),
         Precision("bfloat16", 2.0**-8, 2.0**-126, round_to_bfloat16),
+        Precision(Q8, 2.0**-24, 2.0**-126, unchanged, rounds_inputs=True),
     )
 }
+
+
+FLOATS = tuple(name for name in PRECISIONS if name != Q8)
 
 
 def precision_named(name: str) -> Precision:

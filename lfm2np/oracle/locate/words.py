@@ -12,6 +12,9 @@ MOST_NAMES = 8
 def as_text(report: Report) -> str:
     """A paragraph for the first wrong tensor, a line for each of the others."""
     lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors held against their inputs"]
+    products = [one.is_rounded for one in report.checks if one.is_rounded is not None]
+    if products:
+        lines.append(f"inputs rounded to 8 bits: {sum(products)} of {len(products)} products with quantised weights")
     blunt = [one.name for one in report.checks if one.is_blunt]
     if blunt:
         lines.append(f"too little before them is dumped to judge {shortened(blunt)}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.target import TargetError
 
@@ -43,6 +45,14 @@ def require_dense(config: ModelConfig, engine: str) -> None:
     """RequestError for a mixture of experts, of engines in which nobody has looked for it yet."""
     if config.mixture is not None:
         raise RequestError(f"{engine}: a mixture of experts can't be recorded there, expected a dense model (lfm2)")
+
+
+def require_directory(path: Path, engine: str) -> Path:
+    """RequestError for a GGUF file, of engines that run checkpoint directories. (transformers reads some such files,
+    but makes float32 of all weights: that is what `lfm2np:float32` does.)"""
+    if is_gguf(path):
+        raise RequestError(f"{path}: {engine} is recorded of a checkpoint directory, not of a GGUF file ({engine}:DIR)")
+    return path
 
 
 def require_format(format: str, known: Sequence[str]) -> None:

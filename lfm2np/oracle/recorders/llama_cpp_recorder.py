@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import read_config
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
@@ -34,7 +35,9 @@ Array = NDArray[Any]
 VERSIONS = ("0.3.36",)  # of llama-cpp-python, and of llama.cpp in it:
 COMMITS = ("0c1e570",)
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32}  # general.file_type of the GGUF
-CACHE_TYPES = {"float32": F32, "float16": F16, "bfloat16": BF16}
+QUANTISED = "q8"  # the format of a file of any other type: products with its weights have inputs of 8 bits
+FORMATS = (*FILE_TYPES, QUANTISED)
+CACHE_TYPES = {"float32": F32, "float16": F16, "bfloat16": BF16, QUANTISED: F32}
 CONTEXT = 256  # llama.cpp rounds a sequence's context up to a multiple
 
 
@@ -50,11 +53,11 @@ def record(
 ) -> Recorder:
     """Request number `request` of prompts that are decoded together, greedily, `max_tokens` tokens each.
 
-    gguf     the checkpoint as GGUF, of the type `format`
+    gguf     the checkpoint as GGUF, of the type `format`; `q8`: with quantised weights
     ubatch   most rows of a micro-batch (n_ubatch)
     unified  one cache for all sequences (kv_unified)
     """
-    config = load_config(model)
+    config = read_config(model)
     require_dense(config, "llama.cpp")
     require_request(prompts, request, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
@@ -68,6 +71,11 @@ def record(
             last = {row.sequence: index for index, row in enumerate(rows)}
             rows = [Row(one, rows[at].position + 1, int(np.argmax(logits[at]))) for one, at in last.items()]
         return recorder
+
+
+def format_of(file_type: int) -> str:
+    """What llama.cpp computes in, with the weights of such a file."""
+    return next((name for name, number in FILE_TYPES.items() if number == file_type), QUANTISED)
 
 
 def loaded() -> tuple[Any, Library]:
@@ -99,9 +107,9 @@ class Session:
         unified: bool = False,
     ) -> None:
         """`tokens`: most of a sequence; `rows`: most of a batch."""
-        require_format(format, list(FILE_TYPES))
+        require_format(format, FORMATS)
         self.api, self._library = loaded()
-        config = load_config(model)
+        config = read_config(model)
         if len(set(config.layer_types)) == 1:
             raise TargetError(f"{model}: {config.layer_types[0]} layers alone, expected both kinds: llama.cpp aborts")
         self._sequences, self._ubatch, self._unified = sequences, ubatch, unified
@@ -140,11 +148,16 @@ class Session:
             ("layers", self.api.llama_model_n_layer(self._model), config.num_hidden_layers),
             ("hidden size", self.api.llama_model_n_embd(self._model), config.hidden_size),
             ("vocabulary", vocabulary, config.vocab_size),
-            ("general.file_type", int(self._fact("general.file_type") or 0), FILE_TYPES[format]),
         ):
             if found != expected:
-                reason = f" for {format}" if what.startswith("general") else ""
-                raise TargetError(f"{gguf}: {what} {found}, expected {expected}{reason}")
+                raise TargetError(f"{gguf}: {what} {found}, expected {expected}")
+        stored = int(self._fact("general.file_type") or 0)
+        if format_of(stored) != format:
+            wanted = FILE_TYPES.get(format, "that of quantised weights")
+            raise TargetError(
+                f"{gguf}: general.file_type {stored}, expected {wanted} for {format}; this is recorded in "
+                f"--format {format_of(stored)}"
+            )
 
     def _fact(self, key: str) -> str:
         """A value of the GGUF's header; "" if it is not there."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config
 from lfm2np.errors import RequestError
 from lfm2np.oracle.recorders.demands import require_dense, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
@@ -38,7 +38,7 @@ def record_restored(
 
     What the slot takes as cached is the recorder's prefix. Also returns the new tokens of every request.
     """
-    config = load_config(model)
+    config = read_config(model)
     require_dense(config, "llama.cpp")
     require_request(prompts, len(prompts) - 1, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens

@@ -23,10 +23,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from lfm2np.checkpoint.files import is_gguf
+from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES
+from lfm2np.oracle.recorders.demands import require_directory
+from lfm2np.oracle.recorders.llama_cpp_recorder import format_of as llama_cpp_format
 from lfm2np.oracle.recorders.llama_cpp_recorder import record as record_llama_cpp
 from lfm2np.oracle.recorders.llama_cpp_slot import record_restored
 from lfm2np.oracle.recorders.mlx_recorder import record as record_mlx
@@ -64,6 +68,16 @@ def record_of(target: str, model: Path, format: str) -> Record:
     return recorded
 
 
+def format_of(target: str) -> str:
+    """What a target computes in unless another is asked for: llama.cpp what its file holds, all others float32."""
+    kind, _, rest = target.partition(":")
+    path = Path(rest.removeprefix(SLOT))
+    if kind != "llama.cpp" or not is_gguf(path) or not path.exists():
+        return "float32"
+    found = open_container(path).keys.get("general.file_type")
+    return llama_cpp_format(0 if found is None else found.value)
+
+
 @contextlib.contextmanager
 def guarded(target: str) -> Iterator[None]:
     """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
@@ -78,17 +92,17 @@ def guarded(target: str) -> Iterator[None]:
 
 def transformers(rest: str, model: Path, format: str) -> Record:
     padded = rest.startswith(PADDED)
-    directory = Path(rest.removeprefix(PADDED) or model)
+    directory = require_directory(Path(rest.removeprefix(PADDED) or model), "transformers")
     return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
 
 
 def vllm(rest: str, model: Path, format: str) -> Record:
-    directory = Path(rest or model)
+    directory = require_directory(Path(rest or model), "vllm")
     return lambda prompts, request, new: record_vllm(directory, prompts, request, new, format).content()
 
 
 def mlx(rest: str, model: Path, format: str) -> Record:
-    directory = Path(rest or model)
+    directory = require_directory(Path(rest or model), "mlx")
     return lambda prompts, request, new: record_mlx(directory, prompts, request, new, format).content()
 
 
@@ -106,6 +120,7 @@ def llama_cpp(rest: str, model: Path, format: str) -> Record:
 
 def openvino(rest: str, model: Path, format: str) -> Record:
     folder = existing(rest, "openvino:DIR")
+    require_directory(model, "openvino")
     return lambda prompts, request, new: record_openvino(model, prompts, request, new, format, folder).content()
 
 

@@ -36,7 +36,7 @@ class Recorder:
     """Tensors of one request, step by step; `save` writes them all, as the end of a `with` block does.
 
     path     the file to write; None: `tensors()` alone
-    format   what the engine computes in (float32, float16, bfloat16), where the arrays kept are wider
+    format   what the engine computes in (float32, float16, bfloat16, q8), where the arrays kept are wider
     prefix   tokens before the first step that came from a cache
     """
 

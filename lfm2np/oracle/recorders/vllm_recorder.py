@@ -13,7 +13,7 @@ from typing import Any
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
@@ -41,7 +41,7 @@ def record(
     config = load_config(model)
     require_dense(config, "vllm")
     require_request(prompts, request, max_tokens, config)
-    require_format(format, list(PRECISIONS))
+    require_format(format, FLOATS)
     llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})
     try:
         return record_with(llm, prompts, request, max_tokens, format)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -27,6 +28,8 @@ class TransformersTarget:
     def __init__(self, model: str | Path, dtype: str = "float32", padded: bool = False) -> None:
         if dtype not in DTYPES:
             raise RequestError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        if is_gguf(Path(model)):
+            raise RequestError(f"{model}: transformers runs a checkpoint directory, not a GGUF file (transformers:DIR)")
         self._path, self._dtype, self._padded = str(model), dtype, padded
         self._model: Any = None
 

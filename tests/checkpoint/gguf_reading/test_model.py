@@ -22,7 +22,7 @@ from lfm2np.checkpoint.gguf.formats import QUANTISED, values_of
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import joined, matrix_parts, stored_rows
-from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.errors import CheckpointError, RequestError, TokenizerError
 from lfm2np.numerics import NAMES, exact
 
 TOP = Path(__file__).parents[3]
@@ -214,7 +214,7 @@ def test_text_takes_a_tokenizer_json_beside_the_file(tmp_path: Path):
     path = same_numbers(TOP / "fixtures" / "trained", tmp_path / "x.gguf", "BF16")
     model = lfm2np.load(path)
     assert not model.has_tokenizer and model.generate(PROMPT, max_tokens=2).text is None
-    message = "needs a tokenizer.json beside it for text; the tables inside a GGUF are not read"
+    message = r"no tables of a tokenizer in it and no tokenizer\.json beside it; name a directory that has one"
     with pytest.raises(TokenizerError, match=message):
         model.logits("a red ball")
     with pytest.raises(RequestError, match="stop strings need a tokenizer"):
@@ -224,7 +224,8 @@ def test_text_takes_a_tokenizer_json_beside_the_file(tmp_path: Path):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / name).write_bytes((TOP / "fixtures" / "trained" / name).read_bytes())
     text = "copy: tivu zo sa ->"
-    assert lfm2np.load(path).generate(text, max_tokens=8) == lfm2np.load().generate(text, max_tokens=8)
+    found = lfm2np.load(path).generate(text, max_tokens=8)
+    assert found == lfm2np.load().generate(text, max_tokens=8) and found.text
 
 
 def test_the_embedding_is_rounded_to_float32_once_and_to_no_less():
@@ -242,3 +243,27 @@ def test_a_tensor_is_read_from_the_file_when_it_is_needed(dtype: str, tmp_path: 
     for one in read_tensors(path, configured()).values():
         assert isinstance(one, StoredTensor) and not one.values.flags.owndata and not one.values.flags.writeable
         assert math.prod(one.shape) > 0
+
+
+@pytest.mark.parametrize("dtype", ["F32", "Q4_K"])
+def test_queries_keys_and_values_may_be_one_tensor(dtype: str, tmp_path: Path):
+    """As the converter's --fuse-qkv writes them."""
+    config = configured()
+    tensors = quantised_tensors(config, dtype)
+    expected = lfm2np.load(write_model(tmp_path / "x.gguf", config, tensors)).logits(PROMPT)
+    parts = [tensors.pop(f"blk.1.attn_{part}.weight") for part in "qkv"]
+    rows = sum(one.shape[0] for one in parts)
+    fused = Tensor(dtype, (rows, 256), b"".join(one.content for one in parts))
+    path = write_model(tmp_path / "y.gguf", config, tensors | {"blk.1.attn_qkv.weight": fused})
+    assert lfm2np.load(path).logits(PROMPT).tobytes() == expected.tobytes()
+    short = Tensor(dtype, (rows - 1, 256), fused.content[: -len(fused.content) // rows])
+    path = write_model(tmp_path / "z.gguf", config, tensors | {"blk.1.attn_qkv.weight": short})
+    with pytest.raises(
+        CheckpointError, match=rf"blk\.1\.attn_qkv\.weight: shape \({rows - 1}, 256\), expected \({rows}, 256\)"
+    ):
+        lfm2np.load(path)
+    path = write_model(
+        tmp_path / "w.gguf", config, tensors | {"blk.1.attn_qkv.weight": fused, "blk.1.attn_q.weight": parts[0]}
+    )
+    with pytest.raises(CheckpointError, match=r"missing 2 of the .* blk\.1\.attn_k\.weight"):
+        lfm2np.load(path)

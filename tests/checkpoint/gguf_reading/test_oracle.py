@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import raw_config
 from gguf_bytes import gguf_bytes, model_keys, quantised_tensors, split_bytes, write_splits
+from vocabularies import keys_of, write_directory, write_file
 
 import lfm2np
 from lfm2np import reference
@@ -18,7 +19,7 @@ from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.noise import noise_of, truth_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.oracle.locate import spread
-from lfm2np.oracle.vectors.golden import model_facts
+from lfm2np.oracle.vectors.golden import make, model_facts, verify
 from lfm2np.work.place import model_of, source_of
 
 CONFIG = parse_config(raw_config(hidden_size=256, intermediate_size=256, vocab_size=300), "config.json")
@@ -83,6 +84,21 @@ def test_a_link_to_a_file_of_another_name_is_a_gguf_to_workers_too(path: Path, m
     assert again.path == linked.path
     found = reference.logits(again.weights, again.config, again.numerics, IDS)
     assert found.tobytes() == linked.logits(IDS).tobytes() == model.logits(IDS).tobytes()
+
+
+@pytest.mark.rounding
+def test_vectors_and_scores_of_quantised_weights_with_the_file_s_own_tokenizer(tmp_path: Path) -> None:
+    keys = keys_of(write_directory(tmp_path / "hf", "lfm2"), "lfm2")
+    models = [lfm2np.load(write_file(tmp_path / f"{dtype}.gguf", keys, dtype)) for dtype in ("Q4_0", "Q8_0")]
+    made = make(models[0], only=("short-2-text", "border-15"))
+    assert made.document["vectors"][0]["prompt_text"] is not None and made.document["model"]["name"] == "Q4_0.gguf"
+    assert verify(models[0], made) == []
+    assert {one.what.partition(".")[0] for one in verify(models[1], made)} == {"model"}
+    rows = models[0].logits("the red ball").astype(np.float64)
+    ids = models[0].tokenizer.encode("the red ball")
+    logprobs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    found = [one.logprob for one in models[0].score("the red ball")]
+    np.testing.assert_allclose(found, [logprobs[at, one] for at, one in enumerate(ids[1:])], rtol=1e-5, atol=1e-5)
 
 
 def test_vectors_name_the_file_by_its_hash(path: Path, model: Model, tmp_path: Path) -> None:

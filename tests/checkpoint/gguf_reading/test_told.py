@@ -11,6 +11,7 @@ import pytest
 from builders import raw_config, raw_mixture
 from gguf_bytes import Tensor, gguf_bytes, model_keys, quantised_tensors
 
+from lfm2np.bench import measure
 from lfm2np.checkpoint.config import parse_config
 from lfm2np.cli import main
 
@@ -84,13 +85,38 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "nothing" in said(capsys, "locate", dump, "--model", path).lower()
 
 
+@pytest.mark.rounding
+def test_bench_measures_on_a_gguf_without_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lfm2np.bench.measure.has_peers", lambda: True)
+    path = str(write(tmp_path / "x.gguf", "Q4_K"))
+    options = ["--cells", "decode-1x4", "--rounds", "1", "--threads", "1", "--json"]
+    found = json.loads(said(capsys, "bench", "--model", path, *options))
+    assert list(found["sides"]) == [*measure.OURS, *measure.FLOORS]
+    assert found["notes"] == ["transformers was not measured: it would make float32 of a GGUF file's weights"]
+
+
+@pytest.mark.rounding
+def test_the_small_engine_runs_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """That of the tutorial, which rounds the weights to float32."""
+    path = str(write(tmp_path / "x.gguf", "Q4_K"))
+    found = said(capsys, "check", "lfm2np.oracle.wrong_engine:mended", "--model", path, "--cases", "short-prompts")
+    assert found.startswith("verdict") and "BUG" not in found and "DRIFT" not in found
+
+
+RECORDED = {"record": ("--prompt-ids", "1,2", "-o", "x"), "check": ("--cases", "short-prompts")}
+
+
 def test_what_a_gguf_cannot_do_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = str(write(tmp_path / "x.gguf", "Q8_0"))
-    assert told(capsys, "bench", "--model", path) == (
-        f"lfm2np: RequestError: --model {path}: bench measures on a checkpoint directory, not on a GGUF file"
-    )
+    for command in ("record", "check"):
+        line = told(capsys, command, "transformers:", *RECORDED[command], "--model", path)
+        assert path in line and "a checkpoint directory, not " in line and line.endswith("(transformers:DIR)")
     assert "TokenizerError" in (line := told(capsys, "generate", "--model", path, "--prompt", "a"))
-    assert line.endswith("needs a tokenizer.json beside it for text; the tables inside a GGUF are not read")
+    assert line.endswith(
+        "no tables of a tokenizer in it and no tokenizer.json beside it; name a directory that has one"
+    )
     missing = str(tmp_path / "y.gguf")
     assert told(capsys, "info", "--model", missing) == (
         f"lfm2np: CheckpointError: {missing}: not a directory, expected one with config.json and model.safetensors, "

@@ -72,7 +72,7 @@ def test_the_schema_is_that_of_what_is_printed(files: Path, capsys: pytest.Captu
     assert SCHEMA["properties"]["format_version"] == {"const": FORMAT_VERSION}
     short = written(files / "odd.jsonl", [{"prompt_token_ids": [1, 20, 21, 22, 23]}, LINES[0]])
     dense = figures(capsys, TRAINED, files / "trained-Q4_0.gguf", TRAINED, "--requests", short)
-    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3, "--by", "tensor")
+    sparse = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", short, "--max-tokens", 3)
     for found in (dense, sparse):
         assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
     assert sparse["quantised"][0]["listed_flips"] and dense["quantised"][0]["greedy"] is None
@@ -176,6 +176,16 @@ def test_what_is_another_network_is_named(files: Path, tmp_path: Path, capsys: p
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', '"<|pod|>"'))
     assert "token 0: '<|pod|>', expected '<|pad|>', as " in refused(capsys, base, other, "--by", "none")
+
+
+def test_the_tokens_of_a_file_s_own_tables_are_compared(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (alone := tmp_path / "alone").mkdir()
+    content = (files / "trained-Q8_0.gguf").read_bytes()
+    assert content.count(b"<|fim_pre|>") == 1
+    (alone / "x.gguf").write_bytes(content.replace(b"<|fim_pre|>", b"<|fim_prx|>"))
+    assert "token 3: '<|fim_prx|>', expected '<|fim_pre|>', as " in refused(capsys, TRAINED, alone / "x.gguf")
 
 
 def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

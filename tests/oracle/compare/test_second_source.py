@@ -8,9 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf_file import gguf_bytes, model_keys
+from quantise import tensors_of
 from sides import FIXTURES, LINES, MOE, TRAINED, figures, partly, quantised, theirs, written
 
 import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.oracle.recorders.own import record
 
 Sequence = tuple[list[int], int, int]  # ids, first compared row, the row behind the last
@@ -142,11 +148,6 @@ def test_experts_alone_take_their_scale_with_them(files: Path, tmp_path: Path, c
 
 def test_errors_of_the_weights(files: Path, capsys: Any):
     (own,) = figures(capsys, MOE, files / "moe-Q4_0.gguf", "--requests", files / "r.jsonl", "--by", "none")["quantised"]
-    from lfm2np.checkpoint.config import load_config
-    from lfm2np.checkpoint.files import read_config, read_tensors
-    from lfm2np.checkpoint.stored import widen
-    from lfm2np.checkpoint.tensors import open_checkpoint
-
     path = files / "moe-Q4_0.gguf"
     base, other = open_checkpoint(MOE, load_config(MOE)), read_tensors(path, read_config(path))
     found = {one["name"]: one for one in own["tensors"]}
@@ -200,3 +201,17 @@ def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, ca
     one, two = found["quantised"][0], as_requests["quantised"][0]
     assert one["kl"] == two["kl"] and one["perplexities"][0]["ratio"] == two["perplexities"][0]["ratio"]
     assert one["perplexities"][0]["tokens"] == len(ids)
+
+
+def test_a_head_of_its_own_is_a_part_of_its_own(files: Path, tmp_path: Path, capsys: Any):
+    """llama.cpp's mixes may store the head beside the embedding, in another type: here the embedding is the base's."""
+    config = load_config(TRAINED)
+    tensors = tensors_of(TRAINED, config, "F32")
+    head = tensors_of(TRAINED, config, "Q4_0")["token_embd.weight"]
+    path = tmp_path / "untied.gguf"
+    path.write_bytes(gguf_bytes(model_keys(config), {**tensors, "output.weight": head}))
+    (own,) = figures(capsys, TRAINED, path, "--requests", files / "r.jsonl")["quantised"]
+    parts = {one["name"]: one for one in own["parts"]}
+    assert [name for name, one in parts.items() if one["changed"]] == ["head"]
+    assert (parts["head"]["kl"], parts["head"]["flips"]) == (own["kl"]["mean"], own["flips"]["count"])
+    assert own["kl"]["mean"] > 0 and all(one["error"] == 0 for one in own["layers"])

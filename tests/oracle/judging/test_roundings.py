@@ -175,9 +175,9 @@ def test_a_format_may_name_that_of_the_cache() -> None:
 def test_quantised_weights_are_explained_by_no_scheme_for_unknown_ones() -> None:
     assert others("float32", is_quantised=False, is_told=False) == ["float16", "bfloat16", "int8", "int4"]
     assert others("float16 kv:q8_0", is_quantised=True, is_told=False) == [
+        "q8 kv:q8_0",
         "float32 kv:q8_0",
         "bfloat16 kv:q8_0",
-        "q8 kv:q8_0",
     ]
     assert set(others("int8", is_quantised=True, is_told=True)) == set(FORMATS) - {"int8", "int4"}
 

@@ -18,7 +18,7 @@ from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import PRECISIONS, Measured
+from lfm2np.oracle.locate.spread import FLOATS, PRECISIONS, Measured
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN
 
 pytestmark = pytest.mark.rounding
@@ -29,7 +29,7 @@ PER = {one.name: one.per for one in operations(load_config(SIX))}
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", FLOATS)
 def test_a_right_engine_of_any_format_stays_within_the_bounds(directory: Path, name: str) -> None:
     """Engines that round and add where others do; from all tensors, from modules' outputs, and from blocks alone."""
     for draw in (0, 3, 5) if directory.name == "trained" else (1, 6):
@@ -60,7 +60,7 @@ def test_numbers_stored_in_less_than_the_engine_computes_in_are_right() -> None:
 # --- wrong numbers do not
 
 
-@pytest.mark.parametrize("name", PRECISIONS)
+@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("tensor", PER)
 def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(tensor: str, name: str) -> None:
     """Behind it every tensor is what ITS inputs make."""

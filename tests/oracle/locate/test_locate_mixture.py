@@ -23,7 +23,7 @@ from lfm2np.numerics.matrix import Matrix
 from lfm2np.oracle.judging import emulate
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.spread import PRECISIONS
+from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.locate.words import as_text
 from lfm2np.oracle.recorders.own import record
 
@@ -51,7 +51,7 @@ PARTS: dict[str, Callable[[Recorded], Recorded]] = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("format_name", PRECISIONS)
+@pytest.mark.parametrize("format_name", FLOATS)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_right_engine_of_any_format_stays_within_the_bounds(name: str, format_name: str, part: str) -> None:
     """Also where its rounding has moved tokens to other experts, and where that has to be guessed."""

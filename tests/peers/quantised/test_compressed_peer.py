@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 import lfm2np
@@ -22,8 +23,13 @@ from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
 
 pytest.importorskip("compressed_tensors", reason="needs the package compressed-tensors")
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.compressors import BaseCompressor, ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    QuantizationScheme,
+    QuantizationStatus,
+    apply_quantization_config,
+)
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 from compressed_tensors.quantization.utils import calculate_qparams
 
@@ -182,3 +188,34 @@ def test_awq_is_what_the_package_s_converter_makes_of_it(tmp_path: Path):
         sum(one.dtype == "awq-4bit-g32" for one in found.values())
         == sum(len(one.shape) == 2 for one in found.values()) - 1
     )
+
+
+def with_scales(network: torch.nn.Module) -> torch.nn.Module:
+    """Observed from the weights; static scales of inputs are one number."""
+    for module in network.modules():
+        scheme = getattr(module, "quantization_scheme", None)
+        if scheme is not None:
+            scale, zero = calculate_qparams(*least_and_largest(module.weight.data, scheme.weights), scheme.weights)
+            module.weight_scale.data.copy_(scale)
+            if hasattr(module, "weight_zero_point"):
+                module.weight_zero_point.data.copy_(zero)
+            if hasattr(module, "input_scale"):
+                module.input_scale.data.fill_(0.0625)
+            module.quantization_status = QuantizationStatus.FROZEN
+    return network
+
+
+@pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM", "W8A8", "FP8", "FP8_BLOCK"])
+def test_a_directory_that_the_package_saves_is_the_model(name: str, tmp_path: Path):
+    """Its own config.json, and transformers' names."""
+    path = str(tmp_path / "x")
+    network = transformers.AutoModelForCausalLM.from_pretrained(str(TRAINED), dtype=torch.bfloat16)
+    apply_quantization_config(network, QuantizationConfig(config_groups={name: ["Linear"]}, ignore=["lm_head"]))
+    compressor = ModelCompressor.from_pretrained_model(with_scales(network))
+    compressor.compress_model(network)
+    network.save_pretrained(path)
+    compressor.update_config(path)
+    ids = lfm2np.load().prompt_ids("copy: tivu zo sa ->")
+    expected, found = lfm2np.load().logits(ids), lfm2np.load(path).logits(ids)
+    assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > (0.99 if name.startswith("W4") else 0.999)
+    assert bool(input_roundings(Path(path), read_config(Path(path)))) == (not name.startswith("W4"))

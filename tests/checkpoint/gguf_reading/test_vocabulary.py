@@ -1,0 +1,330 @@
+"""The tokenizer of a GGUF's own tables is that of the tokenizer.json that they were made of; damaged ones are named."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from gguf_bytes import BOOL, F32, STRING, U32, gguf_bytes, quantised_tensors
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+from vocabularies import (
+    ODD,
+    PATTERNS,
+    USER_DEFINED,
+    config_of,
+    generated_texts,
+    keys_of,
+    raw_tokenizer,
+    write_directory,
+    write_file,
+)
+from vocabulary_keys import LFM2_SPLIT, TRAINED, UNUSED, trained_keys, write_gguf
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_tokenizer
+from lfm2np.checkpoint.gguf.container import open_container
+from lfm2np.checkpoint.gguf.vocabulary import SPLITS, tokenizer_json
+from lfm2np.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from lfm2np.cli.program import main
+from lfm2np.errors import TokenizerError
+
+TABLES = "tokenizer.ggml."
+# How the tokenizer of 128,000 ids writes it; source: llama.cpp's pull request 23826.
+OTHER_WORDS = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s"
+)
+LETTERS = "'sStTdDmMlLvVeErRK\u017f\u212aaZ190\u0664\u00bd\u4e2d\u0301 \t\n\r\x0b\u2003!-.<|>"
+AROUND_SPLITS = st.text(st.sampled_from(LETTERS))
+
+
+@functools.cache
+def pair(pattern: str) -> tuple[Tokenizer, Tokenizer]:
+    """That of a tokenizer.json, and that of the tables made of it, which lie apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = write_directory(Path(folder) / "hf", pattern)
+        (Path(folder) / "gguf").mkdir()
+        path = write_file(Path(folder) / "gguf" / "x.gguf", keys_of(directory, pattern))
+        return load_tokenizer(directory, config_of()), read_tokenizer(path, config_of())
+
+
+def require_same(pattern: str, text: str) -> None:
+    expected, found = pair(pattern)
+    ids = expected.encode(text)
+    assert found.encode(text) == ids and found.encode_more(text) == expected.encode_more(text)
+    assert found.decode(ids) == expected.decode(ids)
+    assert [found.token_bytes(one) for one in ids] == [expected.token_bytes(one) for one in ids]
+
+
+# --- the same tokenizer
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_tables_make_the_tokenizer_json_that_they_were_made_of(pattern: str, tmp_path: Path) -> None:
+    directory = write_directory(tmp_path / "hf", pattern)
+    path = write_file(tmp_path / "x.gguf", keys_of(directory, pattern))
+    expected = raw_tokenizer(directory)
+    found = json.loads(tokenizer_json(open_container(path), config_of()))
+    for key in ("vocab", "merges", "ignore_merges", "byte_fallback", "fuse_unk", "dropout", "unk_token"):
+        assert found["model"][key] == expected["model"][key] or key == "vocab", key
+    added = {one["content"] for one in expected["added_tokens"]}
+    rest = {text: one for text, one in found["model"]["vocab"].items() if text not in added}
+    assert rest == {text: one for text, one in expected["model"]["vocab"].items() if text not in added}
+    for key in ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        assert found[key] == expected[key], key
+
+
+def test_the_fixture_s_tables_make_its_tokenizer_json_but_for_the_pattern(tmp_path: Path) -> None:
+    """llama.cpp knows no pattern that is the fixture's."""
+    path = write_gguf(tmp_path / "x.gguf", trained_keys())
+    expected = raw_tokenizer(TRAINED)
+    found = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
+    assert found.pop("pre_tokenizer") != expected.pop("pre_tokenizer")
+    assert found == expected
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_odd_texts_have_the_same_ids(pattern: str, text: str) -> None:
+    require_same(pattern, text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_generated_texts_have_the_same_ids(pattern: str) -> None:
+    for text in generated_texts(400):
+        require_same(pattern, text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@given(text=st.one_of(st.text(), AROUND_SPLITS))
+def test_any_text_has_the_same_ids(pattern: str, text: str) -> None:
+    require_same(pattern, text)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_id_is_the_same_piece(pattern: str) -> None:
+    expected, found = pair(pattern)
+    for token_id in range(config_of().vocab_size):
+        assert found.token(token_id) == expected.token(token_id)
+        assert found.token_bytes(token_id) == expected.token_bytes(token_id)
+    assert found.token(config_of().vocab_size - 1) is None  # a row without an entry
+    for text in USER_DEFINED:
+        (token_id,) = found.encode_more(text)
+        assert found.decode([token_id]) == text  # which is not special
+    assert found.decode(found.encode("<|im_start|>a")) == "a"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_chat_is_rendered_and_encoded_the_same(pattern: str) -> None:
+    expected, found = pair(pattern)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "12 + 34\n\n it's?"}]
+    assert found.render_chat(messages) == expected.render_chat(messages)
+    assert found.encode_chat(messages) == expected.encode_chat(messages)
+    assert found.chat.special_tokens == expected.chat.special_tokens
+    assert found.chat.template == expected.chat.template is not None
+
+
+# --- the pattern
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("It's we'LL o'clock", ["It", "'s", " we", "'LL", " o", "'clock"]),
+        ("1234567 12ab", ["123", "456", "7", " ", "12", "ab"]),
+        ("a  b\tc", ["a", " ", " b", "\tc"]),
+        ("x \n\n  y", ["x", " \n\n", " ", " y"]),
+        ("f(x)!!\r\n\nz", ["f", "(x", ")!!\r\n\n", "z"]),
+        ("end   ", ["end", "   "]),
+        ("na\u00efve \u4e2d\u6587", ["na\u00efve", " \u4e2d\u6587"]),
+        ("a -- b", ["a", " --", " b"]),
+    ],
+)
+def test_lfm2_splits_text_into_these_pieces(text: str, pieces: list[str]) -> None:
+    pattern = SPLITS["lfm2"]
+    assert pattern is not None
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    assert [piece for piece, _ in split.pre_tokenize_str(text)] == pieces
+
+
+@given(text=AROUND_SPLITS)
+@example("a \n \r b")
+@example("\n\n\n \t x'\u017fs'LL'ves")
+def test_the_pattern_of_the_larger_vocabulary_splits_alike(text: str) -> None:
+    one, other = (pre_tokenizers.Split(Regex(words), behavior="isolated") for words in (LFM2_SPLIT, OTHER_WORDS))
+    assert one.pre_tokenize_str(text) == other.pre_tokenize_str(text)
+
+
+# --- which tokenizer is taken
+
+
+def other_entry(directory: Path) -> Path:
+    """The fixture's tokenizer in a new directory, with one merge less."""
+    raw = raw_tokenizer(TRAINED)
+    raw["model"]["merges"].remove(["h", "a"])
+    raw["model"]["merges"] = [one for one in raw["model"]["merges"] if "ha" not in one[0] + one[1]]
+    directory.mkdir(exist_ok=True)
+    (directory / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    return directory
+
+
+def test_a_named_directory_wins_then_what_lies_beside_then_the_tables(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", trained_keys())
+    text = "hat"
+    own = lfm2np.load(path)
+    assert own.has_tokenizer and own.tokenizer.encode(text) == lfm2np.load().tokenizer.encode(text)
+    named = lfm2np.load(path, tokenizer=other_entry(tmp_path / "other"))
+    assert named.tokenizer.encode(text) != own.tokenizer.encode(text)
+    template = own.tokenizer.chat.template
+    assert template is not None and named.tokenizer.chat.template == template  # the directory has none
+    assert named.tokenizer.chat.source == f"{path}: tokenizer.chat_template"
+    other_entry(tmp_path)
+    assert lfm2np.load(path).tokenizer.encode(text) == named.tokenizer.encode(text)
+    assert lfm2np.load(path, tokenizer=str(TRAINED)).tokenizer.encode(text) == own.tokenizer.encode(text)
+    assert lfm2np.load(tokenizer=tmp_path).tokenizer.encode(text) == named.tokenizer.encode(text)
+    (tmp_path / "chat_template.jinja").write_text("beside")
+    assert lfm2np.load(path).tokenizer.chat.template == "beside"
+
+
+@pytest.mark.parametrize(("pattern", "adds"), [("lfm2", True), ("gpt-2", False)])
+def test_without_a_word_on_it_the_pattern_says_whether_a_bos_is_added(pattern: str, adds: bool, tmp_path: Path) -> None:
+    """As llama.cpp has it."""
+    keys = trained_keys(pattern)
+    for said in (None, False, True):
+        key = {} if said is None else {f"{TABLES}add_bos_token": (BOOL, said)}
+        path = write_gguf(tmp_path / "x.gguf", {k: v for k, v in keys.items() if "add_bos" not in k} | key)
+        found = json.loads(tokenizer_json(open_container(path), load_config(TRAINED)))
+        assert (found["post_processor"] is not None) == (adds if said is None else said)
+
+
+def test_a_directory_without_a_tokenizer_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json, expected the directory of a tokenizer"):
+        lfm2np.load(tokenizer=tmp_path)
+    path = write_gguf(tmp_path / "x.gguf", trained_keys())
+    with pytest.raises(TokenizerError, match=r"gone/tokenizer\.json: does not exist"):
+        read_tokenizer(path, load_config(TRAINED), tmp_path / "gone")
+
+
+def test_a_file_that_says_it_has_no_tables_has_no_tokenizer(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", trained_keys() | {f"{TABLES}model": (STRING, "none")})
+    model = lfm2np.load(path)
+    assert not model.has_tokenizer and model.generate([1, 2], max_tokens=1).text is None
+    with pytest.raises(TokenizerError, match=r"no tables of a tokenizer in it and no tokenizer\.json beside it"):
+        model.tokenizer.encode("a")
+
+
+def test_commands_take_text_by_the_tables_or_by_a_named_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "x.gguf", trained_keys())
+    command = ["score", "--model", str(path), "--prompt", "hat", "--completion", "hat", "--json"]
+    found = []
+    for more in ([], ["--tokenizer", str(other_entry(tmp_path / "other"))]):
+        assert main([*command, *more]) == 0
+        found.append(len(json.loads(capsys.readouterr().out)["token_ids"]))
+    assert found[0] < found[1]
+    assert main([*command, "--tokenizer", str(tmp_path)]) == TokenizerError.exit_code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- damage
+
+TOKENS, KINDS, MERGES = f"{TABLES}tokens", f"{TABLES}token_type", f"{TABLES}merges"
+
+
+def changed(key: str, index: int | None, value: object) -> dict:
+    """The fixture's keys with one entry of an array, or its length, another."""
+    keys = trained_keys()
+    kind, inner, values = keys[key]
+    values = list(values)
+    if index is None:
+        values = values[: len(values) + value] if value < 0 else values + values[-1:] * value
+    else:
+        values[index] = value
+    return keys | {key: (kind, inner, values)}
+
+
+DAMAGED = {
+    "a token less": (changed(TOKENS, None, -1), r"tokens: 511 entries, expected 512, the rows of the embedding"),
+    "a token more": (changed(TOKENS, None, 1), r"tokens: 513 entries, expected 512, the rows of the embedding"),
+    "a type less": (changed(KINDS, None, -1), r"token_type: 511 entries, expected 512, as tokenizer\.ggml\.tokens has"),
+    "a text twice": (changed(TOKENS, 40, "c"), r"tokens\[[0-9]+\]: 'c' as for id [0-9]+, expected one id a text"),
+    "an empty text": (changed(TOKENS, 40, ""), r"tokens\[40\]: '', expected text in UTF-8"),
+    "no UTF-8": (changed(TOKENS, 40, b"\xff"), r"tokens\[40\]: '\\udcff', expected text in UTF-8"),
+    "a type of bytes": (changed(KINDS, 40, 6), r"token_type\[40\]: 6, expected one of 1, 3, 4, 5"),
+    "a merge of three": (changed(MERGES, 3, "a b c"), r"merges\[3\]: 'a b c', expected two pieces with a space"),
+    "a merge of one": (changed(MERGES, 3, "ab"), r"merges\[3\]: 'ab', expected two pieces with a space"),
+    "a merge of nothing": (changed(MERGES, 3, "a "), r"merges\[3\]: 'a ', expected two pieces with a space"),
+    "an unknown piece": (changed(MERGES, 3, "zq q"), r"merges\[3\]: 'zq q', expected pieces of .* has no 'zq'"),
+    "an unknown result": (changed(MERGES, 3, "q q"), r"merges\[3\]: 'q q', expected pieces of .* has no 'qq'"),
+    "a merge twice": (changed(MERGES, 3, "- >"), r"merges\[3\]: '- >' as merges\[0\], expected each merge once"),
+    "a BOS without an entry": (changed(KINDS, 1, UNUSED), r"bos_token_id: 1, a row without an entry, expected an id"),
+    "another model": ({f"{TABLES}model": (STRING, "llama")}, r"model: 'llama', expected 'gpt2', byte-level BPE"),
+    "another pattern": ({f"{TABLES}pre": (STRING, "qwen2")}, r"pre: 'qwen2', expected one of lfm2, gpt-2: how another"),
+    "no pattern": ({f"{TABLES}pre": None}, r"pre: missing, expected a key of type string"),
+    "no merges": ({MERGES: None}, r"merges: missing, expected a key of type array of string"),
+    "types as floats": (
+        {KINDS: (9, F32, [1.0] * 512)},
+        r"token_type: .* \(array of float32\), expected array of int32",
+    ),
+    "an end added": ({f"{TABLES}add_eos_token": (BOOL, True)}, r"add_eos_token: True, expected False or no such key"),
+    "a number for a bool": ({f"{TABLES}add_bos_token": (U32, 1)}, r"add_bos_token: 1 \(uint32\), expected bool"),
+    "no BOS to add": ({f"{TABLES}bos_token_id": None}, r"bos_token_id: missing, expected an id, as prompts begin"),
+    "a template of a number": (
+        {"tokenizer.chat_template": (U32, 3)},
+        r"chat_template: 3 \(uint32\), expected a string",
+    ),
+    "a template of bytes": ({"tokenizer.chat_template": (STRING, b"\xff")}, r"chat_template: .* a string of UTF-8"),
+}
+
+
+@pytest.fixture(scope="module")
+def body() -> dict:
+    return quantised_tensors(load_config(TRAINED), "Q8_0")
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_table_is_named(name: str, body: dict, tmp_path: Path) -> None:
+    change, message = DAMAGED[name]
+    keys = {key: value for key, value in (trained_keys() | change).items() if value is not None}
+    path = tmp_path / "x.gguf"
+    path.write_bytes(gguf_bytes(keys, body))
+    with pytest.raises(TokenizerError, match=rf"^{path}: tokenizer\.(ggml\.)?{message}") as raised:
+        lfm2np.checkpoint.files.read_tokenizer(path, lfm2np.checkpoint.files.read_config(path))
+    assert "\n" not in str(raised.value)
+
+
+PIECES = st.one_of(st.sampled_from(["a", "<|pad|>", "a b", " ", "\u0120", "ha", "q q", "- >", ""]), st.text(max_size=4))
+
+
+@given(
+    key=st.sampled_from([TOKENS, KINDS, MERGES]),
+    index=st.integers(0, 241),
+    piece=PIECES,
+    number=st.integers(-(2**31), 2**31 - 1),
+    add_bos=st.sampled_from([None, True, False]),
+)
+def test_any_damage_is_named_or_does_no_harm(
+    key: str, index: int, piece: str, number: int, add_bos: bool | None
+) -> None:
+    """Whatever is accepted tokenises, and decodes to what it was given."""
+    keys = changed(key, index, number % 9 if key == KINDS and number > 0 else number if key == KINDS else piece)
+    if add_bos is not None:
+        keys[f"{TABLES}add_bos_token"] = (BOOL, add_bos)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gguf"
+        path.write_bytes(gguf_bytes(keys, {}))
+        config = load_config(TRAINED)
+        try:
+            found = read_tokenizer(path, config)
+        except TokenizerError as problem:
+            assert str(problem).startswith(f"{path}: tokenizer.ggml.") and "\n" not in str(problem)
+            return
+    ids = found.encode("the red ha -> 12")
+    assert all(0 <= one < config.vocab_size for one in ids)
+    assert found.chat.template is not None

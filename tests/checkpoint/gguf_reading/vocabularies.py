@@ -1,0 +1,101 @@
+"""Tokenizers whose GGUF tables are held against their tokenizer.json, and texts to hold them by."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from builders import tiny_config
+from gguf_bytes import Key, gguf_bytes, model_keys, quantised_tensors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from vocabulary_keys import FIXTURES, LFM2_SPLIT, tokenizer_keys
+
+from lfm2np.checkpoint.config import ModelConfig
+
+PATTERNS = ("lfm2", "gpt-2")
+SPECIALS = ("<|pad|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>")
+USER_DEFINED = ("<tool>", "née → call")
+ODD = (
+    "",
+    " ",
+    "   ",
+    "a  b",
+    "a \n b",
+    "a\n\n\n  b\r\n\r\n c ",
+    "\t\tdef f(x):\n\t\treturn x  \n\n",
+    "It's I'VE we'll they'RE you'd I'm can'T 'sx 's 'S'S o'clock '\u017f ''s",
+    "1 12 123 1234 12345 1,234.56 3\u00bd \u0663\u0664\u0665\u0666 \u2167 007",
+    "abc123def 12ab !!! ?!\n\n -- --> (x)\r\n...",
+    "na\u00efve caf\u00e9 e\u0301 \u4e2d\u6587\u5b57 \u0939\u093f\u0928\u094d\u0926\u0940 \u0e44\u0e17\u0e22",
+    "\U0001f642\u200d\U0001f680 \U0001f1e9\U0001f1ea",
+    "\u00a0\u2003x\u3000y \u2028z\u0085w\x0b\x0c\x1f\x00\x7f",
+    "\ufeff\ufffd\u200b",
+    "<|im_start|>user\nhello<|im_end|>\n",
+    "<|startoftext|><|startoftext|>x<|pad|>",
+    "<|im_start |> <|unknown|> <tool> x<tool>y n\u00e9e \u2192 call [PAD299] [PAD7]",
+    "a" * 300,
+    " " * 70 + "\n" * 33,
+)
+
+
+def pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
+    if pattern == "gpt-2":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Split(Regex(LFM2_SPLIT), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def generated_texts(count: int) -> list[str]:
+    """Of the trained fixture's corpus, which is a script and no module."""
+    spec = importlib.util.spec_from_file_location("corpus_of_fixture", FIXTURES / "corpus.py")
+    assert spec is not None and spec.loader is not None
+    corpus = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = corpus  # which its dataclass asks for
+    spec.loader.exec_module(corpus)
+    return ["".join(corpus.as_text(one)) for one in itertools.islice(corpus.examples(seed=5, held_out=False), count)]
+
+
+def config_of() -> ModelConfig:
+    return tiny_config(
+        vocab_size=700, hidden_size=32, intermediate_size=32, eos_token_id=3, max_position_embeddings=1024
+    )
+
+
+def write_directory(directory: Path, pattern: str) -> Path:
+    """Merges of pieces as the pattern makes them, special and other added tokens, rows without an entry."""
+    backend = Tokenizer(models.BPE(ignore_merges=False))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizer(pattern), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=650,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator([*ODD[:14], *generated_texts(300)] * 3, trainer)
+    backend.add_tokens([AddedToken(text, normalized=False) for text in USER_DEFINED])
+    bos = SPECIALS[1]
+    template = {"single": f"{bos} $A", "pair": f"{bos} $A {bos}:1 $B:1"}
+    backend.post_processor = processors.TemplateProcessing(**template, special_tokens=[(bos, 1)])
+    directory.mkdir()
+    backend.save(str(directory / "tokenizer.json"))
+    settings = {"bos_token": bos, "eos_token": SPECIALS[3], "pad_token": SPECIALS[0]}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "chat_template.jinja").write_text((FIXTURES / "trained" / "chat_template.jinja").read_text())
+    return directory
+
+
+def raw_tokenizer(directory: Path) -> dict:
+    return json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+
+
+def keys_of(directory: Path, pattern: str) -> dict[str, Key]:
+    template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+    return model_keys(config_of()) | tokenizer_keys(raw_tokenizer(directory), config_of(), pattern, template)
+
+
+def write_file(path: Path, keys: dict[str, Key], dtype: str = "F32") -> Path:
+    path.write_bytes(gguf_bytes(keys, quantised_tensors(config_of(), dtype)))
+    return path
