@@ -157,7 +157,7 @@ def explaining_format(
     progress: Progress | None,
     known: Known | None,
 ) -> str | None:
-    """Another format under which all errors are as they should be, everywhere, no less; the finest of them.
+    """Another format under which all errors are as they should be, everywhere, no less; the first of `others`.
 
     One under which a right engine's tokens were mostly others explains whatever is said, and so nothing.
 
