@@ -201,6 +201,7 @@ NATIVE = {  # why that is right
         "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
         "content.view(DTYPES[one.dtype])",
         "np.frombuffer(content, WHOLE[dtype])",
+        "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, (STORED | WHOLE)[dtype])",
         "np.frombuffer(content, STORED[kind])",
         "np.frombuffer(base64.b64decode(value['base64'], validate=True), value['dtype'])",
@@ -226,6 +227,9 @@ NATIVE = {  # why that is right
         "np.ascontiguousarray(words).view(np.uint8)",
         "blocks[:, 2:].view(np.int8)",
         "blocks[:, 192:208].view(np.int8)",
+        "codes.view(np.uint8)",
+        "np.memmap(made, np.uint8, 'r+')",
+        "np.frombuffer(part, np.uint8)",
     },
 }
 READERS = ("view", "frombuffer", "fromfile", "memmap", "cast", "pack", "unpack", "unpack_from", "iter_unpack")

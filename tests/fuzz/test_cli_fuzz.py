@@ -27,7 +27,7 @@ pytestmark = pytest.mark.rounding
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OWN = "lfm2np.conformance.adapters:own"
 SMALL = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "2", "--max-model-len", "28")
-KEYS = {"findings", "engine", "traces", "replays", "requests", "tokens", "seconds"}
+KEYS = {"findings", "engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
 ROW = {"kind", "what", "folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
 
 
