@@ -206,12 +206,18 @@ def _listed(names: Set[str]) -> str:
 
 
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
-    same = head.dtype == embedding.dtype and all(map(np.array_equal, _bytes_of(head), _bytes_of(embedding)))
+    same = (head.dtype, _form_of(head)) == (embedding.dtype, _form_of(embedding)) and all(
+        map(np.array_equal, _bytes_of(head), _bytes_of(embedding))
+    )
     if not same:
         raise CheckpointError(
             f"{head.source}: {head.name} differs from {embedding.name}, expected equal bytes "
             "from tie_word_embeddings=true (config.json)"
         )
+
+
+def _form_of(tensor: StoredTensor) -> object:
+    return tensor.values.form if isinstance(tensor.values, PackedRows) else None
 
 
 def _bytes_of(tensor: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:

@@ -120,9 +120,10 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
+            taken = formats.format_of(arguments, target.probe().engine)  # before anything is asked
             found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown)
         del target  # its process has ended, or its weights are let go, before scoring takes memory of its own
-        taken, known = formats.format_of(arguments, found.abilities.engine), Known(place=place)
+        known = Known(place=place)
         result = judged(model, found.abilities, taken.name, found.pairs, found.not_put, shown, known)
         return replace(result, why_format=taken.why), place
 
@@ -132,7 +133,8 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
     if arguments.locate is None:
         return None
     computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
-    format_name = computed_in if computed_in in PRECISIONS else "float16"  # of weights in an unknown scheme
+    activations = {"w8a8": "bfloat16"}.get(computed_in, "float16")  # of formats that PRECISIONS has none for
+    format_name = computed_in if computed_in in PRECISIONS else activations
     return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
 
 

@@ -185,7 +185,7 @@ def found(
         raise InconclusiveError("the engine does not tell the ids of its tokens: nothing can be judged")
     command = shlex.join(["lfm2np", *sys.argv[1:]])
     taken = formats.format_of(arguments, takes.abilities.engine)
-    context = Context(arguments.target, takes.abilities.engine, taken.name, model.path.name, command)
+    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command)
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
@@ -310,6 +310,7 @@ def as_row(failure: Failure, folder: Path) -> dict[str, Any]:
 def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
     lines = [
         f"engine    {counts['engine']}",
+        *([f"format    {counts['format']} ({counts['why_format']})"] if counts["why_format"] else []),
         f"played    {counts['traces']} traces and {counts['replays']} replays: {counts['requests']} requests, "
         f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
         f"findings  {len(findings)}",

@@ -39,6 +39,7 @@ class Context:
     target: str
     engine: str
     format_name: str
+    why_format: str  # where it was not declared
     checkpoint: str
     command: str
 
@@ -212,9 +213,12 @@ def facts(failure: Failure, context: Context) -> list[str]:
     failed, replays = failure.rate
     drawn = f"{len(failure.drawn.requests)} requests, {failure.drawn.num_tokens} tokens"
     small = f"{len(failure.trace.requests)} requests, {failure.trace.num_tokens} tokens"
+    form = f"declared format: {context.format_name}"
+    if context.why_format:
+        form = f"format: {context.format_name} ({context.why_format})"
     return [
         f"engine: {context.engine}",
-        f"checkpoint: {context.checkpoint}; declared format: {context.format_name}",
+        f"checkpoint: {context.checkpoint}; {form}",
         (
             f"fails in {failed} of {replays} replays, each with other tokens in the same places"
             + (", on a server that was just started" if failure.is_fresh else "")

@@ -29,17 +29,20 @@ def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, is_told: bo
     """
     matrices = Counter(one.dtype for one in tensors.values() if len(one.shape) == 2)
     most = matrices.most_common(1)[0][0]
+    norms = tensors["model.embedding_norm.weight"].dtype  # which no checkpoint has quantised
     said = engine.lower()
+    if is_gguf and said.startswith(OTHERS):
+        return Taken("float16", f"the engine is {engine}, the weights {most}: it multiplies them by float16")
     if is_gguf:
-        if said.startswith(OTHERS):
-            return Taken("float16", f"the engine is {engine}, the weights {most}: it multiplies them by float16")
-        return Taken("q8", f"the weights are {most} of a GGUF: llama.cpp rounds the inputs of their products to match")
+        known = "" if said.startswith(GGML) else "no engine that is known is named, so llama.cpp is assumed; "
+        return Taken("q8", f"{known}the weights are {most} of a GGUF, whose products it gives inputs to match")
     if said.startswith(GGML):
         raise RequestError(
             f"--format auto: the engine is {engine}, which runs a GGUF file, and --model is a directory: expected "
             "--model FILE.gguf, or the format"
         )
-    if is_told:
+    if most in FLOATS:
+        return Taken(FLOATS[most], f"the weights are {most}")
+    if is_told and not said.startswith("transformers"):
         return Taken("w8a8", f"the weights are {most}, and the checkpoint tells how inputs are rounded to 8 bits")
-    norms = tensors["model.embedding_norm.weight"].dtype  # which no checkpoint has quantised
-    return Taken(FLOATS[norms], f"the weights are {most}" + (f", the norms {norms}" if norms != most else ""))
+    return Taken(FLOATS[norms], f"the weights are {most}, the norms {norms}")

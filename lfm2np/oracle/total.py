@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.files import read_tensors
+from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
@@ -171,7 +171,7 @@ def explaining_format(
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(one.is_quantised for one in tensors.values())
     is_told = bool(input_roundings(model.path, model.config))
-    for name in others(declared, is_quantised, is_told):
+    for name in others(declared, is_quantised and is_gguf(model.path), is_told, is_quantised):
         try:
             found = judge(model, name, first, progress, known)
             if any(one.verdict in WRONG for one in found):

@@ -36,7 +36,7 @@ TRACE = Trace(
     )
 )
 HOSTILE = '<script src="http://evil/x.js">&"""\'@@ANSWER@@ @@REQUESTS@@ \u202e\\'
-CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "model", "lfm2np fuzz '<b>'")
+CONTEXT = Context("http://127.0.0.1:1", HOSTILE, "float32", "", "model", "lfm2np fuzz '<b>'")
 
 
 def failure_of(trace: Trace = TRACE, **fields: Any) -> Failure:

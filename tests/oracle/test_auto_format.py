@@ -32,7 +32,9 @@ def tensors(matrices: list[str], norms: str) -> dict[str, StoredTensor]:
             "q8",
             "weights are Q4_K",
         ),
-        (["Q8_0"], "F32", True, False, "an engine of my own", "q8", "weights are Q8_0"),
+        (["Q8_0"], "F32", True, False, "an engine of my own", "q8", "so llama.cpp is assumed; the weights are Q8_0"),
+        (["BF16"], "F32", False, False, "ours", "bfloat16", "the weights are BF16"),
+        (["int8"], "BF16", False, True, "transformers 5", "bfloat16", "the norms BF16"),
         (["Q4_0"], "F32", True, False, "vllm dialect, version 1", "float16", "the engine is vllm dialect"),
         (["4 bits"], "BF16", False, False, "text dialect", "bfloat16", "the weights are 4 bits, the norms BF16"),
         (["int8"], "BF16", False, True, "vllm dialect", "w8a8", "the checkpoint tells how inputs are rounded"),
@@ -64,3 +66,5 @@ def test_options_are_put_together() -> None:
     }
     for options, expected in said.items():
         assert format_of(parser.parse_args(options.split()), "ours") == expected
+    with pytest.raises(RequestError, match=r"--format w8a8: .*trained does not tell how inputs are rounded"):
+        format_of(parser.parse_args(["--format", "w8a8"]), "ours")

@@ -74,7 +74,7 @@ def awq_settings(told: Mapping[str, object]) -> AutoSettings:
         raise ConfigError(f"version: {show(version)} is not implemented, expected gemm")
     if not same(told.get("zero_point"), True):
         raise ConfigError(f"zero_point: {show(told.get('zero_point'))} is not implemented, expected true")
-    skipped = told.get("modules_to_not_convert") or []
+    skipped = [] if told.get("modules_to_not_convert") is None else told["modules_to_not_convert"]
     if not isinstance(skipped, list) or not all(isinstance(one, str) for one in skipped):
         raise ConfigError(f"modules_to_not_convert: {show(skipped)}, expected a list of parts of names, or null")
     return AutoSettings("awq", _bits(told, bits, (4,)), _group_size(told, size), skipped=tuple(skipped))

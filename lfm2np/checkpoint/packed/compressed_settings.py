@@ -107,7 +107,7 @@ def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"config_groups: {show(groups)}, expected an object of schemes")
     schemes = tuple(_scheme(value, f"config_groups.{plain(name)}", str(form)) for name, value in groups.items())
-    return CompressedSettings(schemes, _targets(told.get("ignore") or [], "ignore"))
+    return CompressedSettings(schemes, _targets([] if told.get("ignore") is None else told["ignore"], "ignore"))
 
 
 def _scheme(told: object, key: str, form: str) -> Scheme:

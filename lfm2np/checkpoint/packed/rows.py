@@ -97,6 +97,11 @@ class PackedRows:
             return np.asarray(of_groups[..., self.group_of])
         return np.repeat(of_groups, self.columns // of_groups.shape[-1], axis=-1)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What bytes alone do not tell."""
+        return self.coding, self.columns, self.dtype, self.biases is None, self.group_of is None
+
     def bytes(self) -> Iterator[NDArray[np.uint8]]:
         """Of all arrays; two of the same form are equal if these are."""
         for one in (self.codes, self.scales, self.biases, self.zeros, self.group_of):

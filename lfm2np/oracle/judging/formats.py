@@ -28,12 +28,12 @@ class Kept:
     keep: Rounding
     queries: Rounding = unchanged
     shares: Rounding = unchanged
-    adds_in_float16: bool = False  # the weighted values, one position after another
+    adds_in_float16: bool = False  # the weighted values, one position after another, by shares that are not rounded
 
 
 KEPT = {
     "float32": Kept(unchanged),
-    "float16": Kept(round_to_float16, round_to_float16, round_to_float16, adds_in_float16=True),
+    "float16": Kept(round_to_float16, round_to_float16, adds_in_float16=True),
     "bfloat16": Kept(round_to_bfloat16, round_to_bfloat16, round_to_bfloat16),
     "float8": Kept(eight_bits.float8),
     "q8_0": Kept(eight_bits.q8_0, eight_bits.q8_0),
@@ -95,16 +95,18 @@ def with_kv(name: str, kept: str | None) -> str:
     return name if kept is None else format_named(name.partition(KV)[0] + KV + kept).name
 
 
-def others(name: str, is_quantised: bool, is_told: bool) -> list[str]:
-    """Formats that may explain what `name` does not, with the same one of the cache.
+def others(name: str, in_blocks: bool, is_told: bool, is_quantised: bool) -> list[str]:
+    """Formats that may explain what `name` does not, with the same one of the cache, the finest first.
 
-    Those first that are made for weights of this kind, then the finest. Of quantised weights every bit is known, so
-    schemes for unknown ones are none; and only those have inputs in blocks.
+    in_blocks     of a GGUF file with quantised weights: before all others comes what llama.cpp does, as bfloat16 errs
+                  about as much
+    is_told       the checkpoint tells how inputs are rounded
+    is_quantised  every bit of the weights is known, so schemes for unknown ones are none
     """
     base, kv, kept = name.partition(KV)
-    tried = {"": True, "blocks": is_quantised, "told": is_told}
+    tried = {"": True, "blocks": in_blocks, "told": is_told}
     return [
         one.name + kv + kept
-        for one in sorted(FORMATS.values(), key=lambda one: not one.inputs)
+        for one in sorted(FORMATS.values(), key=lambda one: one.inputs != "blocks")
         if one.name != base and tried[one.inputs] and not (is_quantised and one.levels)
     ]

@@ -5,7 +5,8 @@ of 8 bits in blocks of 32, or of 256 for the K-quants. Its kernels for GPUs take
 ggml-cuda/mmq.cu), so every second engine that could be does.
 A checkpoint of compressed-tensors may tell how inputs are rounded. Of tensors that share a product and have static
 scales of their own vLLM takes the largest, so every second engine does; and of one scale for all inputs of a step each
-second one sees a single token.
+second one sees a single token. Not modelled: of float8 weights with one scale a tensor vLLM also rounds those that
+share a product once more, to the largest of their scales, and of integers with zeros it joins the ranges.
 """
 
 from __future__ import annotations

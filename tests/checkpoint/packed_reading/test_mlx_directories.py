@@ -157,6 +157,11 @@ def test_a_tied_head_that_is_there_must_be_the_embedding(tmp_path: Path):
     write(path, raw | told("affine", 4, 32), tensors)
     with pytest.raises(lfm2np.CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         lfm2np.load(path)
+    of_scales, of_biases = tensors["lm_head.scales"], tensors["model.embed_tokens.biases"]
+    as_halves = {"lm_head.scales": ("F16", *of_scales[1:]), "lm_head.biases": ("F16", *of_biases[1:])}
+    write(path, raw | told("affine", 4, 32), tensors | as_halves)  # the same bytes, other numbers
+    with pytest.raises(lfm2np.CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        lfm2np.load(path)
 
 
 def test_tensors_are_read_from_the_file_when_they_are_needed(tmp_path: Path):

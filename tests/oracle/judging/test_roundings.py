@@ -173,13 +173,14 @@ def test_a_format_may_name_that_of_the_cache() -> None:
 
 
 def test_quantised_weights_are_explained_by_no_scheme_for_unknown_ones() -> None:
-    assert others("float32", is_quantised=False, is_told=False) == ["float16", "bfloat16", "int8", "int4"]
-    assert others("float16 kv:q8_0", is_quantised=True, is_told=False) == [
+    assert others("float32", False, False, is_quantised=False) == ["float16", "bfloat16", "int8", "int4"]
+    assert others("float32", False, True, is_quantised=True) == ["float16", "bfloat16", "w8a8"]
+    assert others("float16 kv:q8_0", True, False, is_quantised=True) == [
         "q8 kv:q8_0",
         "float32 kv:q8_0",
         "bfloat16 kv:q8_0",
     ]
-    assert set(others("int8", is_quantised=True, is_told=True)) == set(FORMATS) - {"int8", "int4"}
+    assert set(others("int8", True, True, is_quantised=True)) == set(FORMATS) - {"int8", "int4"}
 
 
 @pytest.mark.rounding
