@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import made
 import numpy as np
 import pytest
+import servers
 import tables
 from arithmetic import q8_0, q8_k
 from builders import raw_config
 from gguf_bytes import gguf_bytes, model_keys, quantised_tensors
 from measure import PAGE, RESULTS
+from servers import Run
 from through_noise import LARGEST, SCALABLE, TWELVE
 from wrong_readers import MINIMUM, SCALE, patched
 
@@ -96,3 +99,19 @@ def test_a_record_of_an_unknown_form_is_told_by_its_line(tmp_path: Path) -> None
     path.write_text('{"kind": "server", "weights": "x"}\n{"kind": "server"}\n')
     with pytest.raises(ValueError, match="2: expected an object with kind, weights"):
         tables.read(path)
+
+
+def test_kept_answers_are_those_of_the_weights_pins_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of an older engine were judged as a newer one's. Judged as another format they are the same."""
+    file = made.FILES[0]
+    run = Run(file, "float16", 0, file.format)
+    kept = run.kept("a")
+    assert replace(run, judged_as="float32").kept("a") == kept
+    others = [run.kept("b"), replace(run, seed=1).kept("a"), replace(run, kv="float32").kept("a")]
+    newer = replace(file.recipe, installs=(*file.recipe.installs, "numpy==0.0.1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "RECIPES", (newer,))
+        others.append(run.kept("a"))
+    monkeypatch.setattr(servers, "LLAMA_SERVER", f"{servers.LLAMA_SERVER} -b 7")
+    others.append(run.kept("a"))
+    assert len({kept, *others}) == 6
