@@ -190,6 +190,15 @@ def test_a_named_directory_wins_then_what_lies_beside_then_the_tables(tmp_path: 
     assert lfm2np.load(path).tokenizer.chat.template == "beside"
 
 
+def test_a_directory_with_a_template_leads_around_a_damaged_one_in_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", trained_keys() | {"tokenizer.chat_template": (U32, 3)})
+    named = lfm2np.load(path, tokenizer=TRAINED).tokenizer
+    assert named.chat == lfm2np.load().tokenizer.chat
+    for place in (None, other_entry(tmp_path / "other")):  # which has none
+        with pytest.raises(TokenizerError, match=r"chat_template: 3 \(uint32\), expected a string"):
+            assert lfm2np.load(path, tokenizer=place).tokenizer
+
+
 @pytest.mark.parametrize(("pattern", "adds"), [("lfm2", True), ("gpt-2", False)])
 def test_without_a_word_on_it_the_pattern_says_whether_a_bos_is_added(pattern: str, adds: bool, tmp_path: Path) -> None:
     """As llama.cpp has it."""
