@@ -10,6 +10,7 @@ import made
 import measure
 import numpy as np
 import pytest
+import reading
 import servers
 import tables
 import through_noise
@@ -120,6 +121,13 @@ def test_a_server_that_tells_nothing_is_news_and_is_tried_again(
     assert len(measure.run(arguments)) == is_news
     assert str(came["verdict"]) in capsys.readouterr().out
     assert len(tables.read(results)) == is_written
+
+
+def test_a_reader_that_told_nothing_is_news_and_is_tried_again() -> None:
+    for only, verdict, counts in (("", "BUG", {"BUG": 3}), ("x", "TIE", {"EXACT": 3}), ("x", "INCONCLUSIVE", {})):
+        found = {"verdict": verdict, "counts": counts}
+        record = {"kind": reading.KIND, "only": only, through_noise.AGAINST_FILE: found}
+        assert (tables.was_judged(record), tables.is_news(record)) == (bool(counts), not counts)
 
 
 def test_a_fault_that_is_not_seen_is_news() -> None:
