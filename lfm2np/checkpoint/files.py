@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 from lfm2np.checkpoint.config import ModelConfig, load_config
@@ -54,7 +55,7 @@ def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None) -
     container = open_container(path) if is_gguf(path) else None
     directory = directory_of(path) if named is None else named
     if container is None or named is not None or is_present(directory / TOKENIZER, TokenizerError):
-        return load_tokenizer(directory, config, None if container is None else template_of(container))
+        return load_tokenizer(directory, config, None if container is None else partial(template_of, container))
     if not has_tables(container):
         raise TokenizerError(
             f"{path}: no tables of a tokenizer in it and no {TOKENIZER} beside it; name a directory that has one"

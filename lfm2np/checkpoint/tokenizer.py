@@ -167,10 +167,12 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def load_tokenizer(directory: Path, config: ModelConfig, other: tuple[str, str] | None = None) -> Tokenizer:
+def load_tokenizer(
+    directory: Path, config: ModelConfig, other: Callable[[], tuple[str, str] | None] | None = None
+) -> Tokenizer:
     """The tokenizer and chat template of a checkpoint; raises TokenizerError naming the file.
 
-    other   a chat template and where it stands, taken where the directory has none
+    other   a chat template and where it stands, or None; asked for where the directory has none
     """
     path = directory / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
@@ -178,8 +180,9 @@ def load_tokenizer(directory: Path, config: ModelConfig, other: tuple[str, str] 
     backend = backend_of(decode_text(content, str(path), TokenizerError), config, str(path))
     bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
     chat = load_chat(directory, bos or "")
-    if chat.template is None and other is not None:
-        chat = replace(chat, template=other[0], source=other[1])
+    found = other() if chat.template is None and other is not None else None
+    if found is not None:
+        chat = replace(chat, template=found[0], source=found[1])
     return Tokenizer(backend, config, chat, str(path))
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import made
+import measure
 import numpy as np
 import pytest
+import reading
+import servers
 import tables
+import through_noise
 from arithmetic import q8_0, q8_k
 from builders import raw_config
 from gguf_bytes import gguf_bytes, model_keys, quantised_tensors
 from measure import PAGE, RESULTS
+from servers import Run
 from through_noise import LARGEST, SCALABLE, TWELVE
 from wrong_readers import MINIMUM, SCALE, patched
 
@@ -91,8 +97,69 @@ def test_every_fault_that_is_measured_fits_the_code() -> None:
     assert len(set(TWELVE)) == 12
 
 
+RIGHT, WRONG = "trained-Q4_0.gguf", "trained-mlx-4-bfloat16"
+NEWS = {  # what came, whether it is other than expected, whether it is written down
+    "right": ({"file": RIGHT, "verdict": "TIE", "counts": {"EXACT": 3}}, False, True),
+    "right, called wrong": ({"file": RIGHT, "verdict": "BUG", "counts": {"BUG": 3}}, True, True),
+    "right, some answers": ({"file": RIGHT, "verdict": "INCONCLUSIVE", "counts": {"EXACT": 3}}, False, True),
+    "right, no answer": ({"file": RIGHT, "verdict": "INCONCLUSIVE", "counts": {}}, True, False),
+    "right, not started": ({"file": RIGHT, "verdict": "refused"}, True, False),
+    "wrong": ({"file": WRONG, "verdict": "BUG", "counts": {"BUG": 3}}, False, True),
+    "wrong, not started": ({"file": WRONG, "verdict": "refused"}, True, False),
+}
+
+
+@pytest.mark.parametrize("name", NEWS)
+def test_a_server_that_tells_nothing_is_news_and_is_tried_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came, is_news, is_written = NEWS[name]
+    record = {"kind": servers.KIND, "weights": "a", "kv": "", "seed": 0, "rms": 1.0, "worst": 2.0, "reasons": ["so"]}
+    monkeypatch.setitem(measure.WAYS, "servers", lambda *_: iter([record | came]))
+    results = tmp_path / "results.jsonl"
+    arguments = measure.parsed(["servers", "--results", str(results), "--cache", str(tmp_path)])
+    assert len(measure.run(arguments)) == is_news
+    assert str(came["verdict"]) in capsys.readouterr().out
+    assert len(tables.read(results)) == is_written
+
+
+def test_a_reader_that_told_nothing_is_news_and_is_tried_again() -> None:
+    for only, verdict, counts in (("", "BUG", {"BUG": 3}), ("x", "TIE", {"EXACT": 3}), ("x", "INCONCLUSIVE", {})):
+        found = {"verdict": verdict, "counts": counts}
+        record = {"kind": reading.KIND, "only": only, through_noise.AGAINST_FILE: found}
+        assert (tables.was_judged(record), tables.is_news(record)) == (bool(counts), not counts)
+
+
+def test_a_fault_that_is_not_seen_is_news() -> None:
+    def of(name: str, by: float | None, verdict: str) -> dict[str, object]:
+        return {"kind": through_noise.KIND, "name": name, "by": by, through_noise.AGAINST_FILE: {"verdict": verdict}}
+
+    assert tables.is_news(of(TWELVE[0], None, "TIE")) and tables.is_news(of("none", None, "BUG"))
+    for expected in (of(TWELVE[0], None, "BUG"), of("none", None, "TIE")):
+        assert not tables.is_news(expected)
+    scaled = [of(SCALABLE[0].name, 1e-4, verdict) for verdict in ("BUG", "TIE")]
+    assert not any(map(tables.is_news, scaled))
+    assert not any(map(tables.is_news, (one for one in tables.read(RESULTS) if one["kind"] != servers.KIND)))
+
+
 def test_a_record_of_an_unknown_form_is_told_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text('{"kind": "server", "weights": "x"}\n{"kind": "server"}\n')
     with pytest.raises(ValueError, match="2: expected an object with kind, weights"):
         tables.read(path)
+
+
+def test_kept_answers_are_those_of_the_weights_pins_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of an older engine were judged as a newer one's. Judged as another format they are the same."""
+    file = made.FILES[0]
+    run = Run(file, "float16", 0, file.format)
+    kept = run.kept("a")
+    assert replace(run, judged_as="float32").kept("a") == kept
+    others = [run.kept("b"), replace(run, seed=1).kept("a"), replace(run, kv="float32").kept("a")]
+    newer = replace(file.recipe, installs=(*file.recipe.installs, "numpy==0.0.1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "RECIPES", (newer,))
+        others.append(run.kept("a"))
+    monkeypatch.setattr(servers, "LLAMA_SERVER", f"{servers.LLAMA_SERVER} -b 7")
+    others.append(run.kept("a"))
+    assert len({kept, *others}) == 6

@@ -11,6 +11,7 @@ import pytest
 from gguf_bytes import BOOL, F32, STRING, U32, gguf_bytes, quantised_tensors
 from hypothesis import example, given
 from hypothesis import strategies as st
+from quantise import LFM2_IN_OTHER_WORDS
 from tokenizers import Regex, pre_tokenizers
 from vocabularies import (
     ODD,
@@ -35,10 +36,6 @@ from lfm2np.cli.program import main
 from lfm2np.errors import TokenizerError
 
 TABLES = "tokenizer.ggml."
-# How the tokenizer of 128,000 ids writes it; source: llama.cpp's pull request 23826.
-OTHER_WORDS = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s"
-)
 LETTERS = "'sStTdDmMlLvVeErRK\u017f\u212aaZ190\u0664\u00bd\u4e2d\u0301 \t\n\r\x0b\u2003!-.<|>"
 AROUND_SPLITS = st.text(st.sampled_from(LETTERS))
 
@@ -156,7 +153,9 @@ def test_lfm2_splits_text_into_these_pieces(text: str, pieces: list[str]) -> Non
 @example("a \n \r b")
 @example("\n\n\n \t x'\u017fs'LL'ves")
 def test_the_pattern_of_the_larger_vocabulary_splits_alike(text: str) -> None:
-    one, other = (pre_tokenizers.Split(Regex(words), behavior="isolated") for words in (LFM2_SPLIT, OTHER_WORDS))
+    one, other = (
+        pre_tokenizers.Split(Regex(words), behavior="isolated") for words in (LFM2_SPLIT, LFM2_IN_OTHER_WORDS)
+    )
     assert one.pre_tokenize_str(text) == other.pre_tokenize_str(text)
 
 
@@ -189,6 +188,15 @@ def test_a_named_directory_wins_then_what_lies_beside_then_the_tables(tmp_path: 
     assert lfm2np.load(tokenizer=tmp_path).tokenizer.encode(text) == named.tokenizer.encode(text)
     (tmp_path / "chat_template.jinja").write_text("beside")
     assert lfm2np.load(path).tokenizer.chat.template == "beside"
+
+
+def test_a_directory_with_a_template_leads_around_a_damaged_one_in_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", trained_keys() | {"tokenizer.chat_template": (U32, 3)})
+    named = lfm2np.load(path, tokenizer=TRAINED).tokenizer
+    assert named.chat == lfm2np.load().tokenizer.chat
+    for place in (None, other_entry(tmp_path / "other")):  # which has none
+        with pytest.raises(TokenizerError, match=r"chat_template: 3 \(uint32\), expected a string"):
+            assert lfm2np.load(path, tokenizer=place).tokenizer
 
 
 @pytest.mark.parametrize(("pattern", "adds"), [("lfm2", True), ("gpt-2", False)])
