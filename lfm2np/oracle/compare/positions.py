@@ -121,24 +121,26 @@ def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64],
 
 # --- predictions
 
+Piece = tuple[slice, Array, Array, NDArray[np.bool_]]
+
 
 class Baseline:
     """The base's predictions at R rows, computed in pieces, and kept if they are few."""
 
     def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
         self.numerics, self.head, self.states, self.following = numerics, head, states, following
-        self._kept: list[tuple[slice, Array, Array]] | None = None
+        self._kept: list[Piece] | None = None
         if len(states) * head.outputs <= LOGITS_AT_ONCE:
             self._kept = list(self._compute())
 
-    def pieces(self) -> Iterator[tuple[slice, Array, Array]]:
-        """Some rows, their logits [r, V] and log-probabilities [r, V]."""
+    def pieces(self) -> Iterator[Piece]:
+        """Some rows, their logits [r, V] and log-probabilities [r, V], and which are not finite [r]: see logits_of."""
         yield from self._compute() if self._kept is None else self._kept
 
-    def _compute(self) -> Iterator[tuple[slice, Array, Array]]:
+    def _compute(self) -> Iterator[Piece]:
         for rows in pieces(len(self.states), self.head.outputs, LOGITS_AT_ONCE):
-            logits, _ = logits_of(self.numerics, self.head, self.states[rows])
-            yield rows, logits, self.numerics.log_softmax(logits)
+            logits, wrong = logits_of(self.numerics, self.head, self.states[rows])
+            yield rows, logits, self.numerics.log_softmax(logits), wrong
 
 
 def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, NDArray[np.bool_]]:
@@ -166,7 +168,7 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
     wrong     [R]       where a logit is not finite
     """
     parts = []
-    for rows, logits, logprobs in baseline.pieces():
+    for rows, logits, logprobs, wrong in baseline.pieces():
         best = np.argmax(logits, axis=1)
         largest = np.abs(logits).max(axis=1).astype(np.float64)
         top = np.take_along_axis(logits, best[:, None], axis=1)[:, 0].astype(np.float64)
@@ -179,11 +181,12 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
                 "margins": np.where(np.isfinite(second), top - second, 0.0),
                 "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS),
                 "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "wrong": wrong,
             }
         )
     found = joined(parts)
     found["squares"] = np.stack([sum_of_squares(x[index]) for x in (*one.stream, one.states)], axis=1)
-    found["wrong"] = np.asarray(~np.isfinite(found["squares"]).all(axis=1))
+    found["wrong"] |= ~np.isfinite(found["squares"]).all(axis=1)
     return found
 
 
@@ -223,7 +226,7 @@ def of_other(
         found["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
     alone, flips = [], []
     parts = {one.name: one for one in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
-    base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _ in baseline.pieces()])
+    base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _, _ in baseline.pieces()])
     for name in asked["parts"]:
         mixed: Network = network_with(model, other, parts[name])
         single = distances(baseline, mixed.head, run_from(mixed, numerics, sequences, parts[name], first)[index])
@@ -238,7 +241,7 @@ def of_other(
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:
     """kl, best, logprobs and wrong of another's states [R, D]: see of_other."""
     parts = []
-    for rows, base_logits, base_logprobs in baseline.pieces():
+    for rows, base_logits, base_logprobs, _ in baseline.pieces():
         logits, wrong = logits_of(baseline.numerics, head, states[rows])
         logprobs = baseline.numerics.log_softmax(logits)
         parts.append(

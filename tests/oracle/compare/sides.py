@@ -58,3 +58,12 @@ def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
     assert main(["compare", *map(str, arguments), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def refused(capsys: Any, *arguments: object, code: int = 2) -> str:
+    """The one line that it says, and nothing else."""
+    assert main(["compare", *map(str, arguments)]) == code
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    return line

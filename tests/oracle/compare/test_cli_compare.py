@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
+from builders import write_model
 from jsonschema import Draft202012Validator
-from sides import LINES, MOE, TRAINED, figures, quantised, written
+from sides import LINES, MOE, TRAINED, figures, quantised, refused, written
 
 import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
@@ -33,14 +32,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quantised(directory, name, folder)
     written(folder / "r.jsonl", LINES)
     return folder
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
-    assert main(["compare", *map(str, arguments)]) == code
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert said.out == ""
-    return line
 
 
 # --- what it prints
@@ -203,39 +194,6 @@ def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pyt
     assert "two requests have one request_id: 'add'" in refused(capsys, *both, "--requests", twice)
     full = written(tmp_path / "full.jsonl", [{"prompt_token_ids": [5] * 1024}])
     assert "no prompt leaves room" in refused(capsys, *both, "--requests", full, "--max-tokens", 1)
-
-
-def overflowing_at_token_seven(directory: Path) -> None:
-    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
-    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
-    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
-        kind, shape, content = tensors[name]
-        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
-        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
-    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
-    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-
-
-def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: Path, capsys: Any):
-    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
-    for directory in (base, other):
-        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
-    weights = stored_weights(tiny_config(tie_word_embeddings=False))
-    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
-    overflowing_at_token_seven(other)
-    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [5, 7]}])
-    for by in ("none", "layer"):
-        assert main(["compare", str(base), str(other), "--requests", requests, "--by", by, "--json"]) == 4
-        said = capsys.readouterr()
-        found = json.loads(said.out)
-        (failure,) = found["failed"]
-        assert failure.startswith("requests 1: a logit in compared row 1 is not finite") and failure in said.err
-        assert (found["quantised"][0]["failed"], found["quantised"][0]["positions"]) == (1, 2)
-    seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
-    line = refused(capsys, base, other, "--requests", seven, "--by", "none", code=4)
-    assert "other: no sequence can be computed, requests 0: a logit in compared row 0 is not finite" in line
-    line = refused(capsys, other, base, "--requests", seven, "--max-tokens", 2, code=4)
-    assert "overflow exact" in line
 
 
 # --- texts
