@@ -23,6 +23,7 @@ from lfm2np.oracle.compare.compare_page import as_html
 from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text, own_texts
 from lfm2np.oracle.compare.shown import as_json, as_text
+from lfm2np.oracle.reports.parts import plural
 from lfm2np.values import require_count
 from lfm2np.work.place import Place, Source
 from lfm2np.work.whole_file import write_whole
@@ -55,7 +56,8 @@ def run_compare(arguments: argparse.Namespace) -> None:
         compared = compare(model, quantised, others, scored, arguments.by, max_tokens, place, shown)
     tell(compared, arguments)
     if compared.failed:
-        raise NumericsError(f"{len(compared.failed)} sequences can't be computed, first {compared.failed[0]}")
+        count = plural(len(compared.failed), "sequence")
+        raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")
 
 
 def tell(compared: Compared, arguments: argparse.Namespace) -> None:

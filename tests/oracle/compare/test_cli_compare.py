@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from builders import write_model
 from jsonschema import Draft202012Validator
-from sides import LINES, MOE, TRAINED, figures, quantised, refused, written
+from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
 import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
@@ -20,9 +20,6 @@ from lfm2np.cli import main
 from lfm2np.oracle.compare.drawing import layer_figure
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 from lfm2np.oracle.compare.shown import FORMAT_VERSION
-
-SCHEMA = json.loads(Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "compare.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
 
 
 @pytest.fixture(scope="module")

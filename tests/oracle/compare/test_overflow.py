@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
-from sides import refused, written
+from sides import VALIDATOR, figures, refused, written
 
 from lfm2np.cli import main
 
@@ -38,13 +38,15 @@ def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: P
         said = capsys.readouterr()
         found = json.loads(said.out)
         (failure,) = found["failed"]
-        assert failure.startswith("requests 1: a logit in compared row 1 is not finite") and failure in said.err
+        assert (
+            failure.startswith(f"requests 1: {other}: a logit in compared row 1 is not finite") and failure in said.err
+        )
         assert (found["quantised"][0]["failed"], found["quantised"][0]["positions"]) == (1, 2)
     seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
     line = refused(capsys, base, other, "--requests", seven, "--by", "none", code=4)
-    assert "other: no sequence can be computed, requests 0: a logit in compared row 0 is not finite" in line
+    assert f"no sequence can be computed, requests 0: {other}: a logit in compared row 0 is not finite" in line
     line = refused(capsys, other, base, "--requests", seven, "--max-tokens", 2, code=4)
-    assert "overflow exact" in line
+    assert f"{other}: " in line and "overflow exact" in line
 
 
 def test_a_base_whose_logits_overflow_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -59,4 +61,57 @@ def test_a_base_whose_logits_overflow_is_refused(tmp_path: Path, capsys: pytest.
     (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
     requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2]}])
     line = refused(capsys, base, other, "--requests", requests, "--by", "none", code=4)
-    assert "a logit in compared row 0 is not finite" in line
+    assert f"requests 0: {base}: a logit in compared row 0 is not finite" in line
+
+
+def three_sides(tmp_path: Path) -> list[Path]:
+    """A base, another in which whatever has token 7 overflows, and one of other numbers in which nothing does."""
+    base, bad, good = (write_model(tmp_path / name) for name in ("base", "bad", "good"))
+    for directory in (base, bad, good):
+        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    weights = stored_weights(tiny_config(tie_word_embeddings=False))
+    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    shape = weights["lm_head.weight"][1]
+    weights["lm_head.weight"] = stored(np.eye(*shape, dtype=np.float32), "BF16")
+    (good / "model.safetensors").write_bytes(safetensors_bytes(weights))
+    overflowing_at_token_seven(bad)
+    return [base, bad, good]
+
+
+@pytest.mark.parametrize("by", ["none", "layer", "tensor"])
+def test_where_no_sequence_can_be_computed_that_is_said(by: str, tmp_path: Path, capsys: Any):
+    base, bad, _ = three_sides(tmp_path)
+    seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
+    line = refused(capsys, base, bad, "--requests", seven, "--by", by, code=4)
+    assert f"no sequence can be computed, requests 0: {bad}: a logit in compared row 0 is not finite" in line
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_checkpoint_that_overflows_everywhere_costs_the_others_nothing(
+    order: tuple[int, int], tmp_path: Path, capsys: Any
+):
+    sides = three_sides(tmp_path)
+    seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
+    page = tmp_path / "page.html"
+    options = ["--requests", seven, "--max-tokens", "3", "--html", str(page)]
+    (alone,) = figures(capsys, sides[0], sides[2], *options)["quantised"]
+    paths = [sides[number] for number in order]
+    found = figures(capsys, sides[0], *paths, *options, code=4)
+    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
+    good, bad = (found["quantised"][order.index(number)] for number in (2, 1))
+    assert good == alone and good["greedy"]["requests"] == 1
+    assert (bad["positions"], bad["failed"], bad["greedy"], bad["layers"]) == (0, 2, None, [])
+    assert set(bad["kl"].values()) == {None} and bad["flips"]["agreement"] is None
+    assert all(one["kl"] is None for one in bad["parts"] if one["changed"])
+    assert [one.split(": a logit")[0] for one in found["failed"]] == [
+        f"{n} 0: {sides[1]}" for n in ("requests", "greedy")
+    ]
+    assert main(["compare", *map(str, (sides[0], *paths)), *options]) == 4
+    said = capsys.readouterr()
+    assert f"2 sequences can't be computed, first requests 0: {sides[1]}: a logit" in said.err
+    lines = [line.split() for line in said.out.splitlines()]
+    (differ,) = (line for line in lines if line[:3] == ["answers", "that", "differ"])
+    assert "-" in differ and str(good["greedy"]["diverged"]) in differ
+    (embedding,) = (line for line in lines if line[:2] == ["final", "norm"] and len(line) == 4)
+    assert embedding[1 + order.index(1) + 1] == "-"
+    assert page.read_text().count("<svg") == 1
