@@ -139,24 +139,22 @@ def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figur
 
 
 def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:
-    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing."""
-    found = []
+    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing.
+
+    None of a part that overflows in the base at any position, where both networks do not.
+    """
+    found: list[Figures] = []
     for name in parts:
         values, count = [0.0], 0
         if name in tried:
             place = tried.index(name)
             values = [value for _, _, own in compared for value in own["alone"][place].tolist()]
             count = sum(int(own["flips"][place]) for _, _, own in compared)
-        changed = name in tried
-        found.append(
-            {
-                "name": name,
-                "changed": changed,
-                "kl": mean(values) if values else None,
-                "largest": max(values, default=None),
-                "flips": count,
-            }
-        )
+        one = {"name": name, "changed": name in tried}
+        told: Figures = {"kl": None, "largest": None, "flips": None}
+        if values and all(map(math.isfinite, values)):
+            told = {"kl": mean(values), "largest": max(values), "flips": count}
+        found.append({**one, **told})
     return found
 
 
@@ -198,8 +196,9 @@ def share(count: int, total: int) -> float | None:
     return count / total if total else None
 
 
-def exp(x: float) -> float:
-    return float(elementary.exp(np.array([x], np.float64))[0])
+def exp(x: float) -> float | None:
+    """None beyond what elementary's exponential reaches."""
+    return float(elementary.exp(np.array([x], np.float64))[0]) if x <= elementary.EXP_MAX else None
 
 
 def digest(figures: Sequence[Figures]) -> str:

@@ -106,7 +106,7 @@ def error_of(one: Pass, number: int) -> str | None:
 
 def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
     """One sequence's rows; or what is wrong with it."""
-    wrong = np.flatnonzero(columns["wrong"][..., span].reshape(-1, span.stop - span.start).any(axis=0))
+    wrong = np.flatnonzero(columns["wrong"][span])
     if error is None and len(wrong):
         error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
     if error is not None:
@@ -206,15 +206,14 @@ def of_other(
     logprobs   [R]       of the token that follows ([M] of a sequence)
     squares    [R, N+2]  sums of the squares of the differences of what of_base has
     elsewhere  [R, L]    1 where the token's experts are others
-    alone      [U, R]    kl of the base with one part of the other
+    alone      [U, R]    kl of the base with one part of the other, NaN where a logit of that is not finite
     flips      [U, R]    where that has another greedy token ([U] of a sequence, how many)
-    wrong      [1+U, R]  where a logit is not finite
+    wrong      [R]       where a logit of the other is not finite
     """
     numerics = model.numerics
     network = network_of(other)
     again = run_whole(network, numerics, sequences)
     found = distances(baseline, network.head, again.states[index])
-    wrong = [found.pop("wrong")]
     found["squares"] = np.stack(
         [
             sum_of_squares(two[index].astype(np.float64) - one[index])
@@ -230,12 +229,11 @@ def of_other(
     for name in asked["parts"]:
         mixed: Network = network_with(model, other, parts[name])
         single = distances(baseline, mixed.head, run_from(mixed, numerics, sequences, parts[name], first)[index])
-        alone.append(single["kl"])
+        alone.append(np.where(single["wrong"], np.nan, single["kl"]))
         flips.append((single["best"] != base_best).astype(np.int64))
-        wrong.append(single["wrong"])
     if alone:
         found |= {"alone": np.stack(alone), "flips": np.stack(flips)}
-    return {**found, "wrong": np.stack(wrong)}, again
+    return found, again
 
 
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
 from lfm2np.oracle.reports.parts import environment, number, plural
 
 FORMAT_VERSION = 1
+LARGE_RATIO = 1000.0
 MOST_PARTS = 20  # of a table by tensor on a terminal
 Row = list[str]
 HEADER = (
@@ -83,9 +84,17 @@ def main_cells(own: Figures) -> Row:
         str(flips["count"]),
         str(flips["clear"]),
         number(changes["mean"]) if changes else "-",
-        f"{perplexity['quantised']:.5g}" if perplexity else "-",
-        f"{perplexity['ratio']:.5f}" if perplexity else "-",
+        digits(perplexity["quantised"], 5) if perplexity else "-",
+        ratio_cell(perplexity["ratio"]) if perplexity else "-",
     ]
+
+
+def digits(value: float | None, count: int) -> str:
+    return "-" if value is None else f"{value:.{count}g}"
+
+
+def ratio_cell(value: float | None) -> str:
+    return f"{value:.5f}" if value is not None and value < LARGE_RATIO else digits(value, 6)
 
 
 def main_perplexity(own: Figures) -> Figures | None:
@@ -121,7 +130,7 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
         body = []
         for name, rows in across(own, "perplexities"):
             base = next(row for row in rows if row)["base"]
-            body.append([f"{name}: base {base:.6g}", *cells(rows, lambda row: f"{row['quantised']:.6g}")])
+            body.append([f"{name}: base {digits(base, 6)}", *cells(rows, lambda row: digits(row["quantised"], 6))])
         found.append(("Perplexity", ["of", *columns], body))
     if any(one["greedy"] for one in own):
         answers = [one["greedy"] for one in own]

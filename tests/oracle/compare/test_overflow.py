@@ -12,6 +12,7 @@ from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny
 from sides import VALIDATOR, figures, refused, written
 
 from lfm2np.cli import main
+from lfm2np.oracle.compare.shown import ratio_cell
 
 
 def overflowing_at_token_seven(directory: Path) -> None:
@@ -115,3 +116,62 @@ def test_a_checkpoint_that_overflows_everywhere_costs_the_others_nothing(
     (embedding,) = (line for line in lines if line[:2] == ["final", "norm"] and len(line) == 4)
     assert embedding[1 + order.index(1) + 1] == "-"
     assert page.read_text().count("<svg") == 1
+
+
+def scaled(directory: Path, head: float, norm: float) -> None:
+    """The tiny model with its head times one number and a last norm of another."""
+    weights = stored_weights(tiny_config(tie_word_embeddings=False))
+    for name, factor in (("lm_head.weight", head), ("model.embedding_norm.weight", norm)):
+        _, shape, content = weights[name]
+        wide = (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        wide = np.ones_like(wide) if name == "model.embedding_norm.weight" else wide
+        weights[name] = stored(wide * np.float32(factor), "BF16")
+    (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
+
+
+@pytest.mark.parametrize("by", ["layer", "tensor"])
+def test_a_part_that_overflows_alone_is_null_and_all_else_is_told(by: str, tmp_path: Path, capsys: Any):
+    """Powers of two: both have the same logits; only the norm of one with the head of the other overflows."""
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    scaled(base, 2.0**100, 2.0**-100)
+    scaled(other, 2.0**-40, 2.0**40)
+    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2, 5]}])
+    page = tmp_path / "page.html"
+    options = ["--requests", requests, "--by", by, "--html", str(page)]
+    found = figures(capsys, base, other, *options)
+    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
+    (own,) = found["quantised"]
+    assert (own["failed"], own["positions"], set(own["kl"].values())) == (0, 3, {0.0})
+    norm, head = (one for one in own["parts"] if one["changed"])
+    assert (norm["kl"], norm["largest"], norm["flips"]) == (None, None, None) and head["kl"] >= 0.0
+    assert main(["compare", str(base), str(other), *options]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(norm["name"])]
+    assert rows[-1][-1] == "-" and page.exists()
+
+
+def test_a_perplexity_beyond_float64_is_null(tmp_path: Path, capsys: Any):
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    scaled(base, 1.0, 1.0)
+    scaled(other, 2.0**30, 1.0)
+    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2], "completion_token_ids": [5, 7, 9]}])
+    options = ["--requests", requests, "--by", "none"]
+    found = figures(capsys, base, other, *options)
+    assert [f"{list(one.path)}: {one.message}" for one in VALIDATOR.iter_errors(found)] == []
+    (told,) = found["quantised"][0]["perplexities"]
+    assert told["base"] > 1.0 and (told["quantised"], told["ratio"]) == (None, None)
+    assert main(["compare", str(base), str(other), *options]) == 0
+    said = capsys.readouterr().out
+    (row,) = (line.split() for line in said.splitlines() if line.startswith("other "))
+    assert row[-2:] == ["-", "-"]
+    (row,) = (line.split() for line in said.splitlines() if line.startswith("requests: base "))
+    assert row[-1] == "-"
+
+
+def test_a_ratio_has_six_digits_where_it_is_large():
+    assert [ratio_cell(one) for one in (1.00002, 999.0, 12345678.0, None)] == [
+        "1.00002",
+        "999.00000",
+        "1.23457e+07",
+        "-",
+    ]
