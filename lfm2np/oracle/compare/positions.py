@@ -244,7 +244,7 @@ def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Arra
         logprobs = baseline.numerics.log_softmax(logits)
         parts.append(
             {
-                "kl": divergence(base_logits, base_logprobs, logits, logprobs),
+                "kl": divergence(base_logits, base_logprobs, logits),
                 "best": np.argmax(logits, axis=1).astype(np.int64),
                 "logprobs": own_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,
