@@ -41,6 +41,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         raise RequestError("--max-tokens goes with --requests")
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
+    require_folder(arguments.html)
     base = files_of(arguments.base)
     with progress_bars() as shown:
         quantised = [
@@ -60,14 +61,18 @@ def run_compare(arguments: argparse.Namespace) -> None:
         raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")
 
 
+def require_folder(page: str | None) -> None:
+    """RequestError for a page whose folder is not there: before a long run, not after it."""
+    if page is not None and not Path(page).parent.is_dir():
+        raise RequestError(f"{Path(page).parent}: no such directory, expected one for --html {page}")
+
+
 def tell(compared: Compared, arguments: argparse.Namespace) -> None:
+    """Prints first: a page that can't be written costs no figure."""
     command = shlex.join(["lfm2np", *sys.argv[1:]])
+    print(json.dumps(as_json(compared, command)) if arguments.json else terminal_text(as_text(compared)), flush=True)
     if arguments.html is not None:
         write_whole(Path(arguments.html), as_html(compared, command))
-    if arguments.json:
-        print(json.dumps(as_json(compared, command)))
-    else:
-        print(terminal_text(as_text(compared)))
 
 
 def sides(model: Model, quantised: list[Quantised], weights: str, place: Place) -> Mapping[str, Any]:

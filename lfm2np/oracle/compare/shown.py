@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
 from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
-from lfm2np.oracle.reports.parts import environment, number, plural
+from lfm2np.oracle.reports.parts import environment, number, plural, visible
 
 FORMAT_VERSION = 1
 LARGE_RATIO = 1000.0
@@ -67,7 +68,10 @@ def scored_words(compared: Compared) -> str:
 
 
 def names(compared: Compared) -> list[str]:
-    return [one.files.path.name for one in compared.quantised]
+    """The name of each file, or its path where others have that name, too."""
+    paths = [one.files.path for one in compared.quantised]
+    count = Counter(path.name for path in paths)
+    return [visible(path.name if count[path.name] == 1 else str(path)) for path in paths]
 
 
 def main_rows(compared: Compared) -> list[Row]:

@@ -125,6 +125,28 @@ def test_a_figure_draws_what_is_not_zero_and_nothing_of_nothing():
     assert "The first 6 of 9" in layer_figure("x", "Title", places, [("a", [1.0] * 40)] * 9)
 
 
+def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Path, capsys: Any):
+    """A folder that is not there is refused before anything is computed; what shows only then, after it is printed."""
+    both = TRAINED, files / "trained-Q8_0.gguf"
+    options = ["--requests", files / "r.jsonl", "--by", "none"]
+    line = refused(capsys, "missing", "missing.gguf", "--html", tmp_path / "no" / "page.html")
+    assert line.endswith(
+        f"{tmp_path / 'no'}: no such directory, expected one for --html {tmp_path / 'no' / 'page.html'}"
+    )
+    assert main(["compare", *map(str, (*both, *options)), "--html", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "digest    " in said.out and f"{tmp_path}: can't be written: " in said.err
+
+
+def test_two_files_of_one_name_are_told_by_their_paths(files: Path, tmp_path: Path, capsys: Any):
+    (odd := tmp_path / "x\u202ey").mkdir()
+    paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf"]
+    paths[1].write_bytes(paths[0].read_bytes())
+    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", str(files / "r.jsonl"), "--by", "none"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "trained-Q" in line.split(" ")[0]]
+    assert rows == [str(paths[0]), str(paths[1]).replace("\u202e", "<U+202E>"), "trained-Q4_0.gguf"]
+
+
 # --- where it is computed
 
 
@@ -174,6 +196,14 @@ def test_the_tokens_of_a_file_s_own_tables_are_compared(
     assert content.count(b"<|fim_pre|>") == 1
     (alone / "x.gguf").write_bytes(content.replace(b"<|fim_pre|>", b"<|fim_prx|>"))
     assert "token 3: '<|fim_prx|>', expected '<|fim_pre|>', as " in refused(capsys, TRAINED, alone / "x.gguf")
+
+
+def test_a_token_of_any_length_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', json.dumps("<|" + "pad" * 9999 + "|>")))
+    line = refused(capsys, base, other, "--by", "none")
+    assert "token 0: '<|padpad" in line and len(line) < 600
 
 
 def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
