@@ -47,13 +47,13 @@ def as_json(compared: Compared, command: str) -> dict[str, Any]:
 
 def as_text(compared: Compared) -> str:
     """The table, a row each; then by layer and by part, a column each."""
-    lines = [f"base      {compared.base.path}", f"scored    {scored_words(compared)}", ""]
+    lines = [f"base      {visible(str(compared.base.path))}", f"scored    {scored_words(compared)}", ""]
     lines += [*aligned([HEADER, *main_rows(compared)]), "", *NOTES]
     for title, header, rows in tables(compared):
         shown = rows[:MOST_PARTS]
         more = [f"... {len(rows) - len(shown)} more: --json and --html have them"] if len(rows) > len(shown) else []
         lines += ["", title, *aligned([header, *shown]), *more]
-    lines += [f"failed    {one}" for one in compared.failed]
+    lines += [f"failed    {visible(one)}" for one in compared.failed]
     return "\n".join([*lines, "", f"digest    {compared.digest}"])
 
 

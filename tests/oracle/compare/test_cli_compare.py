@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from builders import write_model
+from builders import safetensors_bytes, stored, stored_weights, tiny_config, write_model
 from jsonschema import Draft202012Validator
 from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
@@ -18,8 +23,10 @@ import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
 from lfm2np.cli import main
 from lfm2np.oracle.compare.drawing import layer_figure
+from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 from lfm2np.oracle.compare.shown import FORMAT_VERSION
+from lfm2np.oracle.compare.weights import weight_errors
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +203,47 @@ def test_the_tokens_of_a_file_s_own_tables_are_compared(
     assert content.count(b"<|fim_pre|>") == 1
     (alone / "x.gguf").write_bytes(content.replace(b"<|fim_pre|>", b"<|fim_prx|>"))
     assert "token 3: '<|fim_prx|>', expected '<|fim_pre|>', as " in refused(capsys, TRAINED, alone / "x.gguf")
+
+
+def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp_path: Path, capsys: Any):
+    content = (files / "trained-Q4_0.gguf").read_bytes()
+    block = files_of(files / "trained-Q4_0.gguf").tensors["model.layers.1.feed_forward.w1.weight"].values.tobytes()[:18]
+    assert content.count(block) == 1
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content.replace(block, b"\x00\x7c" + block[2:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for both in ((TRAINED, path), (path, TRAINED)):
+            line = refused(capsys, *both, code=3)
+            assert "x.gguf: " in line and "Q4_0 with the scale inf in block 0 of row 0" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' file names are always Unicode")
+def test_a_file_name_that_is_not_utf_8_is_compared(files: Path, tmp_path: Path):
+    path = tmp_path / os.fsdecode(b"trained-\xff.gguf")
+    path.write_bytes((files / "trained-Q8_0.gguf").read_bytes())
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "lfm2np", "compare", str(TRAINED), str(path), "--by", "none"]
+    command += ["--requests", str(files / "r.jsonl"), "--html", str(page)]
+    again = [str(path) if one == str(TRAINED) else one for one in command]  # as the base, too
+    assert subprocess.run(again, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).returncode == 0
+    for more in ([], ["--json"]):
+        done = subprocess.run([*command, *more], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (b"trained-\\udcff.gguf" if more else b"trained-<U+DCFF>.gguf") in done.stdout
+    assert "trained-&lt;U+DCFF&gt;.gguf" in page.read_text(encoding="utf-8")
+
+
+def test_the_error_of_a_tensor_that_is_zero_in_the_base_is_the_root_of_the_squares(tmp_path: Path):
+    sides = []
+    for number in (0.0, 0.5):
+        directory = write_model(tmp_path / str(number))
+        weights = stored_weights(tiny_config())
+        weights["model.embedding_norm.weight"] = stored(np.full(16, number, np.float32), "BF16")
+        (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
+        sides.append(files_of(directory))
+    (one,) = weight_errors(*sides, [Part("norm", ("model.embedding_norm.weight",), None)])
+    assert one.error == 2.0  # of 16 times 0.25
 
 
 def test_a_token_of_any_length_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
