@@ -101,4 +101,4 @@ def checkpoint_sha256(path: Path) -> str:
     """SHA-256, in hex, of config.json and the weight files: of one line "SHA-256  name" each, as sha256sum has them."""
     names = weight_files(path) if is_gguf(path) else ["config.json", *weight_files(path)]
     lines = "".join(f"{file_sha256(directory_of(path) / name)}  {name}\n" for name in names)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()  # a name is bytes

@@ -23,6 +23,7 @@ from lfm2np.oracle.compare.compare_page import as_html
 from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
 from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text, own_texts
 from lfm2np.oracle.compare.shown import as_json, as_text
+from lfm2np.oracle.reports.parts import plural
 from lfm2np.values import require_count
 from lfm2np.work.place import Place, Source
 from lfm2np.work.whole_file import write_whole
@@ -40,6 +41,7 @@ def run_compare(arguments: argparse.Namespace) -> None:
         raise RequestError("--max-tokens goes with --requests")
     if arguments.window is not None and arguments.text is None:
         raise RequestError("--window goes with --text")
+    require_folder(arguments.html)
     base = files_of(arguments.base)
     with progress_bars() as shown:
         quantised = [
@@ -55,17 +57,22 @@ def run_compare(arguments: argparse.Namespace) -> None:
         compared = compare(model, quantised, others, scored, arguments.by, max_tokens, place, shown)
     tell(compared, arguments)
     if compared.failed:
-        raise NumericsError(f"{len(compared.failed)} sequences can't be computed, first {compared.failed[0]}")
+        count = plural(len(compared.failed), "sequence")
+        raise NumericsError(f"{count} can't be computed, first {compared.failed[0]}")
+
+
+def require_folder(page: str | None) -> None:
+    """RequestError for a page whose folder is not there: before a long run, not after it."""
+    if page is not None and not Path(page).parent.is_dir():
+        raise RequestError(f"{Path(page).parent}: no such directory, expected one for --html {page}")
 
 
 def tell(compared: Compared, arguments: argparse.Namespace) -> None:
+    """Prints first: a page that can't be written costs no figure."""
     command = shlex.join(["lfm2np", *sys.argv[1:]])
+    print(json.dumps(as_json(compared, command)) if arguments.json else terminal_text(as_text(compared)), flush=True)
     if arguments.html is not None:
         write_whole(Path(arguments.html), as_html(compared, command))
-    if arguments.json:
-        print(json.dumps(as_json(compared, command)))
-    else:
-        print(terminal_text(as_text(compared)))
 
 
 def sides(model: Model, quantised: list[Quantised], weights: str, place: Place) -> Mapping[str, Any]:

@@ -90,7 +90,7 @@ def compare(
 ) -> Compared:
     """others: loaded, or where workers find them, by SHA-256. max_tokens: of greedy answers, 0: none.
 
-    RequestError if nothing is left to compare; NumericsError if no sequence can be computed.
+    RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any of them.
     """
     base = files_of(model.path)
     parts = [parts_of(model.config, one.files.config, list(base.tensors), by) for one in quantised]
@@ -111,10 +111,10 @@ def compare(
         | {"tensors": [asdict(one) for one in quantised[number].errors]}
         for number, (own, names) in enumerate(zip(parts, tried, strict=True))
     ]
-    for one, own in zip(quantised, figures, strict=True):
-        if not own["positions"]:
-            raise NumericsError(f"{one.files.path}: no sequence can be computed, {failures(everything, results)[0]}")
-    return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failures(everything, results))
+    failed = failures(model, quantised, everything, results)
+    if not any(own["positions"] for own in figures):
+        raise NumericsError(f"no sequence can be computed, {failed[0]}")
+    return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failed)
 
 
 def part_is_changed(tensors: Sequence[str], one: Quantised) -> bool:
@@ -122,12 +122,15 @@ def part_is_changed(tensors: Sequence[str], one: Quantised) -> bool:
     return any(part_name(name, "tensor") in one.changed for name in tensors)
 
 
-def failures(scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Each sequence that could not be computed, and why."""
+def failures(
+    base: LoadedModel, quantised: Sequence[Quantised], scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Each sequence that could not be computed, by which checkpoint, and why; where the base can't, that alone."""
     found = []
     for one, result in zip(scored, results, strict=True):
-        errors = dict.fromkeys(own["error"] for own in result["quantised"] if "error" in own)
-        found += [f"{one.source} {one.name}: {error}" for error in errors]
+        sides = zip((other.files.path for other in quantised), result["quantised"], strict=True)
+        tried = [(base.path, result["base"])] if "error" in result["base"] else sides
+        found += [f"{one.source} {one.name}: {path}: {own['error']}" for path, own in tried if "error" in own]
     return tuple(found)
 
 
@@ -153,7 +156,7 @@ def greedy_answers(
     found = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
     errors = [result["error"] for result in found if "error" in result]
     if errors:
-        raise NumericsError(errors[0])
+        raise NumericsError(f"{model.path}: {errors[0]}")
     return [continued(one, result["token_ids"]) for one, result in zip(fitting, found, strict=True)]
 
 

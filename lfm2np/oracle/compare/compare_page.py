@@ -56,7 +56,7 @@ def drawn(compared: Compared) -> list[str]:
     found = []
     for rows, value, title in asked:
         values = [[row[value] for row in own[rows]] for own in compared.figures]
-        places = [row["name"] for row in compared.figures[0][rows]]
+        places = max(([row["name"] for row in own[rows]] for own in compared.figures), key=len)
         found.append(layer_figure(rows, title, places, list(zip(legends, values, strict=True))))
     return found
 

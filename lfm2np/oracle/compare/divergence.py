@@ -7,7 +7,8 @@ With logits a of the base and b of the other, p = softmax(a) and d = a - b:
 
 Differences of logits are float32 numbers apart, so d is off by a rounding of itself, and no term of S cancels another:
 KL of 1e-15 has six right digits, where sum p (log p - log q) has none. What is neglected, sum p d', is a rounding of
-the largest d.
+the largest d. Where exp(-d') is too large for a float64, or p too small, the term is exp(log p - d'), beside which
+p (d' - 1) is nothing; where that is too large as well, KL = m + log sum exp(log p - d' - m), m the largest of these.
 """
 
 from __future__ import annotations
@@ -25,25 +26,36 @@ Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 SMALL = 1.0  # up to there f by its series
 F_TERMS = tuple(1.0 / math.factorial(k) for k in range(20, 1, -1))  # the next is below 2**-65
-FARTHEST = 500.0  # of d', whose exponential has to be finite
+FARTHEST = 500.0  # of -d', or of the logarithm of a term, whose exponential has to be finite
+TINY = 2.0**-900
 LARGE = 0.4  # from there log(1 + S) as it stands
 
 
-def divergence(base_logits: Array, base_logprobs: Float64, logits: Array, logprobs: Float64) -> Float64:
-    """KL [r] in nats of predictions [r, V], float32 logits and their log_softmax; 0 where all logits are the same.
+def divergence(base_logits: Array, base_logprobs: Float64, logits: Array) -> Float64:
+    """KL [r] in nats of predictions [r, V]: float32 logits, and the base's log_softmax.
 
-    In a row whose logits are farther apart than an exponential reaches, sum p (log p - log q).
+    0 where all logits are the same; never below 0, however far they are apart.
     """
     probabilities = elementary.exp(base_logprobs)
     apart = base_logits.astype(np.float64) - logits
-    apart -= exact_sum(probabilities * apart)[:, None]
-    far = np.abs(apart).max(axis=1) > FARTHEST
-    apart[far] = 0.0
-    found = log_of_one_more(exact_sum(probabilities * beyond_linear(apart)))
-    if far.any():
-        rows = np.flatnonzero(far)
-        found[rows] = exact_sum(probabilities[rows] * (base_logprobs[rows] - logprobs[rows]))
+    apart -= exact_sum(without_tiny(probabilities * apart))[:, None]
+    far = apart < -FARTHEST
+    terms = without_tiny(probabilities * beyond_linear(np.where(far, 0.0, apart)))
+    if not far.any():
+        return log_of_one_more(exact_sum(terms))
+    logarithms = base_logprobs - apart
+    largest = logarithms.max(axis=1)
+    beyond = largest > FARTHEST
+    terms += np.where(far & ~beyond[:, None], without_tiny(elementary.exp(logarithms)), 0.0)
+    found = log_of_one_more(exact_sum(terms))
+    rest = logarithms[beyond] - largest[beyond, None]
+    found[beyond] = largest[beyond] + elementary.log(exact_sum(elementary.exp(rest)))
     return found
+
+
+def without_tiny(terms: Float64) -> Float64:
+    """0 for what is so small that the grid of a sum of such terms alone has no power of two in float64."""
+    return np.where(np.abs(terms) < TINY, 0.0, terms)
 
 
 def beyond_linear(x: Float64) -> Float64:

@@ -22,10 +22,12 @@ SHAPES = (  # around a centre, which the pen is moved to first; and the colour, 
 assert len(SHAPES) == MOST_SERIES
 
 
-def layer_figure(name: str, title: str, places: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Values of each of `series` (escaped names) by place; those that are 0 are not drawn. "" if none is left."""
+def layer_figure(
+    name: str, title: str, places: Sequence[str], series: Sequence[tuple[str, Sequence[float | None]]]
+) -> str:
+    """Values of each of `series` (escaped names) by place; 0 and None are not drawn. "" if none is left."""
     shown = series[:MOST_SERIES]
-    sizes = [value for _, values in shown for value in values if value > 0.0]
+    sizes = [value for _, values in shown for value in values if value]
     if not sizes:
         return ""
     low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
@@ -45,7 +47,7 @@ def layer_figure(name: str, title: str, places: Sequence[str], series: Sequence[
         parts.append(label(x(place), BOTTOM + 17, short(places[place]), "middle"))
     for number, (legend, values) in enumerate(shown):
         shape, colour = SHAPES[number]
-        points = [(x(place), y(value)) for place, value in enumerate(values) if value > 0.0]
+        points = [(x(place), y(value)) for place, value in enumerate(values) if value]
         at = LEFT + 128.0 * (number % 3), 14.0 + 18.0 * (number // 3)
         drawn = "".join(f"M{one:.1f} {two:.1f}{shape}" for one, two in [at, *points])
         parts += [f'<path class="mark {colour}" d="{drawn}"/>\n', label(at[0] + 9, at[1] + 4, legend, "start")]

@@ -32,7 +32,7 @@ def figures_of(
 ) -> Figures:
     """Of the quantised checkpoint of that number; `parts` are all, of which those `tried` have other numbers.
 
-    Sequences with an error are left out, and counted under `failed`.
+    Sequences with an error are left out, and counted under `failed`. What there is nothing to tell of is None.
     """
     kept = [
         (one, result["base"], result["quantised"][number])
@@ -47,7 +47,12 @@ def figures_of(
     return {
         "failed": len(scored) - len(kept),
         "positions": len(kls),
-        "kl": {"mean": mean(kls), "median": ranked(kls, 50), "p99": ranked(kls, 99), "largest": max(kls, default=0.0)},
+        "kl": {
+            "mean": mean(kls) if kls else None,
+            "median": ranked(kls, 50),
+            "p99": ranked(kls, 99),
+            "largest": max(kls, default=None),
+        },
         "flips": {"count": len(listed), "clear": clear, "agreement": share(len(kls) - len(listed), len(kls))},
         "logprobs": changes(compared),
         "perplexities": perplexities(compared),
@@ -134,16 +139,22 @@ def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figur
 
 
 def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:
-    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing."""
-    found = []
+    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing.
+
+    None of a part that overflows in the base at any position, where both networks do not.
+    """
+    found: list[Figures] = []
     for name in parts:
         values, count = [0.0], 0
         if name in tried:
             place = tried.index(name)
             values = [value for _, _, own in compared for value in own["alone"][place].tolist()]
             count = sum(int(own["flips"][place]) for _, _, own in compared)
-        changed = name in tried
-        found.append({"name": name, "changed": changed, "kl": mean(values), "largest": max(values), "flips": count})
+        one = {"name": name, "changed": name in tried}
+        told: Figures = {"kl": None, "largest": None, "flips": None}
+        if values and all(map(math.isfinite, values)):
+            told = {"kl": mean(values), "largest": max(values), "flips": count}
+        found.append({**one, **told})
     return found
 
 
@@ -172,21 +183,22 @@ def greedy(kept: Sequence[Kept]) -> Figures | None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of none."""
-    return math.fsum(values) / len(values) if values else 0.0
+    """Of at least one."""
+    return math.fsum(values) / len(values)
 
 
-def ranked(values: Sequence[float], percent: int) -> float:
+def ranked(values: Sequence[float], percent: int) -> float | None:
     """The least value that so many of a hundred do not exceed."""
-    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else 0.0
+    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else None
 
 
-def share(count: int, total: int) -> float:
-    return count / total if total else 1.0
+def share(count: int, total: int) -> float | None:
+    return count / total if total else None
 
 
-def exp(x: float) -> float:
-    return float(elementary.exp(np.array([x], np.float64))[0])
+def exp(x: float) -> float | None:
+    """None beyond what elementary's exponential reaches."""
+    return float(elementary.exp(np.array([x], np.float64))[0]) if x <= elementary.EXP_MAX else None
 
 
 def digest(figures: Sequence[Figures]) -> str:

@@ -15,6 +15,7 @@ from lfm2np.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
+from lfm2np.values import show
 
 BY = ("layer", "tensor", "none")
 SIZES = (
@@ -117,9 +118,8 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
     for token_id in range(base.config.vocab_size):
         expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
         if found != expected:
-            raise RequestError(
-                f"{other.path}: token {token_id}: {found!r}, expected {expected!r}, as {base.path} has it"
-            )
+            told = f"token {token_id}: {show(found)}, expected {show(expected)}"
+            raise RequestError(f"{other.path}: {told}, as {base.path} has it")
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:

@@ -106,7 +106,7 @@ def error_of(one: Pass, number: int) -> str | None:
 
 def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
     """One sequence's rows; or what is wrong with it."""
-    wrong = np.flatnonzero(columns["wrong"][..., span].reshape(-1, span.stop - span.start).any(axis=0))
+    wrong = np.flatnonzero(columns["wrong"][span])
     if error is None and len(wrong):
         error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
     if error is not None:
@@ -121,24 +121,26 @@ def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64],
 
 # --- predictions
 
+Piece = tuple[slice, Array, Array, NDArray[np.bool_]]
+
 
 class Baseline:
     """The base's predictions at R rows, computed in pieces, and kept if they are few."""
 
     def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
         self.numerics, self.head, self.states, self.following = numerics, head, states, following
-        self._kept: list[tuple[slice, Array, Array]] | None = None
+        self._kept: list[Piece] | None = None
         if len(states) * head.outputs <= LOGITS_AT_ONCE:
             self._kept = list(self._compute())
 
-    def pieces(self) -> Iterator[tuple[slice, Array, Array]]:
-        """Some rows, their logits [r, V] and log-probabilities [r, V]."""
+    def pieces(self) -> Iterator[Piece]:
+        """Some rows, their logits [r, V] and log-probabilities [r, V], and which are not finite [r]: see logits_of."""
         yield from self._compute() if self._kept is None else self._kept
 
-    def _compute(self) -> Iterator[tuple[slice, Array, Array]]:
+    def _compute(self) -> Iterator[Piece]:
         for rows in pieces(len(self.states), self.head.outputs, LOGITS_AT_ONCE):
-            logits, _ = logits_of(self.numerics, self.head, self.states[rows])
-            yield rows, logits, self.numerics.log_softmax(logits)
+            logits, wrong = logits_of(self.numerics, self.head, self.states[rows])
+            yield rows, logits, self.numerics.log_softmax(logits), wrong
 
 
 def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, NDArray[np.bool_]]:
@@ -166,7 +168,7 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
     wrong     [R]       where a logit is not finite
     """
     parts = []
-    for rows, logits, logprobs in baseline.pieces():
+    for rows, logits, logprobs, wrong in baseline.pieces():
         best = np.argmax(logits, axis=1)
         largest = np.abs(logits).max(axis=1).astype(np.float64)
         top = np.take_along_axis(logits, best[:, None], axis=1)[:, 0].astype(np.float64)
@@ -179,11 +181,12 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
                 "margins": np.where(np.isfinite(second), top - second, 0.0),
                 "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS),
                 "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "wrong": wrong,
             }
         )
     found = joined(parts)
     found["squares"] = np.stack([sum_of_squares(x[index]) for x in (*one.stream, one.states)], axis=1)
-    found["wrong"] = np.asarray(~np.isfinite(found["squares"]).all(axis=1))
+    found["wrong"] |= ~np.isfinite(found["squares"]).all(axis=1)
     return found
 
 
@@ -203,15 +206,14 @@ def of_other(
     logprobs   [R]       of the token that follows ([M] of a sequence)
     squares    [R, N+2]  sums of the squares of the differences of what of_base has
     elsewhere  [R, L]    1 where the token's experts are others
-    alone      [U, R]    kl of the base with one part of the other
+    alone      [U, R]    kl of the base with one part of the other, NaN where a logit of that is not finite
     flips      [U, R]    where that has another greedy token ([U] of a sequence, how many)
-    wrong      [1+U, R]  where a logit is not finite
+    wrong      [R]       where a logit of the other is not finite
     """
     numerics = model.numerics
     network = network_of(other)
     again = run_whole(network, numerics, sequences)
     found = distances(baseline, network.head, again.states[index])
-    wrong = [found.pop("wrong")]
     found["squares"] = np.stack(
         [
             sum_of_squares(two[index].astype(np.float64) - one[index])
@@ -223,27 +225,26 @@ def of_other(
         found["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
     alone, flips = [], []
     parts = {one.name: one for one in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
-    base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _ in baseline.pieces()])
+    base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _, _ in baseline.pieces()])
     for name in asked["parts"]:
         mixed: Network = network_with(model, other, parts[name])
         single = distances(baseline, mixed.head, run_from(mixed, numerics, sequences, parts[name], first)[index])
-        alone.append(single["kl"])
+        alone.append(np.where(single["wrong"], np.nan, single["kl"]))
         flips.append((single["best"] != base_best).astype(np.int64))
-        wrong.append(single["wrong"])
     if alone:
         found |= {"alone": np.stack(alone), "flips": np.stack(flips)}
-    return {**found, "wrong": np.stack(wrong)}, again
+    return found, again
 
 
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:
     """kl, best, logprobs and wrong of another's states [R, D]: see of_other."""
     parts = []
-    for rows, base_logits, base_logprobs in baseline.pieces():
+    for rows, base_logits, base_logprobs, _ in baseline.pieces():
         logits, wrong = logits_of(baseline.numerics, head, states[rows])
         logprobs = baseline.numerics.log_softmax(logits)
         parts.append(
             {
-                "kl": divergence(base_logits, base_logprobs, logits, logprobs),
+                "kl": divergence(base_logits, base_logprobs, logits),
                 "best": np.argmax(logits, axis=1).astype(np.int64),
                 "logprobs": own_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
 from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
-from lfm2np.oracle.reports.parts import environment, number, plural
+from lfm2np.oracle.reports.parts import environment, number, plural, visible
 
 FORMAT_VERSION = 1
+LARGE_RATIO = 1000.0
 MOST_PARTS = 20  # of a table by tensor on a terminal
 Row = list[str]
 HEADER = (
@@ -44,13 +47,13 @@ def as_json(compared: Compared, command: str) -> dict[str, Any]:
 
 def as_text(compared: Compared) -> str:
     """The table, a row each; then by layer and by part, a column each."""
-    lines = [f"base      {compared.base.path}", f"scored    {scored_words(compared)}", ""]
+    lines = [f"base      {visible(str(compared.base.path))}", f"scored    {scored_words(compared)}", ""]
     lines += [*aligned([HEADER, *main_rows(compared)]), "", *NOTES]
     for title, header, rows in tables(compared):
         shown = rows[:MOST_PARTS]
         more = [f"... {len(rows) - len(shown)} more: --json and --html have them"] if len(rows) > len(shown) else []
         lines += ["", title, *aligned([header, *shown]), *more]
-    lines += [f"failed    {one}" for one in compared.failed]
+    lines += [f"failed    {visible(one)}" for one in compared.failed]
     return "\n".join([*lines, "", f"digest    {compared.digest}"])
 
 
@@ -65,7 +68,10 @@ def scored_words(compared: Compared) -> str:
 
 
 def names(compared: Compared) -> list[str]:
-    return [one.files.path.name for one in compared.quantised]
+    """The name of each file, or its path where others have that name, too."""
+    paths = [one.files.path for one in compared.quantised]
+    count = Counter(path.name for path in paths)
+    return [visible(path.name if count[path.name] == 1 else str(path)) for path in paths]
 
 
 def main_rows(compared: Compared) -> list[Row]:
@@ -78,13 +84,21 @@ def main_cells(own: Figures) -> Row:
     return [
         f"{own['bits_a_weight']:.2f}",
         *(number(kl[name]) for name in ("mean", "median", "p99", "largest")),
-        f"{100 * flips['agreement']:.2f} %",
+        "-" if flips["agreement"] is None else f"{100 * flips['agreement']:.2f} %",
         str(flips["count"]),
         str(flips["clear"]),
         number(changes["mean"]) if changes else "-",
-        f"{perplexity['quantised']:.5g}" if perplexity else "-",
-        f"{perplexity['ratio']:.5f}" if perplexity else "-",
+        digits(perplexity["quantised"], 5) if perplexity else "-",
+        ratio_cell(perplexity["ratio"]) if perplexity else "-",
     ]
+
+
+def digits(value: float | None, count: int) -> str:
+    return "-" if value is None else f"{value:.{count}g}"
+
+
+def ratio_cell(value: float | None) -> str:
+    return f"{value:.5f}" if value is not None and value < LARGE_RATIO else digits(value, 6)
 
 
 def main_perplexity(own: Figures) -> Figures | None:
@@ -100,44 +114,58 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
         (
             "Relative RMS difference of the residual stream, both networks quantised up to there",
             ["after", *columns],
-            [[rows[0]["name"], *(number(row["error"]) for row in rows)] for rows in across(own, "layers")],
+            [[name, *cells(rows, lambda row: number(row["error"]))] for name, rows in across(own, "layers")],
         )
     ]
     if compared.by != "none":
-        parts = [rows for rows in across(own, "parts") if any(row["changed"] for row in rows)]
+        parts = [(name, rows) for name, rows in across(own, "parts") if any(row and row["changed"] for row in rows)]
         if compared.by == "tensor":
-            parts.sort(key=lambda rows: -max(row["kl"] for row in rows))
-        cells = [[rows[0]["name"], *(f"{number(row['kl'])} ({row['flips']})" for row in rows)] for rows in parts]
+            parts.sort(key=lambda part: -max(cost(row) for row in part[1] if row))
+        body = [[name, *cells(rows, part_cell)] for name, rows in parts]
         title = f"Mean KL (flips) of the base with one {compared.by} alone quantised"
-        found += [(title, [compared.by, *columns], cells)] if cells else []
-    if own[0]["routes"] is not None:
-        cells = [
-            [f"layer {rows[0]['layer']}", *(f"{row['moved']} of {row['rows']}" for row in rows)]
-            for rows in across(own, "routes")
+        found += [(title, [compared.by, *columns], body)] if body else []
+    if any(one["routes"] for one in own):
+        body = [
+            [f"layer {name}", *cells(rows, lambda row: f"{row['moved']} of {row['rows']}")]
+            for name, rows in across(own, "routes")
         ]
-        found.append(("Positions whose token goes to other experts", ["layer", *columns], cells))
+        found.append(("Positions whose token goes to other experts", ["layer", *columns], body))
     if any(one["perplexities"] for one in own):
-        cells = []
-        for rows in across(own, "perplexities"):
-            cells.append(
-                [f"{rows[0]['source']}: base {rows[0]['base']:.6g}", *(f"{row['quantised']:.6g}" for row in rows)]
-            )
-        found.append(("Perplexity", ["of", *columns], cells))
-    if own[0]["greedy"] is not None:
-        cells = [
-            ["answers that differ", *(f"{one['greedy']['diverged']} of {one['greedy']['requests']}" for one in own)],
-            ["tokens before that", *(f"{one['greedy']['same']} of {one['greedy']['tokens']}" for one in own)],
+        body = []
+        for name, rows in across(own, "perplexities"):
+            base = next(row for row in rows if row)["base"]
+            body.append([f"{name}: base {digits(base, 6)}", *cells(rows, lambda row: digits(row["quantised"], 6))])
+        found.append(("Perplexity", ["of", *columns], body))
+    if any(one["greedy"] for one in own):
+        answers = [one["greedy"] for one in own]
+        body = [
+            ["answers that differ", *cells(answers, lambda one: f"{one['diverged']} of {one['requests']}")],
+            ["tokens before that", *cells(answers, lambda one: f"{one['same']} of {one['tokens']}")],
         ]
-        found.append(("Greedy answers", ["", *columns], cells))
+        found.append(("Greedy answers", ["", *columns], body))
     return found
 
 
-def across(figures: Sequence[Figures], name: str) -> list[tuple[Figures, ...]]:
-    """The rows of each checkpoint side by side; those with fewer, as nothing could be computed, are left out."""
+def cells(rows: Sequence[Figures | None], told: Callable[[Figures], str]) -> Row:
+    """A dash for a checkpoint of which nothing could be computed."""
+    return ["-" if row is None else told(row) for row in rows]
+
+
+def part_cell(row: Figures) -> str:
+    return "-" if row["kl"] is None else f"{number(row['kl'])} ({row['flips']})"
+
+
+def cost(row: Figures) -> float:
+    """A part whose cost can't be told stands first."""
+    return math.inf if row["kl"] is None else float(row["kl"])
+
+
+def across(figures: Sequence[Figures], name: str) -> list[tuple[str, list[Figures | None]]]:
+    """The rows of each checkpoint side by side, by their name; None where nothing could be computed."""
     by_name: list[dict[str, Figures]] = []
     for one in figures:
         by_name.append({str(row.get("name", row.get("layer", row.get("source")))): row for row in one[name] or ()})
-    return [tuple(own[key] for own in by_name) for key in by_name[0] if all(key in own for own in by_name)]
+    return [(key, [own.get(key) for own in by_name]) for key in dict.fromkeys(key for own in by_name for key in own)]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.stored import require_finite, widen
 from lfm2np.numerics.pieces import pieces
 from lfm2np.oracle.compare.pair import Files, Part
 from lfm2np.oracle.compare.positions import sum_of_squares
@@ -17,7 +17,10 @@ from lfm2np.progress import Progress
 
 @dataclass(frozen=True)
 class WeightError:
-    """Of one tensor, or a layer's experts together. error: root of the differences' squares over the base's."""
+    """Of one tensor, or a layer's experts together.
+
+    error: root of the sum of the differences' squares over that of the base's; of the former alone where that is 0.
+    """
 
     name: str
     base_type: str
@@ -29,13 +32,18 @@ class WeightError:
 def weight_errors(
     base: Files, other: Files, tensors: Sequence[Part], progress: Progress | None = None
 ) -> list[WeightError]:
-    """Of each part by tensor; `progress(done, total)` counts them."""
+    """Of each part by tensor; `progress(done, total)` counts them.
+
+    CheckpointError names the first weight, or scale, that is no number.
+    """
     found = []
     for done, part in enumerate(tensors, 1):
         differences, squares, weights = list[float](), list[float](), 0
         names = part.tensors[:1] if part.layer is None else part.tensors  # a tied head is the embedding again
         for name in names:
             ours, theirs = base.tensors[name], other.tensors[name]
+            require_finite(ours)
+            require_finite(theirs)
             weights += math.prod(ours.shape)
             for rows in pieces(ours.shape[0], math.prod(ours.shape[1:])):
                 one, two = (
@@ -46,7 +54,7 @@ def weight_errors(
                 squares += sum_of_squares(one).tolist()
                 differences += sum_of_squares(two - one).tolist()
         size = math.fsum(squares)
-        error = math.sqrt(math.fsum(differences) / size) if size else math.fsum(differences)
+        error = math.sqrt(math.fsum(differences) / (size or 1.0))
         found.append(WeightError(part.name, types_of(base, names), types_of(other, names), weights, error))
         if progress:
             progress(done, len(tensors))

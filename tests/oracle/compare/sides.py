@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from gguf_file import Tensor, gguf_bytes, model_keys
+from jsonschema import Draft202012Validator
 from quantise import tensors_of, write_types
 
+import lfm2np
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.gguf.names import place_of
 from lfm2np.cli import main
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, MOE = FIXTURES / "trained", FIXTURES / "moe"
+SCHEMA = json.loads(Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "compare.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
 LINES: list[dict[str, Any]] = [
     {"request_id": "add", "prompt": "add: 34 + 58 ->", "completion": " 92<|im_end|>"},
     {"request_id": "sort", "prompt": "sort: 7 2 9 4 1 ->"},
@@ -58,3 +62,12 @@ def figures(capsys: Any, *arguments: object, code: int = 0) -> dict[str, Any]:
     assert main(["compare", *map(str, arguments), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def refused(capsys: Any, *arguments: object, code: int = 2) -> str:
+    """The one line that it says, and nothing else."""
+    assert main(["compare", *map(str, arguments)]) == code
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == ""
+    return line

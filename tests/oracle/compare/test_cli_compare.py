@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import raw_config, safetensors_bytes, stored, stored_weights, tiny_config, write_model
+from builders import safetensors_bytes, stored, stored_weights, tiny_config, write_model
 from jsonschema import Draft202012Validator
-from sides import LINES, MOE, TRAINED, figures, quantised, written
+from sides import LINES, MOE, SCHEMA, TRAINED, VALIDATOR, figures, quantised, refused, written
 
 import lfm2np
 from lfm2np.checkpoint.tokenizer import load_tokenizer
 from lfm2np.cli import main
 from lfm2np.oracle.compare.drawing import layer_figure
+from lfm2np.oracle.compare.pair import Part, files_of
 from lfm2np.oracle.compare.sequences import cut_at_lines, text_ids
 from lfm2np.oracle.compare.shown import FORMAT_VERSION
-
-SCHEMA = json.loads(Path(lfm2np.__file__).with_name("oracle").joinpath("schemas", "compare.schema.json").read_text())
-VALIDATOR = Draft202012Validator(SCHEMA)
+from lfm2np.oracle.compare.weights import weight_errors
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +36,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         quantised(directory, name, folder)
     written(folder / "r.jsonl", LINES)
     return folder
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 2) -> str:
-    assert main(["compare", *map(str, arguments)]) == code
-    said = capsys.readouterr()
-    (line,) = said.err.splitlines()
-    assert said.out == ""
-    return line
 
 
 # --- what it prints
@@ -137,6 +132,28 @@ def test_a_figure_draws_what_is_not_zero_and_nothing_of_nothing():
     assert "The first 6 of 9" in layer_figure("x", "Title", places, [("a", [1.0] * 40)] * 9)
 
 
+def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Path, capsys: Any):
+    """A folder that is not there is refused before anything is computed; what shows only then, after it is printed."""
+    both = TRAINED, files / "trained-Q8_0.gguf"
+    options = ["--requests", files / "r.jsonl", "--by", "none"]
+    line = refused(capsys, "missing", "missing.gguf", "--html", tmp_path / "no" / "page.html")
+    assert line.endswith(
+        f"{tmp_path / 'no'}: no such directory, expected one for --html {tmp_path / 'no' / 'page.html'}"
+    )
+    assert main(["compare", *map(str, (*both, *options)), "--html", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "digest    " in said.out and f"{tmp_path}: can't be written: " in said.err
+
+
+def test_two_files_of_one_name_are_told_by_their_paths(files: Path, tmp_path: Path, capsys: Any):
+    (odd := tmp_path / "x\u202ey").mkdir()
+    paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf"]
+    paths[1].write_bytes(paths[0].read_bytes())
+    assert main(["compare", str(TRAINED), *map(str, paths), "--requests", str(files / "r.jsonl"), "--by", "none"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "trained-Q" in line.split(" ")[0]]
+    assert rows == [str(paths[0]), str(paths[1]).replace("\u202e", "<U+202E>"), "trained-Q4_0.gguf"]
+
+
 # --- where it is computed
 
 
@@ -188,6 +205,55 @@ def test_the_tokens_of_a_file_s_own_tables_are_compared(
     assert "token 3: '<|fim_prx|>', expected '<|fim_pre|>', as " in refused(capsys, TRAINED, alone / "x.gguf")
 
 
+def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp_path: Path, capsys: Any):
+    content = (files / "trained-Q4_0.gguf").read_bytes()
+    block = files_of(files / "trained-Q4_0.gguf").tensors["model.layers.1.feed_forward.w1.weight"].values.tobytes()[:18]
+    assert content.count(block) == 1
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content.replace(block, b"\x00\x7c" + block[2:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for both in ((TRAINED, path), (path, TRAINED)):
+            line = refused(capsys, *both, code=3)
+            assert "x.gguf: " in line and "Q4_0 with the scale inf in block 0 of row 0" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' file names are always Unicode")
+def test_a_file_name_that_is_not_utf_8_is_compared(files: Path, tmp_path: Path):
+    path = tmp_path / os.fsdecode(b"trained-\xff.gguf")
+    path.write_bytes((files / "trained-Q8_0.gguf").read_bytes())
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "lfm2np", "compare", str(TRAINED), str(path), "--by", "none"]
+    command += ["--requests", str(files / "r.jsonl"), "--html", str(page)]
+    again = [str(path) if one == str(TRAINED) else one for one in command]  # as the base, too
+    assert subprocess.run(again, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"}).returncode == 0
+    for more in ([], ["--json"]):
+        done = subprocess.run([*command, *more], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (b"trained-\\udcff.gguf" if more else b"trained-<U+DCFF>.gguf") in done.stdout
+    assert "trained-&lt;U+DCFF&gt;.gguf" in page.read_text(encoding="utf-8")
+
+
+def test_the_error_of_a_tensor_that_is_zero_in_the_base_is_the_root_of_the_squares(tmp_path: Path):
+    sides = []
+    for number in (0.0, 0.5):
+        directory = write_model(tmp_path / str(number))
+        weights = stored_weights(tiny_config())
+        weights["model.embedding_norm.weight"] = stored(np.full(16, number, np.float32), "BF16")
+        (directory / "model.safetensors").write_bytes(safetensors_bytes(weights))
+        sides.append(files_of(directory))
+    (one,) = weight_errors(*sides, [Part("norm", ("model.embedding_norm.weight",), None)])
+    assert one.error == 2.0  # of 16 times 0.25
+
+
+def test_a_token_of_any_length_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
+    tokenizer = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', json.dumps("<|" + "pad" * 9999 + "|>")))
+    line = refused(capsys, base, other, "--by", "none")
+    assert "token 0: '<|padpad" in line and len(line) < 600
+
+
 def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     both = TRAINED, files / "trained-Q8_0.gguf"
     empty = tmp_path / "empty"
@@ -203,39 +269,6 @@ def test_what_cannot_be_scored_is_named(files: Path, tmp_path: Path, capsys: pyt
     assert "two requests have one request_id: 'add'" in refused(capsys, *both, "--requests", twice)
     full = written(tmp_path / "full.jsonl", [{"prompt_token_ids": [5] * 1024}])
     assert "no prompt leaves room" in refused(capsys, *both, "--requests", full, "--max-tokens", 1)
-
-
-def overflowing_at_token_seven(directory: Path) -> None:
-    """Only its embedding makes a state that lies in one dimension, and there one row of the head is near the end."""
-    tensors = stored_weights(tiny_config(tie_word_embeddings=False))
-    for name, token_id, value in (("model.embed_tokens.weight", 7, 1e4), ("lm_head.weight", 290, 1e38)):
-        kind, shape, content = tensors[name]
-        row = stored(np.eye(1, shape[1], dtype=np.float32) * value, "BF16")[2]
-        tensors[name] = kind, shape, content[: token_id * len(row)] + row + content[(token_id + 1) * len(row) :]
-    tensors["model.embedding_norm.weight"] = stored(np.ones(16, np.float32), "BF16")
-    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-
-
-def test_a_sequence_that_overflows_is_named_and_the_others_are_shown(tmp_path: Path, capsys: Any):
-    base, other = (write_model(tmp_path / name) for name in ("base", "other"))
-    for directory in (base, other):
-        (directory / "config.json").write_text(json.dumps(raw_config(tie_word_embeddings=False)))
-    weights = stored_weights(tiny_config(tie_word_embeddings=False))
-    (base / "model.safetensors").write_bytes(safetensors_bytes(weights))
-    overflowing_at_token_seven(other)
-    requests = written(tmp_path / "r.jsonl", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [5, 7]}])
-    for by in ("none", "layer"):
-        assert main(["compare", str(base), str(other), "--requests", requests, "--by", by, "--json"]) == 4
-        said = capsys.readouterr()
-        found = json.loads(said.out)
-        (failure,) = found["failed"]
-        assert failure.startswith("requests 1: a logit in compared row 1 is not finite") and failure in said.err
-        assert (found["quantised"][0]["failed"], found["quantised"][0]["positions"]) == (1, 2)
-    seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
-    line = refused(capsys, base, other, "--requests", seven, "--by", "none", code=4)
-    assert "other: no sequence can be computed, requests 0: a logit in compared row 0 is not finite" in line
-    line = refused(capsys, other, base, "--requests", seven, "--max-tokens", 2, code=4)
-    assert "overflow exact" in line
 
 
 # --- texts
