@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 MOST_FLOAT8 = 448.0  # of E4M3
 SMALL_BLOCK, LARGE_BLOCK = 32, 256
+TURNED = 64
 
 
 def round_to_float16(x: Array) -> Array:
@@ -99,6 +100,18 @@ def float8_static(x: Array, scale: float) -> Array:
 
 def float8_scaled(x: Array, scale: Array) -> Array:
     return float8(quotients(x, scale)) * scale
+
+
+def turned(heads: Array) -> Array:
+    """Heads [..., E] with every TURNED numbers turned by the Walsh-Hadamard matrix, which is its own inverse.
+
+    So llama.cpp (ggml_gen_hadamard in llama-kv-cache.cpp) spreads outliers before it rounds keys, values and queries.
+    """
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < TURNED:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    matrix /= np.float32(np.sqrt(TURNED))
+    return np.asarray((heads.reshape(-1, TURNED) @ matrix).reshape(heads.shape))
 
 
 def whole_steps(x: Array, step: Array) -> Array:

@@ -16,7 +16,8 @@ frequencies of rotary     powers, repeated products, or exp2: each some units in
 quantised weights         which of the two nearest steps a weight goes to: at random, where its scheme is not known
 
 Not drawn: what the inputs of a product are rounded to (inputs.py), and what keys and values are (formats.py); those in
-float16 are added in float16, which llama.cpp does by default, and which is most of what it errs by then.
+float16 are added in float16, which llama.cpp does by default, and which is most of what it errs by then. Before they go
+to blocks of 8 or 4 bits every second engine turns heads, as llama.cpp does with those of 64 numbers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.routing import LEAST_SUM
+from lfm2np.oracle.judging.eight_bits import TURNED, turned
 from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
 from lfm2np.oracle.judging.inputs import Inputs
 
@@ -159,8 +161,8 @@ class Emulated(Ieee):
         keep = unchanged if self.flash else self.keep
         shares, in_turn = self.keep, False
         if self.kept is not None:
-            keys, values = self.in_cache(keys), self.in_cache(values)
-            queries, shares = self.kept.queries(queries), self.kept.shares
+            keys, values = self.in_cache(keys, self.kept.keep), self.in_cache(values, self.kept.keep)
+            queries, shares = self.in_cache(queries, self.kept.queries), self.kept.shares
             in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
@@ -181,10 +183,11 @@ class Emulated(Ieee):
             mixed = shares(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
         return self.keep(mixed.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim))
 
-    def in_cache(self, heads: Array) -> Array:
-        """Keys or values [C, G, E] as the cache holds them; blocks are of all that a position has."""
-        assert self.kept is not None
-        return self.kept.keep(heads.reshape(len(heads), -1)).reshape(heads.shape)
+    def in_cache(self, heads: Array, rounded: Rounding) -> Array:
+        """Keys, values or queries [C, heads, E], rounded, turned for that or not; blocks are of all of a position."""
+        turns = self.kept is not None and self.kept.may_turn and self.fused and heads.shape[-1] % TURNED == 0
+        made = rounded((turned(heads) if turns else heads).reshape(len(heads), -1)).reshape(heads.shape)
+        return turned(made) if turns else made
 
 
 def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Rounding], ...]:

@@ -29,6 +29,7 @@ class Kept:
     queries: Rounding = unchanged
     shares: Rounding = unchanged
     adds_in_float16: bool = False  # the weighted values, one position after another, by shares that are not rounded
+    may_turn: bool = False  # heads may be turned before they are rounded: eight_bits.turned
 
 
 KEPT = {
@@ -36,8 +37,8 @@ KEPT = {
     "float16": Kept(round_to_float16, round_to_float16, adds_in_float16=True),
     "bfloat16": Kept(round_to_bfloat16, round_to_bfloat16, round_to_bfloat16),
     "float8": Kept(eight_bits.float8),
-    "q8_0": Kept(eight_bits.q8_0, eight_bits.q8_0),
-    "q4_0": Kept(eight_bits.q4_0, eight_bits.q8_0),
+    "q8_0": Kept(eight_bits.q8_0, eight_bits.q8_0, may_turn=True),
+    "q4_0": Kept(eight_bits.q4_0, eight_bits.q8_0, may_turn=True),
 }
 
 

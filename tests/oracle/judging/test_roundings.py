@@ -192,4 +192,21 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
     for draw in range(8):
         engine = emulated(f"float32 kv:{name}", 0, draw)
         found = engine.attend_one(queries, [(keys, values)])
-        assert np.array_equal(found, KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64))
+        if KEPT[name].may_turn and engine.fused:
+            expected = eight_bits.turned(KEPT[name].keep(eight_bits.turned(values).reshape(1, 128)).reshape(1, 2, 64))
+        else:
+            expected = KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64)
+        assert np.array_equal(found, expected)
+        assert np.array_equal(engine.in_cache(values[..., :32], KEPT[name].keep), KEPT[name].keep(values[..., :32]))
+
+
+@pytest.mark.rounding
+def test_turning_twice_is_nothing_and_spreads_an_outlier() -> None:
+    heads = np.zeros((3, 2, 128), F32)
+    heads[1, 1, 70] = 8.0
+    once = eight_bits.turned(heads)
+    assert np.abs(once[1, 1, 64:]).tolist() == [1.0] * 64 and not once[1, 1, :64].any() and not once[0].any()
+    assert np.array_equal(eight_bits.turned(once), heads)
+    random = np.random.default_rng(0).normal(size=(2, 64)).astype(F32)
+    assert np.allclose(eight_bits.turned(eight_bits.turned(random)), random, atol=1e-5)
+    assert np.allclose(np.square(eight_bits.turned(random)).sum(-1), np.square(random).sum(-1), rtol=1e-5)
