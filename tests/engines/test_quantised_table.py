@@ -37,6 +37,13 @@ def test_the_page_has_the_tables_that_the_results_make() -> None:
     assert after == before, "python fixtures/quantised/measure.py table"
 
 
+def test_all_positions_of_servers_that_are_right_are_counted() -> None:
+    ones = [("trained-Q4_0.gguf", {"EXACT": 1000, "BUG": 2, "DRIFT": 1}), ("trained-mlx-4-bfloat16", {"BUG": 5})]
+    records = [{"kind": servers.KIND, "file": file, "counts": counts} for file, counts in ones]
+    told = tables.right_ones([*records, {"kind": reading.KIND, "file": "trained-Q4_0.gguf"}])
+    assert told == "Servers that are right: 1,003 positions, 3 called wrong."
+
+
 def test_the_wide_checkpoint_computes_what_the_trained_one_does(tmp_path: Path) -> None:
     made.make_wide(tmp_path / "wide")
     trained, wide = lfm2np.load(), lfm2np.load(tmp_path / "wide")
