@@ -20,7 +20,7 @@ from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_tex
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
-from lfm2np.oracle.judging.formats import KV
+from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of
@@ -52,6 +52,7 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check answers.jsonl --model DIR
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
 PADDED = "padded:"
+ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +134,8 @@ def recorder_of(arguments: argparse.Namespace) -> Record | None:
     if arguments.locate is None:
         return None
     computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
-    activations = {"w8a8": "bfloat16"}.get(computed_in, "float16")  # of formats that PRECISIONS has none for
-    format_name = computed_in if computed_in in PRECISIONS else activations
+    # Of a format that a recorder does not know, its activations'.
+    format_name = computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
     return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
 
 
