@@ -13,16 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
-
-import lfm2np
-from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
-from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.tensors import open_checkpoint
-
-pytest.importorskip("compressed_tensors", reason="needs the package compressed-tensors")
 from compressed_tensors.compressors import BaseCompressor, ModelCompressor
 from compressed_tensors.quantization import (
     QuantizationConfig,
@@ -32,6 +22,14 @@ from compressed_tensors.quantization import (
 )
 from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
 from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import save_file
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
+from lfm2np.checkpoint.stored import widen
+from lfm2np.checkpoint.tensors import open_checkpoint
 
 pytestmark = pytest.mark.peers
 
