@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
@@ -12,11 +12,10 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
-from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, position_verdict
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.judging.verdict import Position, Verdict
+from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
 WRONG, STOP = "wrong", "stop"
-FEW, SURE = 2, 4.0  # engines that are tried first, and how much of a limit is left for what they may not show
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
     "stop": "an answer that does not end where its stop text ends it",
@@ -64,7 +63,7 @@ def wrong_answer(
     for index, reply in enumerate(replies):
         sent = trace.requests[index]
         for answer in reply.answers:
-            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens)
+            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={SAMPLED: bool(sent.temperature)})
             fitted = fitting(ask, answer, model.config)
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
@@ -72,39 +71,13 @@ def wrong_answer(
             if sent.stop is not None and not reply.left and (why := stop_fault(model, sent, fitted)):
                 return Finding(STOP, f"request {index}: {why}", index, seen=answer)
             pairs.append((ask, fitted))
-    wrong = [one for one in judged(model, format_name, trace, pairs, known) if is_wrong(one)]
+    wrong = [one for one in judge(model, format_name, pairs, known=known) if is_wrong(one)]
     if not wrong:
         return None
     worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)
     return Finding(WRONG, wrong_words(worst, len(trace.requests[index].prompt)), index, worst, seen)
-
-
-def judged(model: Model, format_name: str, trace: Trace, pairs: Sequence[Pair], known: Known | None) -> list[Position]:
-    """Positions of the answers that can't be told right by a few emulated engines, under all of them.
-
-    A scale from FEW engines is hardly more than twice that from all, as half of it is over all tokens of a position: at
-    most 1.96 times in 120,000 scales of the trained fixture, five formats. SURE leaves twice as much room. All but a
-    few traces of a right engine end there.
-    """
-    known = Known() if known is None else known
-    quick = Known(truths=known.truths, place=known.place)
-    unsure = {
-        id(one.ask)
-        for one in (of_sampled(trace, each) for each in judge(model, format_name, pairs, known=quick, draws=FEW))
-        if max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)) > LIMIT / SURE
-    }
-    left = [pair for pair in pairs if id(pair[0]) in unsure]
-    return [of_sampled(trace, one) for one in judge(model, format_name, left, known=known)] if left else []
-
-
-def of_sampled(trace: Trace, position: Position) -> Position:
-    """A token that was drawn need not be the likeliest: only its log-probability is judged."""
-    if not trace.requests[int(position.ask.id)].temperature:
-        return position
-    verdict = position_verdict(False, position.token_id, position.best, position.gap_ratio, position.error_ratio)
-    return replace(position, is_new=False, verdict=verdict)
 
 
 def is_wrong(position: Position) -> bool:

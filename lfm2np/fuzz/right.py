@@ -10,6 +10,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.position import most_shift, resolution
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
@@ -34,7 +35,7 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
         return []
     ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
     pair = (ask, Answer("right", tuple(tokens)))
-    positions = judge(model, format_name, [pair], known=known)
+    positions = judge(model, format_name, [pair], known=known, first=DRAWS)
     (truth,) = truths_of(model, [pair], known).values()
     noise, bits = known.noises[format_name, truth.spoken], format_named(format_name).bits
     found = []

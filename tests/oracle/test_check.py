@@ -18,8 +18,9 @@ from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import Noise, Spoken, Truth, flip_chance
+from lfm2np.oracle.judging.noise import Noise, flip_chance
 from lfm2np.oracle.judging.scored import Known, whole_sequences
+from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
@@ -232,7 +233,7 @@ def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
     logprobs = np.array([[0.0] + [-gap] * rivals])
     zeros, ones = np.zeros(1), np.ones(1)
     truth = Truth(Spoken((1,)), np.arange(rivals + 1)[None], logprobs, np.zeros(1, np.int64), zeros, ones, rivals + 1)
-    noise = Noise(np.zeros((1, 1, rivals + 1), np.float32), ones)
+    noise = Noise((0,), np.zeros((1, 1, rivals + 1), np.float32), ones)
     each = 0.5 * math.erfc(gap / (SPREAD * math.sqrt(2)))
     assert flip_chance(truth, noise, 0, 0, 0.0) == pytest.approx(min(1.0, rivals * each), rel=1e-9)
     assert noise.gap_scale(0, 0, 1) == noise.gap_scales(0, 0)[1] == 1.0

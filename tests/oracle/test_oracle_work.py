@@ -22,9 +22,9 @@ from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, judged
-from lfm2np.oracle.judging import noise
-from lfm2np.oracle.judging.noise import Truth, truth_of, truths_of
+from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
+from lfm2np.oracle.judging.truth import Truth, truth_of, truths_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import document_text, packaged_set, read_set
 from lfm2np.oracle.vectors.golden import make, verify
@@ -72,14 +72,16 @@ def test_truths_of_a_ragged_pass_are_those_of_each_alone(
 ) -> None:
     """Whatever the budget of a pass, and however the rows of the logits are cut; and they are the reference's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
+        patch.setattr(truth_module, "LOGITS_AT_ONCE", rows * model.config.vocab_size)
         found = truths_of(model, wanted, Place(max_num_batched_tokens=budget))
     for truth, (ids, tokens) in zip(found, wanted.items(), strict=True):
         assert bits(truth) == bits(truth_of(model, ids, tokens))
         logits = reference.logits(model.weights, model.config, model.numerics, ids[:-1])
+        rows = truth.known_rows
+        assert rows.tolist() == ([row for row in sorted(tokens) if row < len(logits)] or list(range(len(logits))))
         logprobs = np.take_along_axis(model.numerics.log_softmax(logits), truth.columns, axis=1)
-        assert truth.logprobs.tobytes() == logprobs.tobytes()
-        assert truth.best.tolist() == np.argmax(logits, axis=1).tolist()
+        assert truth.logprobs[rows].tobytes() == logprobs[rows].tobytes()
+        assert truth.best[rows].tolist() == np.argmax(logits, axis=1)[rows].tolist()
         for row, own in tokens.items():
             assert row >= len(ids) - 1 or set(own) <= set(truth.columns[row].tolist())
 
@@ -90,7 +92,7 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
     embedding = replace(model.weights.embedding, values=values)
     broken = replace(model, weights=replace(model.weights, embedding=embedding))
     items = [{"token_ids": ids, "wanted": []} for ids in ([1, 5, 6], [1, 9, 17], [1, 7])]
-    found = noise.truth_items(broken, items)
+    found = truth_module.truth_items(broken, items)
     assert ["error" in one for one in found] == [False, True, False]
     with pytest.raises(NumericsError, match="attention: "):
         truths_of(broken, {(1, 5, 6): {}, (1, 9, 17): {}})
@@ -107,8 +109,8 @@ def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, exe
             *(other.token_id, other.best, other.gap, other.error, other.verdict),
         )
         assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
-    assert known.place.num_tokens == 9 * sum(len(one.token_ids) - 1 for one in known.truths), (
-        "once exactly, and eight emulations"
+    assert known.place.num_tokens == 3 * sum(len(one.token_ids) - 1 for one in known.truths), (
+        "once exactly, and two emulations, which tell all of a right engine's positions"
     )
 
 
@@ -129,7 +131,7 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
             found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
         assert repr(found.positions) == repr(asked.positions)
         tokens.append(known.place.num_tokens)
-    assert tokens[0] * 8 == tokens[1] * 9, "the emulations alone are computed again"
+    assert tokens[0] * 2 == tokens[1] * 3, "the emulations alone are computed again"
     spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
 
 

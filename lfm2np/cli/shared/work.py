@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from lfm2np.loading import Model
-from lfm2np.oracle.judging.noise import TRUTH
+from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.vectors.golden import VECTOR
 from lfm2np.scoring.many import SCORE
 from lfm2np.values import require_count

@@ -13,7 +13,7 @@ from lfm2np.oracle.judging.position import position, resolution
 from lfm2np.oracle.judging.routes import OWN, difference
 from lfm2np.oracle.judging.scored import Scored
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
 
 def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
@@ -28,10 +28,11 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     for row, logprob in enumerate(prompt):
         one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, bits)
         positions.append(with_route(one, scored, told, layers))
+    is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         logprob = None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        one = judged_token(ask, start - 1 + index, token_id, True, tops, logprob, scored, bits)
+        one = judged_token(ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, bits)
         positions.append(with_route(one, scored, told, layers))
     return positions
 

@@ -5,7 +5,8 @@ has a choice, the choice is drawn, once for all its operations. The spread of ma
 off, at each position by itself: see noise.py.
 
 drawn                     what engines do
-order of each sum         blocks of a BLAS, lanes, threads: inputs permuted, cut into pieces, added one after another
+order of each sum         blocks of a BLAS, lanes, threads: inputs cut into pieces, which are added one after another;
+                          in a matrix they are permuted before, for all engines alike, so that they share its weights
 fused norm, gate, rotary  rounded after each operation (PyTorch's eager kernels), or once at the end (fused kernels)
 attention                 scores and weights rounded (eager), or not (flash kernels)
 residual stream           in the format, or in float32 (llama.cpp)
@@ -23,6 +24,7 @@ to blocks of 8 or 4 bits every second engine turns heads, as llama.cpp does with
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
+from lfm2np.numerics.product import product
 from lfm2np.numerics.routing import LEAST_SUM
 from lfm2np.oracle.judging.eight_bits import TURNED, turned
 from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
@@ -44,16 +47,15 @@ Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 ROTARY_UNITS = 20  # of float32: a frequency as exp2 of a product with log2(theta), which is 20 for LFM2 (mlx does so)
 MOST_FREQUENCIES = 512
+MOST_CUTS = 2  # of a sum; more would show little more and cost a third of a product each
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Matrix):
-    """A matrix whose inputs are added in another order: permuted, then in pieces."""
+    """A matrix whose inputs are permuted."""
 
     order: NDArray[np.int64] | None = None
-    cuts: tuple[int, ...] = ()
-    wide: bool = False  # its products are not rounded
-    parts: tuple[tuple[slice, Rounding], ...] = ()  # its rows, and what their inputs are rounded to
+    what: str = ""  # names it
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,8 @@ class Emulated(Ieee):
     """One engine that could be; made by `emulated`."""
 
     format: Format
-    random: np.random.Generator
+    seed: int
+    draw: int
     fused: bool
     flash: bool
     wide_residual: bool
@@ -70,35 +73,48 @@ class Emulated(Ieee):
     inputs: Inputs
     kept: Kept | None  # None: as all activations
 
+    @property
+    def weights_key(self) -> tuple[Any, ...]:
+        """Engines with the same one share their weights."""
+        return self.seed, self.keep, self.format.levels, self.draw if self.format.levels else None
+
+    def random(self, what: str, size: int = 0) -> np.random.Generator:
+        """For one choice of this engine; the same whenever it is made."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.draw], counter=[0, 0, size, number_of(what)]))
+
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
-        order = self.random.permutation(weight.shape[1])
-        cuts = np.sort(self.random.integers(0, weight.shape[1], int(self.random.integers(0, 8))))
-        name = what.split(".")[-2]
-        is_quantised = self.format.levels and name != "gate"
-        values = quantised(weight, self.format, self.random) if is_quantised else self.prepared_rows(weight)
-        wide = (self.wide_logits and name in ("embed_tokens", "lm_head")) or (self.fused and name == "gate")
-        values = np.ascontiguousarray(values[:, order])
-        return Shuffled(values, None, order, tuple(map(int, cuts)), wide, parts_of(self.inputs, what, len(values)))
+        shared = np.random.Generator(np.random.Philox(key=[self.seed, number_of(what)]))
+        order = shared.permutation(weight.shape[1])
+        is_quantised = self.format.levels and kind_of(what) != "gate"
+        values = quantised(weight, self.format, self.random(what)) if is_quantised else self.prepared_rows(weight)
+        return Shuffled(np.ascontiguousarray(values[:, order]), None, order, what)
 
     def embed(self, rows: Weights) -> Array:
         return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
-        x = self.keep(x)
+        x, cuts = self.keep(x), self.cuts_of(matrix)
         made = []
-        for rows, rounded in matrix.parts:
+        for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
             own = None if bias is None else bias[rows]
-            made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], matrix.cuts, own))
+            made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, own))
         total = made[0] if len(made) == 1 else np.concatenate(made, axis=1)
-        return total if matrix.wide else self.keep(total)
+        kind = kind_of(matrix.what)
+        wide = (self.wide_logits and kind in ("embed_tokens", "lm_head")) or (self.fused and kind == "gate")
+        return total if wide else self.keep(total)
+
+    def cuts_of(self, matrix: Shuffled) -> list[int]:
+        """One or two, where the sum over its inputs is cut into pieces."""
+        random = self.random(matrix.what, matrix.inputs)
+        return list(map(int, random.integers(0, matrix.inputs, random.integers(1, MOST_CUTS + 1))))
 
     def product(self, x: Array, values: Array, cuts: Sequence[int], bias: Float32 | None) -> Array:
         """In pieces that are added one after another."""
-        total = None if bias is None else np.broadcast_to(self.parameter(bias), (len(x), len(values)))
-        for start, stop in pairwise((0, *cuts, x.shape[1])):
-            piece = x[:, start:stop] @ values[:, start:stop].T
-            total = piece if total is None else total + piece
+        total = None if bias is None else np.tile(self.parameter(bias), (len(x), 1))
+        for start, stop in pairwise(sorted({0, *cuts, x.shape[1]})):
+            piece = product(x[:, start:stop], values[:, start:stop])
+            total = piece if total is None else np.add(total, piece, out=total)
         assert total is not None
         return total
 
@@ -106,7 +122,7 @@ class Emulated(Ieee):
         return x + y if self.wide_residual else self.keep(x + y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        order = self.random.permutation(x.shape[-1])
+        order = self.random("norm", x.shape[-1]).permutation(x.shape[-1])
         squares = (x * x)[..., order]
         mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
         normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
@@ -130,7 +146,7 @@ class Emulated(Ieee):
     def mix(self, made: Array, weights: Array) -> Array:
         """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
         total = np.zeros_like(made[:, 0])
-        for place in self.random.permutation(made.shape[1]):
+        for place in self.random("experts", made.shape[1]).permutation(made.shape[1]):
             part = made[:, place] * weights[:, place, None]
             total = total + (part if self.fused else self.keep(part))
             total = total if self.flash else self.keep(total)
@@ -166,10 +182,11 @@ class Emulated(Ieee):
             in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
-        order = self.random.permutation(context)
-        axes = self.random.permutation(head_dim)
-        grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)
-        scores = keep(grouped[..., axes] @ keys[order][..., axes].transpose(1, 2, 0)[:, None])
+        order = self.random("positions", context).permutation(context)
+        grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)  # [G, H/G, t, E]
+        keys = np.ascontiguousarray(keys[order].transpose(1, 2, 0))  # [G, E, C]
+        rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)
+        scores = keep((rows @ keys).reshape(*grouped.shape[:3], context))
         scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
         hidden = order[None, :] > np.arange(context - tokens, context)[:, None]
         scores = np.where(hidden, np.float32(-np.inf), scores)
@@ -178,9 +195,9 @@ class Emulated(Ieee):
         if in_turn:
             mixed = added_in_float16(weights, values, order) / total
         elif self.flash:  # weights in the format, divided by their sum at the end
-            mixed = (shares(weights) @ values[order].transpose(1, 0, 2)[:, None]) / total
+            mixed = weighted(shares(weights), values[order]) / total
         else:
-            mixed = shares(weights / total) @ values[order].transpose(1, 0, 2)[:, None]
+            mixed = weighted(shares(weights / total), values[order])
         return self.keep(mixed.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim))
 
     def in_cache(self, heads: Array, rounded: Rounding) -> Array:
@@ -188,6 +205,12 @@ class Emulated(Ieee):
         turns = self.kept is not None and self.kept.may_turn and self.fused and heads.shape[-1] % TURNED == 0
         made = rounded((turned(heads) if turns else heads).reshape(len(heads), -1)).reshape(heads.shape)
         return turned(made) if turns else made
+
+
+def weighted(shares: Array, values: Array) -> Array:
+    """Shares [G, H/G, t, C] of values [C, G, E]: [G, H/G, t, E]; one product a group."""
+    mixed = shares.reshape(len(shares), -1, shares.shape[-1]) @ np.ascontiguousarray(values.transpose(1, 0, 2))
+    return np.asarray(mixed.reshape(*shares.shape[:3], -1))
 
 
 def parts_of(inputs: Inputs, what: str, rows: int) -> tuple[tuple[slice, Rounding], ...]:
@@ -249,28 +272,39 @@ def quantised(weight: Weights, form: Format, random: np.random.Generator) -> Flo
     return np.ascontiguousarray((whole * step).reshape(rows, -1)[:, :inputs], np.float32)
 
 
+def kind_of(what: str) -> str:
+    """Of the tensor, or the last of several: "in_proj"."""
+    return what.split(".")[-2]
+
+
+def number_of(what: str) -> int:
+    """For a generator's key."""
+    return zlib.crc32(what.encode())
+
+
 def emulated(name: str, seed: int, draw: int, inputs: Inputs = MappingProxyType({})) -> Emulated:
     """Draw number `draw` of the engines of a format; the same for the same arguments.
 
     inputs  what those of each product are rounded to: see inputs.py
     """
     form = format_named(name)
-    random = np.random.Generator(np.random.Philox(key=[seed, draw]))
-    # Not at random: among any eight in a row each choice is made both ways, in all combinations of three.
+    # Not at random: among any eight in a row each choice is made both ways, in all combinations of three; the first and
+    # the last of eight differ in each.
     fused, flash, wide_residual = (bool(draw >> bit & 1) for bit in range(3))
-    errors = random.uniform(-ROTARY_UNITS, ROTARY_UNITS, MOST_FREQUENCIES) * 2.0**-24
+    random = np.random.Generator(np.random.Philox(key=[seed, draw]))
     return Emulated(
         name=form.name,
         dtype=np.float32,
         weight_bytes=4,
         keep=form.keep,
         format=form,
-        random=random,
+        seed=seed,
+        draw=draw,
         fused=fused,
         flash=flash,
         wide_residual=wide_residual,
         wide_logits=fused ^ flash ^ wide_residual,
-        frequency_errors=errors,
+        frequency_errors=random.uniform(-ROTARY_UNITS, ROTARY_UNITS, MOST_FREQUENCIES) * 2.0**-24,
         inputs=inputs,
         kept=KEPT[form.kv] if form.kv else None,
     )

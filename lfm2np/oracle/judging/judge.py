@@ -1,21 +1,32 @@
-"""From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format."""
+"""From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format.
+
+Two engines that could be tell most positions: an error far below the limit is no error under eight, and one far beyond
+it is one. Only where that is in doubt are all eight asked, and then they decide. With X the mean square of K errors of
+variance s^2, and tau^2 h what all tokens of the position say of it, the square of a scale is (X + tau^2 h) / 2. A scale
+of two is c times too large, or more, only if X is c^2 s^2 or more: with a probability of at most exp(-c^2), and of
+exp(1 - 2 c^2) where both parts are alike. So an error at the limit passes for one below LIMIT / SURE with at most 0.02
+(0.0009), one of twice the limit with 1e-7. What fixtures show is in the documentation of the verdicts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.answer import is_wrong, judged
-from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.noise import DRAWS, loosened
+from lfm2np.oracle.judging.formats import Format, format_named
+from lfm2np.oracle.judging.noise import DRAWS, FIRST_DRAWS, loosened
 from lfm2np.oracle.judging.rerouted import rerouted
-from lfm2np.oracle.judging.scored import Known, Pair, add_noises, scored_as, spoken, truths_of
-from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of
+from lfm2np.oracle.judging.truth import Truth
+from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.progress import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
+SURE = 2.0  # below LIMIT / SURE under FIRST_DRAWS a difference is none under all
+BEYOND = 10.0  # and beyond LIMIT * BEYOND it is one
 
 
 def judge(
@@ -24,28 +35,90 @@ def judge(
     pairs: Sequence[Pair],
     progress: Progress | None = None,
     known: Known | None = None,
-    draws: int = DRAWS,
+    first: Sequence[int] = FIRST_DRAWS,
 ) -> list[Position]:
-    """All positions that the answers allow to judge, in the order of the asks; by so many engines that could be."""
+    """All positions that the answers allow to judge, in the order of the asks.
+
+    By the `first` of DRAWS where these tell, by all where they do not.
+    """
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known, progress)
-    every = list(dict.fromkeys(truths.values()))
-    add_noises(model, format_name, every, known, draws, progress)
+    of_answers = [truths[spoken(ask, answer)] for ask, answer in usable]
     form, layers = format_named(format_name), model.config.sparse_layers
-    untold = [one for one in every if layers and not one.spoken.routes and not form.is_fine]
-    add_noises(model, format_name, untold, known, draws, progress, own_routes=True)
-    loose = dict(zip(untold, loosened([known.loose[format_name, one.spoken] for one in untold]), strict=True))
-    positions, left = [], MOST_REROUTED
-    for ask, answer in usable:
-        truth = truths[spoken(ask, answer)]
-        scored = scored_as(model, truth, known.noises[format_name, truth.spoken], loose.get(truth))
-        found = judged(ask, answer, scored, form.bits, layers)
-        if layers and answer.routes is None and scored.loose is None and left and is_wrong(found):
+    untold = [one for one in of_answers if layers and not one.spoken.routes and not form.is_fine]
+    if untold:
+        return judged_by_share(model, form, usable, of_answers, untold, known, progress)
+    add_noises(model, format_name, of_answers, known, first, progress)
+    found = [judged_alone(model, form, pair, truth, known) for pair, truth in zip(usable, of_answers, strict=True)]
+    for doubtful in in_doubt(found):
+        add_noises(model, format_name, [of_answers[index] for index in doubtful], known, DRAWS, progress)
+        for index in doubtful:
+            found[index] = judged_alone(model, form, usable[index], of_answers[index], known)
+        if any(is_wrong(found[index]) for index in doubtful):
+            break  # all engines say so: nothing else can make the whole right
+    left = MOST_REROUTED
+    for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
+        if layers and pair[1].routes is None and left and is_wrong(found[index]):
             left -= 1
-            found = rerouted(model, format_name, (ask, answer), scored, found, known, draws)
-        positions += found
-    return smoothed(positions, draws) if untold else positions
+            scored = scored_by(model, form, truth, known)
+            found[index] = rerouted(model, form.name, pair, scored, found[index], known, DRAWS)
+    return [one for positions in found for one in positions]
+
+
+def judged_by_share(
+    model: LoadedModel,
+    form: Format,
+    usable: Sequence[Pair],
+    of_answers: Sequence[Truth],
+    untold: Sequence[Truth],
+    known: Known,
+    progress: Progress | None,
+) -> list[Position]:
+    """Of a mixture of experts whose near ties are everywhere, and of which routes are not told: what share of engines
+    goes elsewhere counts, so that all are asked, once with the truth's routes and once with their own."""
+    every = list(dict.fromkeys(of_answers))
+    add_noises(model, form.name, every, known, DRAWS, progress)
+    own = list(dict.fromkeys(untold))
+    add_noises(model, form.name, own, known, DRAWS, progress, own_routes=True)
+    loose = dict(zip(own, loosened([known.loose[form.name, one.spoken] for one in own]), strict=True))
+    positions = []
+    for (ask, answer), truth in zip(usable, of_answers, strict=True):
+        scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
+        positions += judged(ask, answer, scored, form.bits, model.config.sparse_layers)
+    return smoothed(positions, len(DRAWS))
+
+
+def judged_alone(model: LoadedModel, form: Format, pair: Pair, truth: Truth, known: Known) -> list[Position]:
+    return judged(*pair, scored_by(model, form, truth, known), form.bits, model.config.sparse_layers)
+
+
+def scored_by(model: LoadedModel, form: Format, truth: Truth, known: Known) -> Scored:
+    return scored_as(model, truth, known.noises[form.name, truth.spoken])
+
+
+def in_doubt(found: Sequence[Sequence[Position]]) -> Iterable[list[int]]:
+    """Which answers are to be judged again, by all engines: the worst by itself if it is wrong, then the others.
+
+    None if some position is wrong beyond doubt.
+    """
+    worst = [max(map(difference, positions), default=0.0) for positions in found]
+    if max(worst, default=0.0) > LIMIT * BEYOND:
+        return
+    doubtful = [index for index, one in enumerate(worst) if one > LIMIT / SURE]
+    if any(is_wrong(found[index]) for index in doubtful):
+        first = max(doubtful, key=lambda index: worst[index])
+        yield [first]
+        doubtful.remove(first)
+    if doubtful:
+        yield doubtful
+
+
+def difference(position: Position) -> float:
+    """The largest of a position, in units of the noise."""
+    gap = position.gap_ratio if position.is_new and position.token_id != position.best else 0.0
+    route = position.route.ratio if position.route is not None else 0.0
+    return max(abs(position.error_ratio or 0.0), gap, route)
 
 
 def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lfm2np.oracle.judging.noise import Noise, Truth, flip_chance
+from lfm2np.oracle.judging.noise import Noise, flip_chance
+from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Position, position_verdict
 from lfm2np.oracle.targets.records import Ask
 

@@ -6,6 +6,7 @@ What is explained is counted, and verdict.route_probability says whether a right
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.answer import is_wrong, judged
 from lfm2np.oracle.judging.formats import format_named
-from lfm2np.oracle.judging.noise import Spoken, Truth, noise_of, spoken_truths
+from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
 from lfm2np.oracle.judging.scored import Known, Pair, Scored, scored_as
+from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 
 MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each
@@ -28,7 +30,7 @@ def rerouted(
     scored: Scored,
     positions: list[Position],
     known: Known,
-    draws: int,
+    draws: Sequence[int],
 ) -> list[Position]:
     """An answer that errs, if what it says is explained by one near-tied route changed, or by a few one after another.
 

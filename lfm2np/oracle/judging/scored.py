@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.judging.noise import Ids, Noise, Spoken, Truth, noise_of, spoken_truths
+from lfm2np.oracle.judging.noise import Noise, joined, noise_of
 from lfm2np.oracle.judging.routes import as_key, margins
+from lfm2np.oracle.judging.truth import Ids, Spoken, Truth, spoken_truths
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.progress import Progress
 from lfm2np.work.place import Place
@@ -52,33 +53,44 @@ def spoken(ask: Ask, answer: Answer) -> Spoken:
 def truths_of(
     model: LoadedModel, pairs: Sequence[Pair], known: Known, progress: Progress | None = None
 ) -> dict[Spoken, Truth]:
-    """By sequence; those that are the beginning of another share its truth, since the arithmetic is causal.
+    """By sequence, at the rows that are judged; those that are the beginning of another share its truth, since the
+    arithmetic is causal.
 
     Where routes are told, only the same sequence with the same routes shares it.
     """
     wanted: dict[Spoken, dict[int, set[int]]] = {}
     for ask, answer in pairs:
-        rows = wanted.setdefault(spoken(ask, answer), {})
-        for row, token_id in enumerate(spoken(ask, answer).token_ids[1:]):
-            rows.setdefault(row, set()).add(token_id)
-        for index, top in enumerate(answer.top_logprobs or ()):
-            rows[len(ask.prompt_token_ids) - 1 + index].update(top)
-    whole = {Spoken(ids): [Spoken(one) for one in of] for ids, of in whole_sequences(untold_of(wanted)).items()}
+        one = spoken(ask, answer)
+        for row, tokens in judged_tokens(ask, answer).items():
+            wanted.setdefault(one, {}).setdefault(row, set()).update(tokens)
+    shared = whole_sequences({*untold_of(wanted), *untold_of(known.truths)})
+    whole = {Spoken(ids): [one for one in map(Spoken, of) if one in wanted] for ids, of in shared.items()}
     whole |= {one: [one] for one in wanted if one.routes}
     missing: dict[Spoken, dict[int, list[int]]] = {}
     for one, of in whole.items():
-        rows = {}
+        rows: dict[int, set[int]] = {}
         for part in of:
             for row, tokens in wanted[part].items():
                 rows.setdefault(row, set()).update(tokens)
-        if one not in known.truths or not known.truths[one].covers(rows):
-            missing[one] = {row: sorted(tokens) for row, tokens in rows.items()}
+        if of and (one not in known.truths or not known.truths[one].covers(rows)):
+            missing[one] = {row: sorted(rows[row]) for row in sorted(rows)}
     for truth in spoken_truths(model, missing, known.place, progress):
         known.truths[truth.spoken] = truth
     for noises in (known.noises, known.loose):
         for key in [key for key in noises if key[1] in missing]:
             del noises[key]  # it is of other columns
     return {part: known.truths[one] for one, of in whole.items() for part in of}
+
+
+def judged_tokens(ask: Ask, answer: Answer) -> dict[int, set[int]]:
+    """The tokens that an answer says something of, by row: its own, others that it tells, and those of its prompt if
+    their log-probabilities or routes are told."""
+    ids, start = spoken(ask, answer).token_ids, len(ask.prompt_token_ids) - 1
+    tells_prompt = answer.prompt_logprobs is not None or answer.routes is not None
+    rows = {row: {ids[row + 1]} for row in range(0 if tells_prompt else start, len(ids) - 1)}
+    for index, top in enumerate(answer.top_logprobs or ()):
+        rows[start + index].update(top)
+    return rows
 
 
 def untold_of(wanted: Iterable[Spoken]) -> list[Ids]:
@@ -102,20 +114,28 @@ def add_noises(
     format_name: str,
     truths: Sequence[Truth],
     known: Known,
-    draws: int,
+    draws: Sequence[int],
     progress: Progress | None = None,
     own_routes: bool = False,
 ) -> None:
-    """Those that are not known yet."""
+    """Of these engines that could be, beside those that are known already."""
     noises = known.loose if own_routes else known.noises
-    new = [one for one in truths if (format_name, one.spoken) not in noises]
-    made = noise_of(model, new, format_name, draws, place=known.place, progress=progress, own_routes=own_routes)
-    for truth, own in zip(new, made, strict=True):
-        noises[format_name, truth.spoken] = own
+    missing: dict[tuple[int, ...], list[Truth]] = {}
+    for truth in truths:
+        noise = noises.get((format_name, truth.spoken))
+        new = tuple(draw for draw in draws if noise is None or draw not in noise.draws)
+        if new:
+            missing.setdefault(new, []).append(truth)
+    for new, of in missing.items():
+        made = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
+        for truth, own in zip(of, made, strict=True):
+            before = noises.get((format_name, truth.spoken))
+            noises[format_name, truth.spoken] = own if before is None else joined([before, own])
 
 
 def scored_as(model: LoadedModel, truth: Truth, noise: Noise, loose: Noise | None = None) -> Scored:
-    if truth.preferred is None or noise.squares is None or model.config.mixture is None:
+    squares = noise.squares
+    if truth.preferred is None or squares is None or model.config.mixture is None:
         return Scored(truth, noise)
     count = model.config.mixture.num_experts_per_tok
-    return Scored(truth, noise, loose, margins(truth.preferred, noise.squares, count))
+    return Scored(truth, noise, loose, margins(truth.preferred, squares, count))

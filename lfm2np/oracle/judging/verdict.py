@@ -48,7 +48,7 @@ class Position:
 
     ask: Ask
     row: int  # the position of the token before it: the logits' row
-    is_new: bool  # generated, so it should be the greedy one; else a token of the prompt
+    is_new: bool  # generated, so it should be the greedy one; else a token of the prompt, or drawn
     token_id: int
     best: int  # the oracle's greedy token
     gap: float  # log-probability of `best` minus that of the token; 0 where they are the same

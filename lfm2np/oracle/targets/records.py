@@ -15,6 +15,7 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 
+SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
 NOTED = ("place", "seen", "abort")  # factors that say where an ask stands in the plan, and nothing of what is put
 
 

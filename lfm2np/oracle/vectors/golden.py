@@ -27,8 +27,9 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
 from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.noise import Noise, Truth, loosened, noise_of, truths_of
+from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
+from lfm2np.oracle.judging.truth import Truth, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned

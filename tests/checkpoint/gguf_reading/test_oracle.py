@@ -16,7 +16,8 @@ from lfm2np import reference
 from lfm2np.checkpoint.config import parse_config
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.emulate import emulated
-from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.noise import noise_of
+from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.vectors.golden import make, model_facts, verify

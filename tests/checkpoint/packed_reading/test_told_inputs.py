@@ -21,7 +21,8 @@ from lfm2np.numerics.matrix import Matrix, Weights
 from lfm2np.oracle.judging import eight_bits
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.inputs import inputs_of, rounding_of
-from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.noise import noise_of
+from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 40, 30))

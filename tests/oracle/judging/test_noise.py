@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np import reference
 from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
 from lfm2np.network import ragged
@@ -22,9 +22,9 @@ from lfm2np.numerics import rope
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.oracle.judging.emulate import emulated, quantised, unwrapped
-from lfm2np.oracle.judging.formats import FORMATS, format_named
-from lfm2np.oracle.judging.inputs import inputs_of
-from lfm2np.oracle.judging.noise import chosen_columns, logprobs_under, noise_of, truth_of, truths_of
+from lfm2np.oracle.judging.formats import FORMATS
+from lfm2np.oracle.judging.noise import noise_of, said_by
+from lfm2np.oracle.judging.truth import chosen_columns, truth_of, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 
@@ -69,11 +69,8 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     truth = truth_of(model, IDS, {})
     (noise,) = noise_of(model, [truth], name)
     for draw in (8, 13):
-        tensors = open_tensors(model)
-        numerics = emulated(name, 0, draw, inputs_of(format_named(name), model.path, model.config, tensors, draw))
-        weights = prepare_weights(tensors, model.config, numerics)
-        (logprobs,) = logprobs_under(model, weights, numerics, [truth.token_ids], [truth.columns])
-        errors = logprobs - truth.logprobs
+        (other,) = noise_of(model, [truth], name, draws=(draw,))
+        (errors,) = other.errors
         found = [
             errors[row, column] / noise.scale(truth, row, column)
             for row in range(len(errors))
@@ -83,15 +80,9 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
         assert max(map(abs, found)) < LIMIT
 
 
-def open_tensors(model: Model):  # type: ignore[no-untyped-def]
-    from lfm2np.checkpoint.tensors import open_checkpoint
-
-    return open_checkpoint(model.path, model.config)
-
-
 def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Model) -> None:
     truth = truth_of(model, IDS[:9], {})
-    one, same, other = (noise_of(model, [truth], "float32", draws=2, seed=seed)[0].errors for seed in (1, 1, 2))
+    one, same, other = (noise_of(model, [truth], "float32", draws=(0, 1), seed=seed)[0].errors for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
     assert not np.array_equal(one[0], one[1])
@@ -99,7 +90,7 @@ def test_the_same_draw_gives_the_same_noise_and_another_seed_another(model: Mode
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_the_noise_of_a_sequence_is_about_the_same_beside_others(model: Model, name: str) -> None:
-    truths = truths_of(model, {IDS[:9]: {}, IDS: {3: [1, 2]}, IDS[5:30]: {}})
+    truths = truths_of(model, {IDS[:9]: {}, IDS: {}, IDS[5:30]: {}})
     for truth, beside in zip(truths, noise_of(model, truths, name), strict=True):
         (alone,) = noise_of(model, [truth], name)
         assert beside.errors.shape == alone.errors.shape == (8, len(truth.token_ids) - 1, truth.columns.shape[1])
@@ -120,7 +111,7 @@ def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.
 
     hidden_states = ragged.hidden_states
     monkeypatch.setattr(ragged, "hidden_states", passed)
-    found = noise_of(model, truths, "float32", draws=1, place=Place(max_num_batched_tokens=50))
+    found = noise_of(model, truths, "float32", draws=(0,), place=Place(max_num_batched_tokens=50))
     assert sizes == [[24, 24], [24]]
     assert all(np.abs(one.errors).max() < 1e-3 for one in found), "held against its own truth"
 
@@ -174,7 +165,7 @@ def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
 
 def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
     truth = truth_of(model, IDS[:4], {})
-    (noise,) = noise_of(model, [truth], "float32", draws=1)
+    (noise,) = noise_of(model, [truth], "float32", draws=(0,))
     certain = replace(truth, logprobs=np.zeros_like(truth.logprobs), squares=np.ones_like(truth.squares))
     silent = replace(noise, errors=np.zeros_like(noise.errors), spread=np.zeros_like(noise.spread))
     assert silent.scale(certain, 0, 0) > 0.0
@@ -195,21 +186,24 @@ def test_a_format_that_nobody_knows_is_refused() -> None:
         emulated("fp8", 0, 0)
 
 
+def item_of(ids: Sequence[int]) -> dict[str, Any]:
+    rows = np.arange(len(ids) - 1)
+    return {"token_ids": list(ids), "rows": rows, "columns": np.zeros((len(rows), 1), np.int64), "routes": None}
+
+
 def test_an_overflow_in_one_sequence_of_a_pass_is_no_noise(model: Model) -> None:
     """A token that only the second sequence has is beyond what float32 holds."""
     weights = lfm2np.load(None, "float32").weights
     values = widen(weights.embedding.values, weights.embedding.dtype)
     values[IDS[0]] = np.inf
     weights = replace(weights, embedding=replace(weights.embedding, values=values, dtype="F32"))
-    sequences = [[one for one in IDS if one != IDS[0]], list(IDS)]
-    columns = [np.zeros((len(ids) - 1, 1), np.int64) for ids in sequences]
-    logprobs_under(model, weights, FLOAT32, sequences[:1], columns[:1])
+    items = [item_of([one for one in IDS if one != IDS[0]]), item_of(IDS)]
+    said_by(model, weights, FLOAT32, items[:1])
     with pytest.raises(NumericsError, match="finite"):
-        logprobs_under(model, weights, FLOAT32, sequences, columns)
+        said_by(model, weights, FLOAT32, items)
 
 
 def test_a_format_that_cannot_hold_the_numbers_is_named(model: Model) -> None:
-    truth = truth_of(model, IDS[:6], {})
     weights = replace(model.weights, final_norm=model.weights.final_norm * np.float32(1e38))
     with pytest.raises(NumericsError, match=r"overflow|finite"):
-        logprobs_under(model, weights, model.numerics, [truth.token_ids], [truth.columns])
+        said_by(model, weights, model.numerics, [item_of(IDS[:6])])

@@ -187,7 +187,7 @@ def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(p
     (truth,) = truths_of(published, [said(published, tells=False)], Known()).values()
     gaps = np.full((len(truth.best), 3), LIMIT + 0.1)
     gaps[1, 2], gaps[4, 0], gaps[4, 1], gaps[7, 0] = 3.0, LIMIT, 0.5, 0.1
-    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
     scored = Scored(truth, noise, margins=gaps)
     assert near_ties(scored, 6) == [(4, 1), (1, 2), (4, 0)]
     assert near_ties(scored, 7, first=4) == [(7, 0), (4, 1), (4, 0)]
@@ -201,7 +201,7 @@ def test_a_change_keeps_the_routes_before_it_and_leaves_those_behind_it_free(pub
     pair = ask, fitting(ask, replace(answer, routes=as_tuples(routes)), published.config)
     (truth,) = truths_of(published, [pair], Known()).values()
     gaps = np.zeros((len(truth.best), 3))
-    noise = Noise(np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
+    noise = Noise((0,), np.zeros((1, len(gaps), 1), np.float32), np.zeros(len(gaps)))
     route, key = change(Scored(truth, noise, margins=gaps), 5, 1, 3)
     told = from_key(key, published.config)
     assert told is not None and truth.routes is not None
@@ -218,8 +218,8 @@ def test_a_loose_spread_is_at_least_that_of_all_rerouted_tokens() -> None:
     errors[1, 0] = [3.0, -3.0, 3.0, -3.0]
     rerouted = np.zeros((2, 3), bool)
     rerouted[1, 0] = True
-    quiet = Noise(np.zeros((2, 1, 4), np.float32), np.array([5.0]), rerouted=np.zeros((2, 1), bool))
-    first, second = loosened([Noise(errors, spread_of(errors), rerouted=rerouted), quiet])
+    quiet = Noise((0, 7), np.zeros((2, 1, 4), np.float32), np.array([5.0]), rerouted=np.zeros((2, 1), bool))
+    first, second = loosened([Noise((0, 7), errors, spread_of(errors), rerouted=rerouted), quiet])
     assert first.spread.tolist() == [3.0, 3.0, 3.0] and second.spread.tolist() == [5.0]
     assert loosened([quiet])[0].spread.tolist() == [5.0]
 

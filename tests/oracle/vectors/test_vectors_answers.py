@@ -25,7 +25,8 @@ from lfm2np.loading import Model
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.noise import noise_of
+from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.vectors import golden

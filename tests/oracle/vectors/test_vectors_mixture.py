@@ -14,7 +14,8 @@ from vector_sets import FIXTURES
 from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.judging.noise import noise_of, truth_of
+from lfm2np.oracle.judging.noise import noise_of
+from lfm2np.oracle.judging.truth import truth_of
 from lfm2np.oracle.vectors.files import VectorSet, read_set, write_set
 from lfm2np.oracle.vectors.golden import make, verify
 

@@ -1,0 +1,225 @@
+"""The exact log-probabilities of a sequence: teacher forcing in exact arithmetic, at the rows that are judged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np import reference
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.errors import NumericsError
+from lfm2np.network import ragged
+from lfm2np.numerics import elementary
+from lfm2np.numerics.grids import exact_sum
+from lfm2np.numerics.pieces import pieces
+from lfm2np.oracle.judging.routes import OWN, from_key, routed
+from lfm2np.progress import Progress
+from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
+from lfm2np.work.place import AnyPlace, Work, compute
+
+Array = NDArray[Any]
+Ids = tuple[int, ...]
+Wanted = Mapping[int, Iterable[int]]  # tokens to look at, by row
+LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
+UNKNOWN = -1  # in the place of a column, in rows that nobody wanted
+
+
+class Spoken(NamedTuple):
+    """One sequence, and the routes that its tokens were told to have taken: see routes.as_key."""
+
+    token_ids: Ids
+    routes: bytes = b""
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
+
+    Of rows that nobody wanted only the routes are known; their columns are UNKNOWN.
+    The distribution's own numbers (best, squares) are over the whole vocabulary. L sparse layers, N experts, K of a
+    token; where there are none, `routes` and `preferred` are None.
+    """
+
+    spoken: Spoken
+    columns: NDArray[np.int64]  # [T, J] token ids, ascending
+    logprobs: NDArray[np.float64]  # [T, J]
+    best: NDArray[np.int64]  # [T] the greedy token
+    squares: NDArray[np.float64]  # [T] sum of p^2
+    largest: NDArray[np.float64]  # [T] the largest logit, in absolute value
+    vocab_size: int
+    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: those told, the network's own otherwise
+    preferred: NDArray[np.float32] | None = None  # [T, L, N] scores by which they are chosen
+
+    @property
+    def token_ids(self) -> Ids:
+        return self.spoken.token_ids
+
+    @property
+    def known_rows(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self.columns[:, 0] != UNKNOWN)
+
+    def at(self, row: int, token_id: int) -> int:
+        """The column of a token. KeyError if it was not among those looked at."""
+        column = int(np.searchsorted(self.columns[row], token_id))
+        if column == self.columns.shape[1] or self.columns[row, column] != token_id:
+            raise KeyError(token_id)
+        return column
+
+    def covers(self, wanted: Wanted) -> bool:
+        """Whether all tokens wanted, by row, are among those looked at; none wanted: whether all rows are known."""
+        rows = list(wanted) or range(len(self.columns))
+        known = bool((self.columns[rows, 0] != UNKNOWN).all())
+        return known and all(np.isin(list(tokens), self.columns[row]).all() for row, tokens in wanted.items())
+
+
+def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
+    """That of one sequence: see truths_of."""
+    return truths_of(model, {tuple(token_ids): wanted})[0]
+
+
+def truths_of(
+    model: LoadedModel,
+    wanted: Mapping[Ids, Wanted],
+    place: AnyPlace = None,
+    progress: Progress | None = None,
+) -> list[Truth]:
+    """The truth of each sequence, all of them in ragged passes; `progress(done, total)` counts tokens.
+
+    `wanted` are the tokens to look at, by row, beside the likeliest; only these rows are looked at, or all if there are
+    none. NumericsError if exact arithmetic can't hold the model's numbers.
+    """
+    return spoken_truths(model, {Spoken(ids): rows for ids, rows in wanted.items()}, place, progress)
+
+
+def spoken_truths(
+    model: LoadedModel,
+    wanted: Mapping[Spoken, Wanted],
+    place: AnyPlace = None,
+    progress: Progress | None = None,
+) -> list[Truth]:
+    """The same of sequences that were told to have taken certain routes."""
+    items = []
+    for spoken, rows in wanted.items():
+        item = {"token_ids": list(spoken.token_ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
+        items.append(item | ({"routes": from_key(spoken.routes, model.config)} if spoken.routes else {}))
+    truths = []
+    for spoken, result in zip(wanted, compute(TRUTH, model, items, place, progress), strict=True):
+        if "error" in result:
+            raise NumericsError(result["error"])
+        truths.append(Truth(spoken=spoken, vocab_size=model.config.vocab_size, **result))
+    return truths
+
+
+def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each sequence the arrays of its Truth, or `error`: the same bits on every machine."""
+    sequences = [item["token_ids"][:-1] for item in items]
+    given = given_routes(model, sequences, [item.get("routes") for item in items])
+    numerics, kept = routed(model.numerics, given)
+    states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
+    found: list[dict[str, Any]] = []
+    for item, run in zip(items, runs, strict=True):
+        try:
+            if run.error:
+                raise run.error
+            result = truth_rows(model, states[run.rows], dict(item["wanted"]))
+            if given is not None:
+                result |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
+            found.append(result)
+        except NumericsError as error:
+            found.append({"error": str(error)})
+    return found
+
+
+def given_routes(
+    model: LoadedModel, sequences: Sequence[Sequence[int]], told: Sequence[NDArray[np.int64] | None]
+) -> NDArray[np.int64] | None:
+    """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
+    if not model.config.sparse_layers:
+        return None
+    assert model.config.mixture is not None
+    shape = (len(model.config.sparse_layers), model.config.mixture.num_experts_per_tok)
+    parts = [
+        np.full((len(ids), *shape), OWN, np.int64) if routes is None else np.asarray(routes, np.int64)[: len(ids)]
+        for ids, routes in zip(sequences, told, strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[int]]) -> dict[str, Array]:
+    """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
+    vocabulary = model.config.vocab_size
+    count = num_columns(wanted, vocabulary)
+    found = {
+        "columns": np.full((len(states), count), UNKNOWN, np.int64),
+        "logprobs": np.zeros((len(states), count)),
+        "best": np.full(len(states), UNKNOWN, np.int64),
+        "squares": np.zeros(len(states)),
+        "largest": np.zeros(len(states)),
+    }
+    chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
+    for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
+        rows = chosen[part]
+        logits = reference.output_logits(model.weights, model.numerics, states[rows])
+        columns = chosen_columns(logits, {index: wanted.get(row, ()) for index, row in enumerate(rows.tolist())}, count)
+        found["columns"][rows] = columns
+        found["logprobs"][rows], found["squares"][rows] = distribution(logits, columns)
+        found["best"][rows] = np.argmax(logits, axis=1)
+        found["largest"][rows] = np.max(np.abs(logits), axis=1)
+    return found
+
+
+def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Log-probabilities [T, J] at the columns, bit for bit those of exact.log_softmax, and the sums [T] of p^2.
+
+    Logits [T, V]. Both sums are exact (grids.exact_sum); all else is elementwise.
+    """
+    logprobs, squares = np.empty(columns.shape), np.empty(len(columns))
+    for rows in pieces(len(logits), logits.shape[1]):
+        below = logits[rows].astype(np.float64)
+        below -= below.max(-1, keepdims=True)
+        shares = elementary.exp(below)
+        totals = exact_sum(shares)
+        logprobs[rows] = np.take_along_axis(below, columns[rows], axis=1) - elementary.log(totals)[:, None]
+        squares[rows] = exact_sum(shares * shares) / (totals * totals)
+    return logprobs, squares
+
+
+def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:
+    """J: room for what is wanted in any row, the likeliest and some others."""
+    return min(vocab_size, max((len(set(ids)) for ids in wanted.values()), default=0) + LIKELY + OTHERS)
+
+
+def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: int) -> NDArray[np.int64]:
+    """[T, J] ids, ascending in each row: those wanted, the likeliest, and others spread over the vocabulary."""
+    rows, vocabulary = logits.shape
+    if vocabulary <= count:
+        return np.tile(np.arange(vocabulary), (rows, 1))
+    spread = np.linspace(0, vocabulary - 1, count, dtype=np.int64).tolist()
+    columns = np.empty((rows, count), np.int64)
+    for row in range(rows):
+        first = dict.fromkeys([*wanted.get(row, ()), *likeliest(logits[row], LIKELY).tolist()])
+        fill = (one for one in itertools.chain(spread, range(vocabulary)) if one not in first)
+        while len(first) < count:
+            first[next(fill)] = None
+        columns[row] = sorted(first)
+    return columns
+
+
+def likeliest(logits: Array, count: int) -> NDArray[np.int64]:
+    """So many ids of the largest of logits [V], in no order; of equal ones the lowest."""
+    least = np.partition(logits, len(logits) - count)[len(logits) - count]
+    above = np.flatnonzero(logits > least)
+    return np.concatenate([above, np.flatnonzero(logits == least)[: count - len(above)]])
+
+
+def num_truth_tokens(item: Mapping[str, Any]) -> int:
+    """Tokens that go through the network: all but the last."""
+    return len(item["token_ids"]) - 1
+
+
+TRUTH = Work("truth", truth_items, num_truth_tokens)
