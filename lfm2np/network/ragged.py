@@ -8,7 +8,7 @@ T tokens of S sequences, each a run of rows; only attention and the convolution 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -22,46 +22,95 @@ from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeigh
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.numerics.rope import rotary_table
+from lfm2np.numerics.rope import RotaryTable, rotary_table
 
 Array = NDArray[Any]
 
 
 @dataclass(eq=False)
 class Run:
-    """One sequence's rows of the flat batch, and why its numbers are of no use, if they are not."""
+    """One sequence's rows of the flat batch, and why its numbers are of no use, if they are not.
+
+    before  rows of other sequences that it begins with, from its first token on: they are computed once
+    """
 
     rows: slice
+    before: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     error: NumericsError | None = None
+
+    @property
+    def visible(self) -> slice | NDArray[np.int64]:
+        """All rows of the sequence."""
+        own = self.rows
+        return np.concatenate([self.before, np.arange(own.start, own.stop)]) if len(self.before) else own
 
 
 def hidden_states(
-    weights: ModelWeights, config: ModelConfig, numerics: Numerics, sequences: Sequence[Sequence[int]]
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    sequences: Sequence[Sequence[int]],
+    table: RotaryTable = rotary_table,
 ) -> tuple[Array, list[Run]]:
     """Final hidden states [T, D] of sequences from position 0 on, one after another, and the run of each.
 
-    An overflow that attention meets is the `error` of its own run; those in the logits are for the caller to see.
+    What several begin with is computed once, if no token goes to experts. An overflow that attention meets is the
+    `error` of its own run; those in the logits are for the caller to see.
+    table  gives the angles of positions, as rope.rotary_table does
     """
     require_ieee()
-    runs, rotary = runs_of(sequences, config)
+    runs, positions = runs_of(sequences)
+    ids = np.array([token for one in sequences for token in one], np.int64)  # [T]
+    if not config.sparse_layers:
+        branches, rows = branches_of(sequences)
+        first = np.unique(rows, return_index=True)[1]  # where each row that is computed stands
+        rotary = table(positions[first], config.head_dim, config.rope_theta)
+        states = final_states(weights, config, numerics, ids[first], rotary, branches)
+        if not any(one.error for one in branches):
+            return states[rows], runs
+    rotary = table(positions, config.head_dim, config.rope_theta)
+    return final_states(weights, config, numerics, ids, rotary, runs), runs
+
+
+def final_states(
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    ids: NDArray[np.int64],
+    rotary: tuple[Array, Array],
+    runs: list[Run],
+) -> Array:
+    """Of the tokens [T] of some runs, with the angles of their positions: [T, D]."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        x = embedded(weights.embedding, numerics, sequences)
+        x = embedded(weights.embedding, numerics, ids)
         for layer in weights.layers:
             x = block(layer, config, numerics, x, rotary, runs)
-        return numerics.rms_norm(x, weights.final_norm, config.norm_eps), runs
+        return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
 
 
-def runs_of(sequences: Sequence[Sequence[int]], config: ModelConfig) -> tuple[list[Run], tuple[Array, Array]]:
-    """The run of each sequence, and the angles of all positions, as `rotary_table` gives them."""
+def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64]]:
+    """The run of each sequence by itself, and the positions [T] of all tokens."""
     lengths = [len(one) for one in sequences]
     runs = [Run(slice(start, stop)) for start, stop in pairwise(np.cumsum([0, *lengths]).tolist())]
-    positions = np.concatenate([np.arange(length) for length in lengths])  # [T]
-    return runs, rotary_table(positions, config.head_dim, config.rope_theta)
+    return runs, np.concatenate([np.arange(length) for length in lengths])
 
 
-def embedded(embedding: StoredTensor, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Array:
-    """The rows of all tokens, [T, D]."""
-    ids = np.array([token for one in sequences for token in one], np.int64)  # [T]
+def branches_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64]]:
+    """Runs of what each sequence adds to those before it, and the row of each token [T] of all of them."""
+    rows: dict[tuple[int, int], int] = {}  # by the row of the token before it (-1: none) and its own id
+    runs, paths = [], []
+    for ids in sequences:
+        start, path = len(rows), [-1]
+        for token in ids:
+            path.append(rows.setdefault((path[-1], token), len(rows)))
+        paths.append(np.array(path[1:], np.int64))
+        if len(rows) > start:
+            runs.append(Run(slice(start, len(rows)), paths[-1][: len(ids) - (len(rows) - start)]))
+    return runs, np.concatenate(paths)
+
+
+def embedded(embedding: StoredTensor, numerics: Numerics, ids: NDArray[np.int64]) -> Array:
+    """The rows of tokens [T], [T, D]."""
     return numerics.embed(widen(embedding.values[ids], embedding.dtype))
 
 
@@ -87,10 +136,16 @@ def block(
 def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, runs: list[Run]) -> Array:
     """reference.short_conv of each sequence, zeros before its first token: [T, D] -> [T, D]."""
     u, gate_out = reference.gated_input(weights, numerics, x)
-    history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
-    windows = [np.concatenate([history, u[one.rows]]) for one in runs]
+    zeros = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
+    windows = [window_of(one, u, zeros) for one in runs]
     mixed = numerics.convolve_ragged(windows, weights.taps, weights.taps_bias)
     return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+
+
+def window_of(run: Run, u: Array, zeros: Array) -> Array:
+    """The L-1 rows before a run's own, zeros [L-1, D] where there are none, and its own: [L-1+t, D]."""
+    before = u[run.before[max(0, len(run.before) - len(zeros)) :]]
+    return np.concatenate([zeros[len(before) :], before, u[run.rows]])
 
 
 def attention(
@@ -108,7 +163,8 @@ def attention(
         if one.error:
             continue
         try:
-            mixed[one.rows] = numerics.attend(queries[one.rows], keys[one.rows], values[one.rows], weights.scale)
+            seen = one.visible
+            mixed[one.rows] = numerics.attend(queries[one.rows], keys[seen], values[seen], weights.scale)
         except NumericsError as error:
             one.error = error
     return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)

@@ -8,6 +8,8 @@ more precisely. The power is rounded correctly to float32; PyTorch's is, too, fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,7 @@ from lfm2np.numerics import elementary
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
+RotaryTable = Callable[[NDArray[np.int64], int, float], tuple[Float64, Float64]]  # as rotary_table
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Float32:

@@ -26,9 +26,15 @@ load = functools.cache(lfm2np.load)
 
 @st.composite
 def sequences(draw: st.DrawFn, vocab_size: int, least: int) -> list[list[int]]:
-    """Of ragged lengths, some of one token."""
+    """Of ragged lengths, some of one token; many begin like others, are others' beginnings, or the same."""
     ids = st.integers(0, vocab_size - 1)
-    return draw(st.lists(st.lists(ids, min_size=least, max_size=12), min_size=1, max_size=6))
+    beginnings = draw(st.lists(st.lists(ids, max_size=8), min_size=1, max_size=2))
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        start = draw(st.sampled_from([[], *beginnings]))
+        start = start[: draw(st.integers(0, len(start)))]
+        found.append([*start, *draw(st.lists(ids, min_size=max(0, least - len(start)), max_size=6))])
+    return found
 
 
 @pytest.mark.parametrize("directory", [None, *TORTURE], ids=str)

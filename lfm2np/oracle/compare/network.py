@@ -31,6 +31,7 @@ from lfm2np.network import ragged
 from lfm2np.network.ragged import Run
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.matrix import Matrix
+from lfm2np.numerics.rope import rotary_table
 from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with_head
 from lfm2np.oracle.judging.routes import routed
 
@@ -139,12 +140,22 @@ def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
     return {f"{prefix}{name}.weight": matrix for name, matrix in found.items()}
 
 
+def laid_out(
+    network: Network, sequences: Sequence[Sequence[int]]
+) -> tuple[list[ragged.Run], NDArray[np.int64], tuple[Array, Array]]:
+    """Their runs, the tokens [T] of all of them, and the angles of their positions."""
+    config = network.layers[0][1]
+    runs, positions = ragged.runs_of(sequences)
+    ids = np.array([token for one in sequences for token in one], np.int64)
+    return runs, ids, rotary_table(positions, config.head_dim, config.rope_theta)
+
+
 def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Pass:
     """All of the network; an overflow that attention meets is the error of its own run."""
-    runs, rotary = ragged.runs_of(sequences, network.layers[0][1])
+    runs, ids, rotary = laid_out(network, sequences)
     wrapped, kept = routed(numerics)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        stream = [ragged.embedded(network.embedding, numerics, sequences)]
+        stream = [ragged.embedded(network.embedding, numerics, ids)]
         for layer, config in network.layers:
             stream.append(ragged.block(layer, config, wrapped, stream[-1], rotary, runs))
         states = numerics.rms_norm(stream[-1], network.final_norm, network.layers[0][1].norm_eps)
@@ -154,12 +165,12 @@ def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence
 
 def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]], part: Part, base: Pass) -> Array:
     """Final states [T, D] of a network that is the base but for one part: what comes before that is the base's."""
-    runs, rotary = ragged.runs_of(sequences, network.layers[0][1])
+    runs, ids, rotary = laid_out(network, sequences)
     for run, before in zip(runs, base.runs, strict=True):
         run.error = before.error
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if EMBEDDING in part.tensors:
-            x, first = ragged.embedded(network.embedding, numerics, sequences), 0
+            x, first = ragged.embedded(network.embedding, numerics, ids), 0
         else:
             first = len(network.layers) if part.layer is None else part.layer
             x = base.stream[first]

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.numerics import rope
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
@@ -152,10 +153,14 @@ class Emulated(Ieee):
             total = total if self.flash else self.keep(total)
         return self.keep(total)
 
+    def rotary_table(
+        self, positions: NDArray[np.int64], head_dim: int, theta: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of angles that are a little off, as the engine's frequencies are: see rope.rotary_table."""
+        angles = rope.angles(positions, head_dim, theta) * (1.0 + np.resize(self.frequency_errors, head_dim // 2))
+        return np.cos(angles), np.sin(angles)
+
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
-        """By angles that are a little off, as the engine's frequencies are."""
-        angles = unwrapped(cos, sin) * np.resize(self.frequency_errors, cos.shape[-1])
-        cos, sin = cos - sin * angles, sin + cos * angles
         if not self.fused:
             return super().rotate(x, cos, sin)
         half = x.shape[-1] // 2
@@ -250,14 +255,6 @@ def to_eleven_bits(x: Array) -> Array:
     """
     high = x * np.float32(2**13 + 1)
     return np.asarray(high - (high - x))
-
-
-def unwrapped(cos: NDArray[np.float64], sin: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The angles [T, E/2], which are 0 at the first token of each sequence and grow by at most 1 a token."""
-    angles = np.unwrap(np.arctan2(sin, cos), axis=0)
-    first = np.all((cos == 1.0) & (sin == 0.0), axis=1)  # [T]
-    assert first[0], "whole sequences"
-    return np.asarray(angles - angles[first][np.cumsum(first) - 1])
 
 
 def quantised(weight: Weights, form: Format, random: np.random.Generator) -> Float32:

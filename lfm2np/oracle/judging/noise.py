@@ -37,6 +37,7 @@ from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.inputs import inputs_of
@@ -167,7 +168,7 @@ def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     found: list[dict[str, Array]] = []
     for engine, own in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
         numerics, weights = engine_of(model, *engine)
-        found += said_by(model, weights, numerics, list(own))
+        found += said_by(model, weights, numerics, list(own), numerics.rotary_table)
     return found
 
 
@@ -188,9 +189,13 @@ _preparing = threading.Lock()
 
 
 def said_by(
-    model: LoadedModel, weights: ModelWeights, numerics: Numerics, items: Sequence[Mapping[str, Any]]
+    model: LoadedModel,
+    weights: ModelWeights,
+    numerics: Numerics,
+    items: Sequence[Mapping[str, Any]],
+    table: RotaryTable = rotary_table,
 ) -> list[dict[str, Array]]:
-    """What an arithmetic says of each sequence, all of them in one ragged pass.
+    """What an arithmetic, with its table of angles, says of each sequence, all of them in one ragged pass.
 
     logprobs   [R, J] at the R rows that are wanted and their columns
     preferred  [T, L, N] and chosen [T, L, K] its experts' scores and its choice: only in a mixture of experts
@@ -198,7 +203,7 @@ def said_by(
     sequences = [item["token_ids"][:-1] for item in items]
     given = given_routes(model, sequences, [item["routes"] for item in items])
     arithmetic, kept = routed(numerics, given)
-    states, runs = ragged.hidden_states(weights, model.config, arithmetic, sequences)
+    states, runs = ragged.hidden_states(weights, model.config, arithmetic, sequences, table)
     overflow = next((one.error for one in runs if one.error), None)
     if overflow:
         raise overflow

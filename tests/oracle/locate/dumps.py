@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from builders import Stored, safetensors_bytes, stored
 
+from lfm2np import reference
 from lfm2np.checkpoint.config import ModelConfig, load_config
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32
+from lfm2np.oracle.judging.emulate import Emulated
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.recorders.own import record
@@ -37,7 +40,10 @@ def recorded_under(directory: Path, numerics: Any, length: int = 24) -> Recorded
     config, tensors = checkpoint(directory)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, length)
     ids[length // 2 :: 3] = ids[1]
-    return record(Model(directory, config, numerics, prepare_weights(tensors, config, numerics)), ids.tolist())
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(numerics, Emulated):
+            patch.setattr(reference, "rotary_table", numerics.rotary_table)
+        return record(Model(directory, config, numerics, prepare_weights(tensors, config, numerics)), ids.tolist())
 
 
 @cache
