@@ -205,8 +205,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 EXACT + "rotate",
-                "x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)",
-                "x[..., 0::2].astype(np.float64), x[..., 1::2].astype(np.float64)",
+                "own[..., :half].astype(np.float64), own[..., half:].astype(np.float64)",
+                "own[..., 0::2].astype(np.float64), own[..., 1::2].astype(np.float64)",
             ),
         ),
     ),

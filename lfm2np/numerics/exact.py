@@ -41,8 +41,8 @@ from lfm2np.numerics.grids import (
     sum_exponent,
     to_units,
 )
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
+from lfm2np.numerics.pieces import elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.routing import best as best
@@ -86,9 +86,7 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     """x [T, inputs] -> [T, outputs]. Exact by the matrix's grid, then rounded to float32 (a bias comes before)."""
     if matrix.grid is None:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
-    rounded = np.empty(x.shape, np.float64)
-    for rows in pieces(len(x), x.shape[1], SMALL_PIECE):
-        rounded[rows] = round_to_grid(x[rows] * matrix.grid.factors, matrix.grid.activation_bits)
+    rounded = on_matrix_grid(x, matrix.grid)
     result = np.empty((len(x), matrix.outputs), np.float32)
     for outputs, values in matrix.pieces():
         made = product(rounded, values)
@@ -96,10 +94,22 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     return result
 
 
+def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
+    """Inputs x [T, inputs] of a product on the grid that its weights leave them."""
+    rounded = np.empty(x.shape, np.float64)
+
+    def compute(rows: slice) -> None:
+        rounded[rows] = round_to_grid(x[rows] * grid.factors, grid.activation_bits)
+
+    over_pieces(compute, len(x), x.shape[1])
+    return rounded
+
+
 def round_products(made: Float64, slices: int, bias: Float32 | None, result: Float32) -> None:
     """Exact products [T, slices * outputs], and a bias, rounded once to float32 into result [T, outputs]."""
     outputs = result.shape[1]
-    for rows in pieces(len(made), outputs, SMALL_PIECE):
+
+    def compute(rows: slice) -> None:
         total = made[rows, :outputs] + 0.0  # -0 + 0 is +0
         for index in range(1, slices):
             total += made[rows, index * outputs : (index + 1) * outputs]
@@ -107,48 +117,62 @@ def round_products(made: Float64, slices: int, bias: Float32 | None, result: Flo
             total += bias
         result[rows] = total
 
+    over_pieces(compute, len(made), outputs)
+
 
 def add(x: Float32, y: Float32) -> Float32:
-    return x + y
+    return elementwise(np.add, x, y)
 
 
 def multiply(x: Float32, y: Float32) -> Float32:
-    return x * y
+    return elementwise(np.multiply, x, y)
 
 
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
     normed = np.empty(x.shape, np.float32)
-    for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
+
+    def compute(rows: slice) -> None:
         wide = x[rows].astype(np.float64)
         mean = exact_sum(wide * wide) / x.shape[-1]
         scale: Float64 = 1.0 / np.sqrt(mean + eps)
         wide *= scale[..., None]
         wide *= weight
         normed[rows] = wide
+
+    over_pieces(compute, len(x), row_size(x))
     return normed
 
 
 def swiglu(gate: Float32, up: Float32) -> Float32:
     """gate / (1 + exp(-gate)) * up; computed in float64, then rounded to float32."""
     gated = np.empty(gate.shape, np.float32)
-    for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
+
+    def compute(rows: slice) -> None:
         wide = gate[rows].astype(np.float64)
         divisor = elementary.exp(-wide)
         divisor += 1.0
         wide /= divisor
         wide *= up[rows]
         gated[rows] = wide
+
+    over_pieces(compute, len(gate), row_size(gate))
     return gated
 
 
 def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
     """x [T, heads, E] by the angles of cos and sin [T, E/2]; computed in float64, then rounded to float32."""
     half = x.shape[-1] // 2
-    first, second = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return np.concatenate(rotated, axis=-1).astype(np.float32)
+    rotated = np.empty(x.shape, np.float32)
+
+    def compute(rows: slice) -> None:
+        own, own_cos, own_sin = x[rows], cos[rows, None, :], sin[rows, None, :]
+        first, second = own[..., :half].astype(np.float64), own[..., half:].astype(np.float64)
+        rotated[rows, :, :half] = first * own_cos - second * own_sin
+        rotated[rows, :, half:] = second * own_cos + first * own_sin
+
+    over_pieces(compute, len(x), row_size(x))
+    return rotated
 
 
 def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None = None) -> Float32:
@@ -165,7 +189,8 @@ def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | N
     stacked, kept = below_each_other(windows, taps.shape[1] - 1)
     filters = taps.T.astype(np.float64)  # [L, D]
     result = np.empty((len(stacked) - len(filters) + 1, stacked.shape[1]), np.float32)
-    for rows in pieces(len(result), result.shape[1], SMALL_PIECE):
+
+    def compute(rows: slice) -> None:
         wide = stacked[rows.start : rows.stop + len(filters) - 1].astype(np.float64)
         total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
         for tap in range(len(filters)):
@@ -173,6 +198,8 @@ def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | N
         if bias is not None:
             total += bias
         result[rows] = total
+
+    over_pieces(compute, len(result), result.shape[1])
     return result if kept is None else result[kept]
 
 

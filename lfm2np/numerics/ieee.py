@@ -26,7 +26,7 @@ from lfm2np.numerics.attention import (
     weighted_values,
 )
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.pieces import elementwise, over_pieces, row_size
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.routing import LEAST_SUM, best
@@ -93,27 +93,33 @@ class Ieee:
         return self.keep(made if bias is None else made + self.parameter(bias))
 
     def add(self, x: Array, y: Array) -> Array:
-        return self.keep(x + y)
+        return self.keep(elementwise(np.add, x, y))
 
     def multiply(self, x: Array, y: Array) -> Array:
-        return self.keep(x * y)
+        return self.keep(elementwise(np.multiply, x, y))
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
         normed, scale = np.empty_like(x), self.parameter(weight)
-        for rows in pieces(len(x), x.size // max(1, len(x)), SMALL_PIECE):
+
+        def compute(rows: slice) -> None:
             mean = np.mean(x[rows] * x[rows], axis=-1, keepdims=True, dtype=self.dtype)
             normalised = self.keep(x[rows] * (1 / np.sqrt(mean + np.asarray(eps, self.dtype))))
             normed[rows] = self.keep(scale * normalised)
+
+        over_pieces(compute, len(x), row_size(x))
         return normed
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         gated = np.empty(gate.shape, gate.dtype)
-        for rows in pieces(len(gate), gate.size // max(1, len(gate)), SMALL_PIECE):
+
+        def compute(rows: slice) -> None:
             with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
                 silu = np.exp(-gate[rows])
             silu += 1
             silu = self.keep(np.divide(gate[rows], silu, out=silu))
             gated[rows] = self.keep(np.multiply(silu, up[rows], out=silu))
+
+        over_pieces(compute, len(gate), row_size(gate))
         return gated
 
     def sigmoid(self, x: Array) -> Array:
@@ -156,8 +162,12 @@ class Ieee:
         filters = np.ascontiguousarray(self.parameter(taps).T)  # [L, D]
         count = len(stacked) - len(filters) + 1
         total = np.zeros_like(stacked[:count]) if bias is None else np.tile(self.parameter(bias), (count, 1))
-        for tap in range(len(filters)):
-            total += stacked[tap : tap + count] * filters[tap]
+
+        def compute(rows: slice) -> None:
+            for tap in range(len(filters)):
+                total[rows] += stacked[rows.start + tap : rows.stop + tap] * filters[tap]
+
+        over_pieces(compute, count, row_size(stacked))
         return self.keep(total if kept is None else total[kept])
 
     def cache_columns(self, groups: int, head_dim: int) -> list[tuple[tuple[int, ...], Any]]:

@@ -1,15 +1,117 @@
-"""Work cut into pieces, so that temporary arrays stay small; in exact arithmetic no choice here can change a bit."""
+"""Work cut into pieces, so that temporary arrays stay small and every core has some of them.
+
+In exact arithmetic no choice here can change a bit: a piece is rows, and a row depends on nothing but itself.
+
+The only threads that this library starts for arithmetic are here. NumPy lets go of the interpreter's lock within an
+operation, and taking it back costs a thread that has to wait for it more than the operation on some thousand numbers:
+so a thread's piece is so large that this is rare, and work too small for two of them stays on the caller's thread.
+Products are no pieces: BLAS has threads of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
 SCORES = 2**19  # bytes of attention's, whose chain of operations is long
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
+THREAD_PIECE = 2**16  # for one of several threads, which wait less for each other the longer an operation takes
+LEAST_PIECE = 2**15  # that is worth a thread
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def threads_of(environment: Mapping[str, str]) -> int:
+    """As many as BLAS would take: the first variable that is a number above 0, else the cores of this process."""
+    for name in THREAD_VARIABLES:
+        value = environment.get(name, "").strip()
+        if value.isdecimal() and int(value) > 0:
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+THREADS = threads_of(os.environ)  # that compute pieces, the caller's among them; read when BLAS reads it
 
 
 def pieces(count: int, elements: int, limit: int | None = None) -> Iterator[slice]:
     """Slices of range(count) so that `elements` each stay within `limit` (PIECE) together."""
     step = max(1, (limit or PIECE) // max(1, elements))
     return (slice(start, min(count, start + step)) for start in range(0, count, step))
+
+
+def over_pieces(function: Callable[[slice], object], count: int, elements: int, limit: int | None = None) -> None:
+    """function(rows) once for each slice of range(count), whose rows have `elements` each, on THREADS if that pays.
+
+    limit  elements of a piece; None: SMALL_PIECE on one thread, THREAD_PIECE on several, less if that gives work to all
+
+    Returns when all are done. The caller's thread computes pieces as well, and would compute all were there no other.
+    The others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That
+    and an interrupt leave out the pieces that are not begun; those under way are waited for.
+    """
+    total = count * elements
+    threads = min(THREADS, total // LEAST_PIECE)
+    if threads < 2:
+        for rows in pieces(count, elements, limit or SMALL_PIECE):
+            function(rows)
+        return
+    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-total // threads))))
+
+    def compute() -> None:
+        try:
+            while (rows := next_piece(waiting)) is not None:
+                function(rows)
+        except BaseException:
+            waiting.clear()
+            raise
+
+    helpers: list[Future[None]] = []
+    try:
+        with suppress(RuntimeError):  # no thread to be had, or the interpreter is ending
+            for _ in range(min(threads, len(waiting)) - 1):
+                helpers.append(thread_pool(THREADS - 1).submit(copy_context().run, compute))
+        compute()
+    finally:
+        waiting.clear()
+        begun = [one for one in helpers if not one.cancel()]
+        errors = [one.exception() for one in begun]  # waits
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def row_size(x: NDArray[Any]) -> int:
+    """Elements of a row of x [rows, ...]."""
+    return x.size // max(1, len(x))
+
+
+def elementwise(operation: np.ufunc, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
+    """The operation on two arrays of one shape."""
+    made = np.empty(x.shape, np.result_type(x, y))
+    over_pieces(lambda rows: operation(x[rows], y[rows], out=made[rows]), len(x), row_size(x))
+    return made
+
+
+def next_piece(waiting: deque[slice]) -> slice | None:
+    """The first of those that no thread has begun; None if there is none."""
+    with suppress(IndexError):
+        return waiting.popleft()
+    return None
+
+
+@functools.cache
+def thread_pool(threads: int) -> ThreadPoolExecutor:
+    """Started by the first work that is large enough; its threads end with the interpreter."""
+    return ThreadPoolExecutor(threads, "lfm2np-pieces")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=thread_pool.cache_clear)  # a forked child has none of its parent's threads

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lfm2np.numerics import elementary
 from lfm2np.numerics.grids import Float32, Float64, exact_sum
-from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.pieces import over_pieces
 
 LEAST_SUM = 1e-6  # added to a sum of weights before it divides them
 
@@ -55,9 +55,12 @@ def mix(made: Float32, weights: Float32) -> Float32:
     Products of two float32 are exact in float64; they are added best expert first, then rounded once to float32.
     """
     mixed = np.empty((len(made), made.shape[2]), np.float32)
-    for rows in pieces(len(made), made.shape[2], SMALL_PIECE):
+
+    def compute(rows: slice) -> None:
         total = np.zeros(mixed[rows].shape, np.float64)
         for place in range(made.shape[1]):
             total += made[rows, place].astype(np.float64) * weights[rows, place, None]
         mixed[rows] = total
+
+    over_pieces(compute, len(made), made.shape[2])
     return mixed

@@ -27,7 +27,7 @@ FILES = (
 
 # Elementwise operations that IEEE 754 defines to the last bit, choices among values, and array bookkeeping.
 ALLOWED = {
-    *("abs", "clip", "floor", "frexp", "ldexp", "maximum", "max", "multiply", "rint", "sqrt", "where"),
+    *("abs", "add", "clip", "floor", "frexp", "ldexp", "maximum", "max", "multiply", "rint", "sqrt", "where"),
     "argsort",  # of equal numbers the first comes first: see below
     *("isfinite", "isnan", "any", "arange", "argwhere", "asarray", "concatenate", "copyto", "empty", "full"),
     *("result_type", "zeros", "zeros_like", "errstate"),
