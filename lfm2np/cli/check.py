@@ -19,7 +19,8 @@ from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.check import SCORING, Checked, ask_all, judged
+from lfm2np.oracle.ahead import scored_ahead
+from lfm2np.oracle.check import SCORING, Checked, While, always, as_far_as_needed, ask_all, judged, until_wrong
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -46,7 +47,7 @@ EXIT_CODES = """exit codes:
   3    the check could not run
   130  interrupted"""
 EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloat16
-  lfm2np check package.module:factory --model DIR
+  lfm2np check package.module:factory --model DIR --first
   lfm2np check transformers: --format float16 --html report.html
   lfm2np check "exec:./my-engine --threads 4" --model DIR --save answers.jsonl
   lfm2np check answers.jsonl --model DIR
@@ -77,6 +78,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const="",
         help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
         f"itself, or {FORMS}",
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="end with the first answer that is wrong beyond doubt; a right engine is asked everything",
     )
     work.add_options(parser)
     parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
@@ -122,11 +128,23 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
             return judged_file(model, arguments, place, shown), place
         with contextlib.closing(target_of(arguments, model)) as target, transcript_of(arguments) as transcript:
             taken = formats.format_of(arguments, target.probe().engine)  # before anything is asked
-            found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown)
-        del target  # its process has ended, or its weights are let go, before scoring takes memory of its own
-        known = Known(place=place)
+            known = Known(place=place)
+            with meanwhile(arguments, model, target, taken.name, known) as on:
+                found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on)
+        del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(model, found.abilities, taken.name, found.pairs, found.not_put, shown, known)
-        return replace(result, why_format=taken.why), place
+        return replace(result, why_format=taken.why, left=found.left), place
+
+
+def meanwhile(
+    arguments: argparse.Namespace, model: Model, target: Target, format_name: str, known: Known
+) -> contextlib.AbstractContextManager[While]:
+    """What is done with answers while others are to come. An engine in this process needs its memory and its cores."""
+    if arguments.first:
+        return contextlib.nullcontext(until_wrong(model, format_name, known))
+    if isinstance(target, HttpTarget):
+        return scored_ahead(model, format_name, known)
+    return contextlib.nullcontext(always)
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:
@@ -151,9 +169,10 @@ def located(result: Checked, target: str, record: Record, model: str | None) -> 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
     """What was recorded earlier, all of it."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
-    taken = formats.format_of(arguments, abilities.engine)
-    result = judged(model, abilities, taken.name, pairs, progress=shown, known=Known(place=place))
-    return replace(result, why_format=taken.why)
+    taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
+    needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
+    result = judged(model, abilities, taken.name, needed, progress=shown, known=known)
+    return replace(result, why_format=taken.why, left=len(pairs) - len(needed))
 
 
 def known_cases(names: str) -> list[str]:

@@ -1,21 +1,25 @@
 """A whole check: ask the engine, score what it says, and say what comes of it. Data flows one way:
 
 workloads -> target -> transcript -> judge (truth, noise) -> total -> report
+
+What is told of some answers may be judged while others are still to come: see While.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import DRAWS
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
-from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.judging.verdict import Position, is_in_doubt
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -29,8 +33,18 @@ SCORING = "scoring"  # the progress that counts tokens
 MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
 
 
+LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
+
+While = Callable[[Sequence[Pair]], bool]  # of all answers so far, after each round: whether to ask on
+
+
 def silent(what: str, done: int, total: int) -> None:
     """No progress is shown."""
+
+
+def always(pairs: Sequence[Pair]) -> bool:
+    """Asks all there is."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ class Checked:
     total: Total
     cause: Cause | None = None  # where it goes wrong, if that was looked for
     why_format: str = ""  # where it was not declared
+    left: int = 0  # asks that were not needed, as what came before them is wrong
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,7 @@ class Asked:
     abilities: Abilities
     pairs: tuple[Pair, ...]
     not_put: tuple[str, ...]  # as in Checked
+    left: int = 0  # as in Checked
 
 
 def check(
@@ -85,8 +101,9 @@ def ask_all(
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
     progress: ProgressOf = silent,
+    on: While = always,
 ) -> Asked:
-    """Asks what the workloads ask.
+    """Asks what the workloads ask, as long as `on` says so.
 
     `transcript` keeps each answer as it comes, and those that it has already are not asked for again. TargetError if
     the engine can't be run.
@@ -101,8 +118,36 @@ def ask_all(
     for done, one in enumerate(plan):
         progress("asking", done, len(plan))
         pairs += answered(target, one, transcript)
+        if not on(pairs):
+            break
     progress("asking", len(plan), len(plan))
-    return Asked(abilities, tuple(pairs), tuple(not_put))
+    every = sum(len(one.asks) - len(one.aborted) for one in plan)
+    return Asked(abilities, tuple(pairs), tuple(not_put), every - len(pairs))
+
+
+def until_wrong(model: Model, format_name: str, known: Known) -> While:
+    """Judges the answers since it last did, whenever there is as much again; none is needed after one that is wrong."""
+    done = 0
+
+    def on(pairs: Sequence[Pair]) -> bool:
+        nonlocal done
+        before, now = num_tokens(pairs[:done]), num_tokens(pairs)
+        if now < max(LEAST_JUDGED, 2 * before):
+            return True
+        new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[done:]]
+        done = len(pairs)
+        return not (any(answer.refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known)))
+
+    return on
+
+
+def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
+    """Answers that are all there: those that `on` would have asked for, one after another."""
+    return next((pairs[:count] for count in range(1, len(pairs)) if not on(pairs[:count])), pairs)
+
+
+def num_tokens(pairs: Sequence[Pair]) -> int:
+    return sum(len(ask.prompt_token_ids) + len(answer.token_ids or ()) for ask, answer in pairs)
 
 
 def judged(
@@ -122,6 +167,8 @@ def judged(
     pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
+    if is_in_doubt(positions) and not is_wrong(positions):
+        positions = judge(model, format_name, pairs, scoring, known, first=DRAWS)
     verdict = total(model, format_name, pairs, positions, scoring, known)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 

@@ -1,11 +1,10 @@
 """From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format.
 
-Two engines that could be tell most positions: an error far below the limit is no error under eight, and one far beyond
-it is one. Only where that is in doubt are all eight asked, and then they decide. With X the mean square of K errors of
-variance s^2, and tau^2 h what all tokens of the position say of it, the square of a scale is (X + tau^2 h) / 2. A scale
-of two is c times too large, or more, only if X is c^2 s^2 or more: with a probability of at most exp(-c^2), and of
-exp(1 - 2 c^2) where both parts are alike. So an error at the limit passes for one below LIMIT / SURE with at most 0.02
-(0.0009), one of twice the limit with 1e-7. What fixtures show is in the documentation of the verdicts.
+Two of eight engines that could be tell most positions. Each square of a scale is a sum of mean squares over engines
+(noise.py), and a mean over some of them is at most as many times that over all as they are fewer: the scale of two is
+at most sqrt(8 / 2) times that of all eight. So what is beyond the limit under all is beyond half of it under two, and
+only such positions are judged again, by all. They decide: nothing is called wrong, and nothing right, that all eight
+would not. Where a position is wrong under all the engine is, and the others need not be judged again.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.progress import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
-SURE = 2.0  # below LIMIT / SURE under FIRST_DRAWS a difference is none under all
-BEYOND = 10.0  # and beyond LIMIT * BEYOND it is one
 
 
 def judge(
@@ -51,12 +48,12 @@ def judge(
         return judged_by_share(model, form, usable, of_answers, untold, known, progress)
     add_noises(model, format_name, of_answers, known, first, progress)
     found = [judged_alone(model, form, pair, truth, known) for pair, truth in zip(usable, of_answers, strict=True)]
-    for doubtful in in_doubt(found):
+    for doubtful in in_doubt(found, math.sqrt(len(DRAWS) / len(first))):
         add_noises(model, format_name, [of_answers[index] for index in doubtful], known, DRAWS, progress)
         for index in doubtful:
             found[index] = judged_alone(model, form, usable[index], of_answers[index], known)
-        if any(is_wrong(found[index]) for index in doubtful):
-            break  # all engines say so: nothing else can make the whole right
+        if not layers and any(is_wrong(found[index]) for index in doubtful):
+            break  # of a mixture other routes may explain it, and then the others count
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(found[index]):
@@ -77,8 +74,7 @@ def judged_by_share(
 ) -> list[Position]:
     """Of a mixture of experts whose near ties are everywhere, and of which routes are not told: what share of engines
     goes elsewhere counts, so that all are asked, once with the truth's routes and once with their own."""
-    every = list(dict.fromkeys(of_answers))
-    add_noises(model, form.name, every, known, DRAWS, progress)
+    add_noises(model, form.name, of_answers, known, DRAWS, progress)
     own = list(dict.fromkeys(untold))
     add_noises(model, form.name, own, known, DRAWS, progress, own_routes=True)
     loose = dict(zip(own, loosened([known.loose[form.name, one.spoken] for one in own]), strict=True))
@@ -97,15 +93,13 @@ def scored_by(model: LoadedModel, form: Format, truth: Truth, known: Known) -> S
     return scored_as(model, truth, known.noises[form.name, truth.spoken])
 
 
-def in_doubt(found: Sequence[Sequence[Position]]) -> Iterable[list[int]]:
-    """Which answers are to be judged again, by all engines: the worst by itself if it is wrong, then the others.
+def in_doubt(found: Sequence[Sequence[Position]], factor: float) -> Iterable[list[int]]:
+    """Which answers are to be judged again: the worst by itself if it is wrong, then all others that may be.
 
-    None if some position is wrong beyond doubt.
+    factor  by which a scale may be too large: 1 where all engines were asked
     """
     worst = [max(map(difference, positions), default=0.0) for positions in found]
-    if max(worst, default=0.0) > LIMIT * BEYOND:
-        return
-    doubtful = [index for index, one in enumerate(worst) if one > LIMIT / SURE]
+    doubtful = [index for index, one in enumerate(worst) if factor > 1.0 and one > LIMIT / factor]
     if any(is_wrong(found[index]) for index in doubtful):
         first = max(doubtful, key=lambda index: worst[index])
         yield [first]

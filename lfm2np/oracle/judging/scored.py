@@ -121,7 +121,7 @@ def add_noises(
     """Of these engines that could be, beside those that are known already."""
     noises = known.loose if own_routes else known.noises
     missing: dict[tuple[int, ...], list[Truth]] = {}
-    for truth in truths:
+    for truth in dict.fromkeys(truths):
         noise = noises.get((format_name, truth.spoken))
         new = tuple(draw for draw in draws if noise is None or draw not in noise.draws)
         if new:

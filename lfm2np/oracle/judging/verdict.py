@@ -109,6 +109,12 @@ def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
     return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * one.route_chance) for one in positions])
 
 
+def is_in_doubt(positions: Sequence[Position]) -> bool:
+    """Whether chances that are better known might be on the other side of FLIPS_LIMIT."""
+    chance = min(flip_probability(positions)[1], route_probability(positions)[1])
+    return FLIPS_LIMIT**2 < chance < math.sqrt(FLIPS_LIMIT)
+
+
 def tie_chance(margin_ratio: float) -> float:
     """That noise, times SPREAD, exceeds a margin in units of the noise."""
     return 0.5 * math.erfc(margin_ratio / (SPREAD * math.sqrt(2.0)))

@@ -18,6 +18,7 @@ from lfm2np.oracle.reports.parts import (
     counts_in_words,
     environment,
     flips_of,
+    left_words,
     limits,
     messages,
     not_put_by_case,
@@ -267,6 +268,7 @@ def missing(checked: Checked) -> str:
     lines = [f"The engine {words}." for words in limits(checked.abilities)]
     for case, count in not_put_by_case(checked).items():
         lines.append(f"Not put: {plural(count, 'request')} of {foreign(case)}.")
+    lines += [f"{words}." for words in left_words(checked)]
     content = bullets(lines) if lines else "<p>Everything was asked.</p>\n"
     found = messages(checked)
     if found:

@@ -97,6 +97,13 @@ def in_order(cases: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(cases), key=lambda case: names.index(case) if case in CASES else len(names))
 
 
+def left_words(checked: Checked) -> list[str]:
+    """Of a check that ended early."""
+    if not checked.left:
+        return []
+    return [f"{plural(checked.left, 'request')} not asked for, or not judged: one before them is wrong beyond doubt"]
+
+
 def flips_of(checked: Checked) -> list[Position]:
     """The furthest behind first: `total.flips` of them."""
     return sorted((one for one in checked.positions if one.is_flip), key=lambda one: -one.gap_ratio)

@@ -21,6 +21,7 @@ from lfm2np.oracle.reports.parts import (
     counts_in_words,
     environment,
     flips_of,
+    left_words,
     limits,
     messages,
     not_put_by_case,
@@ -173,6 +174,7 @@ def message_lines(checked: Checked) -> list[str]:
 def missing_lines(checked: Checked) -> list[str]:
     """What could not be asked or seen."""
     lines = [f"the engine {words}" for words in limits(checked.abilities)]
+    lines += left_words(checked)
     if checked.not_put:
         by_case = ", ".join(f"{visible(case)} {count}" for case, count in not_put_by_case(checked).items())
         lines.append(f"not put: {plural(len(checked.not_put), 'request')} ({by_case})")
@@ -226,6 +228,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "unanswered": [{"message": message, "count": count} for message, count in messages(checked)],
         "unanswered_ids": list(total.unanswered),
         "not_put": list(checked.not_put),
+        "left": checked.left,
         "limits": limits(checked.abilities),
         "environment": dict(facts or environment()),
         "command": command,

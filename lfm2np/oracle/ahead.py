@@ -1,0 +1,55 @@
+"""Answers are scored while the next are asked for: for engines in processes of their own, which stay anyway."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+
+from lfm2np.errors import Lfm2npError
+from lfm2np.loading import Model
+from lfm2np.oracle.check import While, fitting, num_tokens
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.scored import Known, Pair
+
+AT_ONCE = 256  # tokens: more than one answer at once while there are as many
+
+
+@contextlib.contextmanager
+def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
+    """What `known` lacks of the answers so far is computed in a thread. No one else may use `known` meanwhile.
+
+    At the end what is under way is waited for, and no more is begun; after an interrupt neither. What goes wrong there
+    is met again, and said, when the answers are judged.
+    """
+    waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
+    ended, taken = threading.Event(), 0
+
+    def on(pairs: Sequence[Pair]) -> bool:
+        nonlocal taken
+        waiting.put([(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[taken:]])
+        taken = len(pairs)
+        return True
+
+    def compute() -> None:
+        while not ended.is_set():
+            pairs = list(waiting.get())
+            while num_tokens(pairs) < AT_ONCE and not waiting.empty():
+                pairs += waiting.get()
+            try:
+                if not ended.is_set():
+                    judge(model, format_name, pairs, known=known)
+            except Lfm2npError:
+                return
+
+    thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
+    thread.start()
+    try:
+        yield on
+        ended.set()
+        waiting.put([])
+        thread.join()
+    finally:
+        ended.set()
+        waiting.put([])

@@ -1,0 +1,200 @@
+"""Two engines that could be are asked first, all eight where these leave a doubt: nothing else comes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lfm2np
+from lfm2np.errors import NumericsError
+from lfm2np.loading import Model
+from lfm2np.oracle.ahead import scored_ahead
+from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, ask_all, judged, num_tokens, until_wrong
+from lfm2np.oracle.judging import judge as judging
+from lfm2np.oracle.judging.answer import is_wrong
+from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.noise import DRAWS, FIRST_DRAWS, Noise, spread_of
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.truth import Spoken, Truth
+from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, is_in_doubt
+from lfm2np.oracle.reports.report import as_json, as_text
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.workloads import Writer, rounds
+
+
+@cache
+def model() -> Model:
+    return lfm2np.load()
+
+
+@cache
+def told(name: str) -> tuple[Pair, ...]:
+    """A right engine's answers to twelve requests."""
+    target = PythonTarget(f"engines:{name}", model().path)
+    target.probe()
+    asks = [ask for one in rounds(Writer(model().config, None, 1), ["short-prompts", "borders"]) for ask in one.asks]
+    return tuple(zip(asks[:12], target.answer(asks[:12]), strict=True))
+
+
+@cache
+def known_by(name: str, draws: Sequence[int]) -> Known:
+    known = Known()
+    judge(model(), name, told(name), known=known, first=draws)
+    return known
+
+
+def copied(known: Known) -> Known:
+    return Known(dict(known.truths), dict(known.noises))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 30))
+def test_no_scale_of_two_engines_is_more_than_twice_that_of_all(seed: int, power: float) -> None:
+    """Also where only two of them err: then it is twice."""
+    random = np.random.default_rng(seed)
+    errors = (random.normal(size=(8, 2, 5)) * 2.0 ** -random.uniform(0, power, (8, 2, 5))).astype(np.float32)
+    errors[1:7, 1] = 0.0
+    logprobs = np.log(random.dirichlet(np.ones(5), 2))
+    columns, zeros = np.tile(np.arange(5), (2, 1)), np.zeros(2, np.int64)
+    truth = Truth(Spoken((1, 2, 3)), columns, logprobs, zeros, np.exp(logprobs * 2).sum(1), np.ones(2), 5)
+    chosen = errors[list(FIRST_DRAWS)]
+    two, eight = Noise(FIRST_DRAWS, chosen, spread_of(chosen)), Noise(DRAWS, errors, spread_of(errors))
+    most = 2.0 * (1.0 + 1e-12)
+    for row in range(2):
+        assert (two.gap_scales(row, 0) <= most * eight.gap_scales(row, 0)).all()
+        for column in range(5):
+            assert two.scale(truth, row, column) <= most * eight.scale(truth, row, column)
+    assert two.scale(truth, 1, 0) > 1.999 * eight.scale(truth, 1, 0)
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data: st.DataObject) -> None:
+    """One log-probability of a right engine moved, by up to thirty times the noise."""
+    pairs = list(told(name))
+    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), first=DRAWS)
+    chosen = data.draw(st.sampled_from([one for one in every if one.is_new and one.error is not None]))
+    index = chosen.row + 1 - len(chosen.ask.prompt_token_ids)
+    place = next(place for place, (ask, _) in enumerate(pairs) if ask.id == chosen.ask.id)
+    ask, answer = pairs[place]
+    truth = next(
+        one
+        for ids, one in known_by(name, DRAWS).truths.items()
+        if ids.token_ids[: chosen.row + 2] == (*ask.prompt_token_ids, *(answer.token_ids or ())[: index + 1])
+    )
+    noise = known_by(name, DRAWS).noises[name, truth.spoken]
+    scale = noise.scale(truth, chosen.row, truth.at(chosen.row, chosen.token_id))
+    logprobs = list(answer.logprobs or ())
+    logprobs[index] -= scale * data.draw(st.floats(0, 30))
+    pairs[place] = ask, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
+    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), first=DRAWS)
+    staged = judge(model(), name, pairs, known=copied(known_by(name, FIRST_DRAWS)))
+    assert is_wrong(staged) == is_wrong(by_all)
+    assert [one.verdict for one in staged] == [one.verdict for one in by_all]
+
+
+def doubtful(ratio: float, verdict: Verdict = Verdict.EXACT) -> list[Position]:
+    ask = Ask("a", "case", (1,), 1)
+    return [Position(ask, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
+
+
+def test_the_worst_is_asked_first_and_others_only_where_it_is_right_by_all() -> None:
+    found = [doubtful(4.9), doubtful(5.1), doubtful(11.0, Verdict.DRIFT), doubtful(30.0, Verdict.DRIFT), doubtful(-6.0)]
+    assert list(judging.in_doubt(found, 2.0)) == [[3], [1, 2, 4]]
+    assert list(judging.in_doubt(found[:2], 2.0)) == [[1]]
+    assert list(judging.in_doubt(found, 1.0)) == list(judging.in_doubt(found[:1], 2.0)) == []
+
+
+@pytest.mark.rounding
+def test_all_engines_are_asked_where_the_number_of_flips_is_in_doubt() -> None:
+    """Three flips, each with a chance of 1e-4: together 1e-12 by these chances, which are rough."""
+    flips = [replace(one, token_id=2, flip_chance=1e-4) for one in doubtful(1.0) * 3]
+    assert is_in_doubt(flips) and not is_in_doubt(flips[:1]) and not is_in_doubt([])
+    assert not is_in_doubt([replace(one, flip_chance=FLIPS_LIMIT**2) for one in flips])
+
+
+def wrong(pairs: Sequence[Pair], place: int) -> list[Pair]:
+    ask, answer = pairs[place]
+    return [
+        *pairs[:place],
+        (ask, replace(answer, logprobs=tuple(one - 1.0 for one in answer.logprobs or ()))),
+        *pairs[place + 1 :],
+    ]
+
+
+def found(pairs: Sequence[Pair], known: Known) -> Checked:
+    return judged(model(), Abilities("recorded"), "float32", pairs, known=known)
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("place", [0, 5, 11])
+def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
+    pairs, known = wrong(told("float32"), place), Known()
+    needed = as_far_as_needed(pairs, until_wrong(model(), "float32", known))
+    until = num_tokens(pairs[: place + 1])
+    assert until <= num_tokens(needed) <= max(LEAST_JUDGED, 2 * until) + max(num_tokens([one]) for one in pairs)
+    first = found(needed, known)
+    assert first.total.verdict is found(pairs, Known()).total.verdict
+    assert first.total.first_wrong is not None and first.total.first_wrong.ask.id == pairs[place][0].id
+
+
+@pytest.mark.rounding
+def test_a_refuted_answer_ends_it_too_and_a_right_engine_is_asked_everything() -> None:
+    pairs = list(told("float32"))
+    assert as_far_as_needed(pairs, until_wrong(model(), "float32", Known())) == pairs
+    pairs[0] = pairs[0][0], Answer(pairs[0][0].id, (0,) * 99)
+    assert len(as_far_as_needed(pairs, until_wrong(model(), "float32", Known()))) < len(pairs)
+
+
+@pytest.mark.rounding
+def test_a_check_that_ends_early_says_what_it_left_out() -> None:
+    target = PythonTarget("lfm2np.oracle.wrong_engine:factory", model().path)
+    known = Known()
+    asked = ask_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
+    assert len(asked.pairs) + asked.left == 10 and asked.left > 0
+    result = replace(judged(model(), asked.abilities, "float32", asked.pairs, known=known), left=asked.left)
+    assert f"{asked.left} requests not asked for" in as_text(result) and as_json(result)["left"] == asked.left
+
+
+@pytest.mark.rounding
+def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
+    pairs, known = list(told("float32")), Known()
+    with scored_ahead(model(), "float32", known) as on:
+        assert all(on(pairs[:count]) for count in range(1, 13))
+        while len(known.noises) < len(known_by("float32", FIRST_DRAWS).noises):
+            pass
+    done = known.place.num_tokens
+    ahead = found(pairs, known)
+    assert known.place.num_tokens == done > 0
+    assert [one.verdict for one in ahead.positions] == [one.verdict for one in found(pairs, Known()).positions]
+
+
+@pytest.mark.rounding
+def test_what_goes_wrong_ahead_is_said_when_all_is_judged() -> None:
+    weights = replace(model().weights, final_norm=model().weights.final_norm * np.float32(1e38))
+    broken, known = replace(model(), weights=weights), Known()
+    with scored_ahead(broken, "float32", known) as on:
+        on(told("float32"))
+    with pytest.raises(NumericsError, match="overflow"):
+        judge(broken, "float32", told("float32"), known=known)
+
+
+@pytest.mark.rounding
+def test_an_interrupt_leaves_no_thread_behind() -> None:
+    with pytest.raises(KeyboardInterrupt), scored_ahead(model(), "float32", Known()) as on:
+        on(told("float32"))
+        raise KeyboardInterrupt
+    for thread in threading.enumerate():
+        if thread.name == "lfm2np-ahead":
+            thread.join()
+    assert all(thread.name != "lfm2np-ahead" for thread in threading.enumerate())
