@@ -58,13 +58,12 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
     The others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That
     and an interrupt leave out the pieces that are not begun; those under way are waited for.
     """
-    total = count * elements
-    threads = min(THREADS, total // LEAST_PIECE)
+    threads = worth_threads(count, elements)
     if threads < 2:
         for rows in pieces(count, elements, limit or SMALL_PIECE):
             function(rows)
         return
-    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-total // threads))))
+    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-count * elements // threads))))
 
     def compute() -> None:
         try:
@@ -87,6 +86,11 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
     for error in errors:
         if error is not None:
             raise error
+
+
+def worth_threads(count: int, elements: int) -> int:
+    """How many threads work on so many rows of so many elements each is worth; 0 or 1: the caller's."""
+    return min(THREADS, count, count * elements // LEAST_PIECE)
 
 
 def row_size(x: NDArray[Any]) -> int:
