@@ -95,7 +95,7 @@ def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data
     noise = known_by(name, DRAWS).noises[name, truth.spoken]
     scale = noise.scale(truth, chosen.row, truth.at(chosen.row, chosen.token_id))
     logprobs = list(answer.logprobs or ())
-    logprobs[index] -= scale * data.draw(st.floats(0, 30))
+    logprobs[index] -= scale * data.draw(st.floats(5, 20))
     pairs[place] = ask, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
     by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), first=DRAWS)
     staged = judge(model(), name, pairs, known=copied(known_by(name, FIRST_DRAWS)))
