@@ -35,7 +35,7 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
         return []
     ask, known = Ask("right", "fuzz", sent.prompt, len(tokens)), Known()
     pair = (ask, Answer("right", tuple(tokens)))
-    positions = judge(model, format_name, [pair], known=known, first=DRAWS)
+    positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
     (truth,) = truths_of(model, [pair], known).values()
     noise, bits = known.noises[format_name, truth.spoken], format_named(format_name).bits
     found = []

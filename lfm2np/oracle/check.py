@@ -7,6 +7,7 @@ What is told of some answers may be judged while others are still to come: see W
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,10 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS
+from lfm2np.oracle.judging.noise import DRAWS, STAGES
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, is_in_doubt
@@ -167,8 +169,8 @@ def judged(
     pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
-    if is_in_doubt(positions) and not is_wrong(positions):
-        positions = judge(model, format_name, pairs, scoring, known, first=DRAWS)
+    if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
+        positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
     verdict = total(model, format_name, pairs, positions, scoring, known)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 

@@ -1,22 +1,23 @@
 """From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format.
 
-Two of eight engines that could be tell most positions. Each square of a scale is a sum of mean squares over engines
-(noise.py), and a mean over some of them is at most as many times that over all as they are fewer: the scale of two is
-at most sqrt(8 / 2) times that of all eight. So what is beyond the limit under all is beyond half of it under two, and
-only such positions are judged again, by all. They decide: nothing is called wrong, and nothing right, that all eight
-would not. Where a position is wrong under all the engine is, and the others need not be judged again.
+One of eight engines that could be tells most positions. Each square of a scale is a sum of mean squares over engines
+(noise.py), and a mean over some of them is at most as many times that over all as they are fewer: the scale of K is at
+most sqrt(8 / K) times that of all eight. So what is beyond the limit under all is beyond LIMIT / sqrt(8 / K) under K,
+and only answers with such positions are judged again, by 2, 4, and all. No engine is called wrong, and none right, that
+all eight would not.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.judging.answer import is_wrong, judged
 from lfm2np.oracle.judging.formats import Format, format_named
-from lfm2np.oracle.judging.noise import DRAWS, FIRST_DRAWS, loosened
+from lfm2np.oracle.judging.noise import DRAWS, STAGES, loosened
 from lfm2np.oracle.judging.rerouted import rerouted
 from lfm2np.oracle.judging.scored import Known, Pair, Scored, add_noises, scored_as, spoken, truths_of
 from lfm2np.oracle.judging.truth import Truth
@@ -24,6 +25,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.progress import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
+FAR = 5.0  # beyond LIMIT * FAR an answer of a wrong engine is taken for wrong: few engines may have a scale too small
 
 
 def judge(
@@ -32,11 +34,12 @@ def judge(
     pairs: Sequence[Pair],
     progress: Progress | None = None,
     known: Known | None = None,
-    first: Sequence[int] = FIRST_DRAWS,
+    stages: Sequence[Sequence[int]] = STAGES,
 ) -> list[Position]:
     """All positions that the answers allow to judge, in the order of the asks.
 
-    By the `first` of DRAWS where these tell, by all where they do not.
+    By the first of `stages` where it tells, by the others, of which the last is all DRAWS, where it does not. The
+    answers of an engine that is wrong need not be asked about so often where that shows without any doubt.
     """
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
@@ -46,14 +49,13 @@ def judge(
     untold = [one for one in of_answers if layers and not one.spoken.routes and not form.is_fine]
     if untold:
         return judged_by_share(model, form, usable, of_answers, untold, known, progress)
-    add_noises(model, format_name, of_answers, known, first, progress)
-    found = [judged_alone(model, form, pair, truth, known) for pair, truth in zip(usable, of_answers, strict=True)]
-    for doubtful in in_doubt(found, math.sqrt(len(DRAWS) / len(first))):
-        add_noises(model, format_name, [of_answers[index] for index in doubtful], known, DRAWS, progress)
-        for index in doubtful:
-            found[index] = judged_alone(model, form, usable[index], of_answers[index], known)
-        if not layers and any(is_wrong(found[index]) for index in doubtful):
-            break  # of a mixture other routes may explain it, and then the others count
+
+    def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+        add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
+        chosen = [(usable[index], scored_by(model, form, of_answers[index], known)) for index in indices]
+        return [judged(*pair, scored, form.bits, layers) for pair, scored in chosen]
+
+    found = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(found[index]):
@@ -61,6 +63,30 @@ def judge(
             scored = scored_by(model, form, truth, known)
             found[index] = rerouted(model, form.name, pair, scored, found[index], known, DRAWS)
     return [one for positions in found for one in positions]
+
+
+def staged(
+    stages: Sequence[Sequence[int]],
+    count: int,
+    ask: Callable[[Sequence[int], Sequence[int]], list[list[Position]]],
+    far: float,
+) -> list[list[Position]]:
+    """The positions of `count` answers, each judged by as many engines as it takes; ask(draws, indices) judges.
+
+    far  units of the noise: what is further off is wrong, once one such answer is wrong by all
+    """
+    found = ask(stages[0], range(count))
+    doubtful: Sequence[int] = range(count)
+    for draws, following in itertools.pairwise(stages):
+        least = LIMIT / math.sqrt(len(DRAWS) / len(draws))
+        doubtful = [index for index in doubtful if least < worst(found[index]) <= far]
+        for index, positions in zip(doubtful, ask(following, doubtful), strict=True):
+            found[index] = positions
+    others = sorted((worst(positions), index) for index, positions in enumerate(found) if worst(positions) > far)
+    while others and not any(is_wrong(found[index]) for index in doubtful):
+        doubtful = [others.pop()[1]]
+        (found[doubtful[0]],) = ask(DRAWS, doubtful)
+    return found
 
 
 def judged_by_share(
@@ -85,27 +111,13 @@ def judged_by_share(
     return smoothed(positions, len(DRAWS))
 
 
-def judged_alone(model: LoadedModel, form: Format, pair: Pair, truth: Truth, known: Known) -> list[Position]:
-    return judged(*pair, scored_by(model, form, truth, known), form.bits, model.config.sparse_layers)
-
-
 def scored_by(model: LoadedModel, form: Format, truth: Truth, known: Known) -> Scored:
     return scored_as(model, truth, known.noises[form.name, truth.spoken])
 
 
-def in_doubt(found: Sequence[Sequence[Position]], factor: float) -> Iterable[list[int]]:
-    """Which answers are to be judged again: the worst by itself if it is wrong, then all others that may be.
-
-    factor  by which a scale may be too large: 1 where all engines were asked
-    """
-    worst = [max(map(difference, positions), default=0.0) for positions in found]
-    doubtful = [index for index, one in enumerate(worst) if factor > 1.0 and one > LIMIT / factor]
-    if any(is_wrong(found[index]) for index in doubtful):
-        first = max(doubtful, key=lambda index: worst[index])
-        yield [first]
-        doubtful.remove(first)
-    if doubtful:
-        yield doubtful
+def worst(positions: Sequence[Position]) -> float:
+    """The largest difference of an answer, in units of the noise."""
+    return max(map(difference, positions), default=0.0)
 
 
 def difference(position: Position) -> float:

@@ -50,7 +50,8 @@ from lfm2np.work.place import AnyPlace, Work, compute
 
 Array = NDArray[Any]
 DRAWS = tuple(range(8))  # engines that could be
-FIRST_DRAWS = (0, 7)  # of them those that differ in every choice that is made both ways: see emulate.emulated
+STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # of them the first that are asked, and then more; 1 and 6 differ in every
+# choice that is made both ways (emulate.emulated), and what 1 errs by is about the mean of all
 FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 

@@ -109,10 +109,12 @@ def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
     return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * one.route_chance) for one in positions])
 
 
-def is_in_doubt(positions: Sequence[Position]) -> bool:
-    """Whether chances that are better known might be on the other side of FLIPS_LIMIT."""
+def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
+    """Whether a noise that is better known might say otherwise of all positions together: of how likely their flips
+    are, or of their errors, whose root mean square is beyond `most`."""
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
-    return FLIPS_LIMIT**2 < chance < math.sqrt(FLIPS_LIMIT)
+    size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
+    return FLIPS_LIMIT**2 < chance < math.sqrt(FLIPS_LIMIT) or size > most
 
 
 def tie_chance(margin_ratio: float) -> float:

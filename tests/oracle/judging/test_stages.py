@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,12 @@ from lfm2np.oracle.ahead import scored_ahead
 from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, ask_all, judged, num_tokens, until_wrong
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging.answer import is_wrong
+from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
-from lfm2np.oracle.judging.noise import DRAWS, FIRST_DRAWS, Noise, spread_of
+from lfm2np.oracle.judging.noise import DRAWS, STAGES, Noise, spread_of
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Spoken, Truth
-from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, is_in_doubt
+from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, LIMIT, Position, Verdict, is_in_doubt
 from lfm2np.oracle.reports.report import as_json, as_text
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -48,7 +50,7 @@ def told(name: str) -> tuple[Pair, ...]:
 @cache
 def known_by(name: str, draws: Sequence[int]) -> Known:
     known = Known()
-    judge(model(), name, told(name), known=known, first=draws)
+    judge(model(), name, told(name), known=known, stages=[draws])
     return known
 
 
@@ -56,23 +58,34 @@ def copied(known: Known) -> Known:
     return Known(dict(known.truths), dict(known.noises))
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0, 30))
-def test_no_scale_of_two_engines_is_more_than_twice_that_of_all(seed: int, power: float) -> None:
-    """Also where only two of them err: then it is twice."""
+@given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from(STAGES))
+def test_no_scale_of_some_engines_is_too_large_by_more_than_their_number(
+    seed: int, power: float, draws: tuple[int, ...]
+) -> None:
+    """Also where only these err: then it is by that."""
     random = np.random.default_rng(seed)
     errors = (random.normal(size=(8, 2, 5)) * 2.0 ** -random.uniform(0, power, (8, 2, 5))).astype(np.float32)
-    errors[1:7, 1] = 0.0
+    errors[[draw for draw in DRAWS if draw not in draws], 1] = 0.0
     logprobs = np.log(random.dirichlet(np.ones(5), 2))
     columns, zeros = np.tile(np.arange(5), (2, 1)), np.zeros(2, np.int64)
     truth = Truth(Spoken((1, 2, 3)), columns, logprobs, zeros, np.exp(logprobs * 2).sum(1), np.ones(2), 5)
-    chosen = errors[list(FIRST_DRAWS)]
-    two, eight = Noise(FIRST_DRAWS, chosen, spread_of(chosen)), Noise(DRAWS, errors, spread_of(errors))
-    most = 2.0 * (1.0 + 1e-12)
+    own = errors[list(draws)]
+    some, every = Noise(draws, own, spread_of(own)), Noise(DRAWS, errors, spread_of(errors))
+    factor = np.sqrt(len(DRAWS) / len(draws))
     for row in range(2):
-        assert (two.gap_scales(row, 0) <= most * eight.gap_scales(row, 0)).all()
+        assert (some.gap_scales(row, 0) <= factor * every.gap_scales(row, 0) * (1 + 1e-12)).all()
         for column in range(5):
-            assert two.scale(truth, row, column) <= most * eight.scale(truth, row, column)
-    assert two.scale(truth, 1, 0) > 1.999 * eight.scale(truth, 1, 0)
+            assert some.scale(truth, row, column) <= factor * every.scale(truth, row, column) * (1 + 1e-12)
+    assert some.scale(truth, 1, 0) > 0.999 * factor * every.scale(truth, 1, 0)
+
+
+def test_each_stage_asks_those_of_the_one_before_and_the_last_all() -> None:
+    for some, more in itertools.pairwise(STAGES):
+        assert set(some) < set(more) and list(more) == sorted(more)
+    assert STAGES[-1] == DRAWS
+    one, other = (emulated("bfloat16", 0, draw) for draw in STAGES[1])
+    choices = ("fused", "flash", "wide_residual")
+    assert all(getattr(one, name) != getattr(other, name) for name in choices)
 
 
 @pytest.mark.rounding
@@ -82,7 +95,7 @@ def test_no_scale_of_two_engines_is_more_than_twice_that_of_all(seed: int, power
 def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data: st.DataObject) -> None:
     """One log-probability of a right engine moved, by up to thirty times the noise."""
     pairs = list(told(name))
-    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), first=DRAWS)
+    every = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), stages=[DRAWS])
     chosen = data.draw(st.sampled_from([one for one in every if one.is_new and one.error is not None]))
     index = chosen.row + 1 - len(chosen.ask.prompt_token_ids)
     place = next(place for place, (ask, _) in enumerate(pairs) if ask.id == chosen.ask.id)
@@ -97,30 +110,44 @@ def test_what_is_wrong_and_what_is_right_is_what_all_engines_say(name: str, data
     logprobs = list(answer.logprobs or ())
     logprobs[index] -= scale * data.draw(st.floats(5, 20))
     pairs[place] = ask, replace(answer, logprobs=tuple(logprobs), top_logprobs=None)
-    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), first=DRAWS)
-    staged = judge(model(), name, pairs, known=copied(known_by(name, FIRST_DRAWS)))
-    assert is_wrong(staged) == is_wrong(by_all)
+    by_all = judge(model(), name, pairs, known=copied(known_by(name, DRAWS)), stages=[DRAWS])
+    staged = judge(model(), name, pairs, known=copied(known_by(name, STAGES[0])))
     assert [one.verdict for one in staged] == [one.verdict for one in by_all]
 
 
-def doubtful(ratio: float, verdict: Verdict = Verdict.EXACT) -> list[Position]:
-    ask = Ask("a", "case", (1,), 1)
+def positions(ratio: float) -> list[Position]:
+    ask, verdict = Ask("a", "case", (1,), 1), Verdict.DRIFT if abs(ratio) > LIMIT else Verdict.EXACT
     return [Position(ask, 0, True, 1, 1, 0.0, 0.0, 9.0, 0.0, ratio, ratio, verdict)]
 
 
-def test_the_worst_is_asked_first_and_others_only_where_it_is_right_by_all() -> None:
-    found = [doubtful(4.9), doubtful(5.1), doubtful(11.0, Verdict.DRIFT), doubtful(30.0, Verdict.DRIFT), doubtful(-6.0)]
-    assert list(judging.in_doubt(found, 2.0)) == [[3], [1, 2, 4]]
-    assert list(judging.in_doubt(found[:2], 2.0)) == [[1]]
-    assert list(judging.in_doubt(found, 1.0)) == list(judging.in_doubt(found[:1], 2.0)) == []
+@given(st.lists(st.lists(st.floats(0, 3), min_size=4, max_size=4), max_size=5), st.floats(0, 40), st.booleans())
+def test_the_verdict_of_stages_is_that_of_all(scales: list[list[float]], error: float, is_mixture: bool) -> None:
+    """Each answer with one error, and with the squares of four scales, which 1, 2, 4 and 8 engines have in the mean."""
+    sums = [np.cumsum([one + 0.01 for one in own]) for own in scales]
+
+    def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
+        asked.extend((len(draws), index) for index in indices)
+        stage = int(np.log2(len(draws)))
+        return [positions(error / np.sqrt(sums[index][stage] / len(draws))) for index in indices]
+
+    asked: list[tuple[int, int]] = []
+    found = judging.staged(STAGES, len(sums), ask, np.inf if is_mixture else 50.0)
+    once, asked = asked, []
+    by_all = ask(DRAWS, range(len(sums)))
+    assert any(map(is_wrong, found)) == any(map(is_wrong, by_all))
+    for index, one in enumerate(found):
+        if (8, index) in once or not any(map(is_wrong, by_all)) or is_mixture:
+            assert is_wrong(one) == is_wrong(by_all[index])
+        assert is_wrong(one) or not is_wrong(by_all[index])
 
 
 @pytest.mark.rounding
 def test_all_engines_are_asked_where_the_number_of_flips_is_in_doubt() -> None:
     """Three flips, each with a chance of 1e-4: together 1e-12 by these chances, which are rough."""
-    flips = [replace(one, token_id=2, flip_chance=1e-4) for one in doubtful(1.0) * 3]
-    assert is_in_doubt(flips) and not is_in_doubt(flips[:1]) and not is_in_doubt([])
-    assert not is_in_doubt([replace(one, flip_chance=FLIPS_LIMIT**2) for one in flips])
+    flips = [replace(one, token_id=2, flip_chance=1e-4) for one in positions(1.0) * 3]
+    assert is_in_doubt(flips, 1.5) and not is_in_doubt(flips[:1], 1.5) and not is_in_doubt([], 1.5)
+    assert not is_in_doubt([replace(one, flip_chance=FLIPS_LIMIT**2) for one in flips], 1.5)
+    assert is_in_doubt(positions(1.6), 1.5) and not is_in_doubt(positions(1.4), 1.5)
 
 
 def wrong(pairs: Sequence[Pair], place: int) -> list[Pair]:
@@ -171,7 +198,7 @@ def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
     pairs, known = list(told("float32")), Known()
     with scored_ahead(model(), "float32", known) as on:
         assert all(on(pairs[:count]) for count in range(1, 13))
-        while len(known.noises) < len(known_by("float32", FIRST_DRAWS).noises):
+        while len(known.noises) < len(known_by("float32", STAGES[0]).noises):
             pass
     done = known.place.num_tokens
     ahead = found(pairs, known)
