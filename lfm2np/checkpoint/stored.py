@@ -11,7 +11,8 @@ import numpy.typing as npt
 from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
 from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
-from lfm2np.numerics.matrix import Weights
+from lfm2np.numerics.matrix import PREPARED, Weights
+from lfm2np.numerics.pieces import over_pieces
 from lfm2np.values import show
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -84,13 +85,19 @@ def require_finite(tensor: StoredTensor) -> None:
         _require_finite_scales(tensor.values, tensor, where)
         return
     flat = tensor.values.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        chunk = flat[start : start + CHUNK]
-        bad = np.flatnonzero(_not_finite(chunk, tensor.dtype))
-        if bad.size:
-            index = tuple(int(i) for i in np.unravel_index(start + int(bad[0]), tensor.values.shape))
-            value = float(widen(chunk[bad[:1]], tensor.dtype)[0])
-            raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
+    bad: list[int] = []
+
+    def look(piece: slice) -> None:
+        found = _not_finite(flat[piece], tensor.dtype)
+        if found.any():
+            bad.append(piece.start + int(found.argmax()))
+
+    over_pieces(look, flat.size, 1, PREPARED)
+    if bad:
+        first = min(bad)
+        index = tuple(int(i) for i in np.unravel_index(first, tensor.values.shape))
+        value = float(widen(flat[first : first + 1], tensor.dtype)[0])
+        raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
 
 
 def _require_finite_scales(values: Array, tensor: StoredTensor, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -14,7 +14,8 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
+from lfm2np.numerics.matrix import PREPARED, AttentionScale, Matrix, Weights
+from lfm2np.numerics.pieces import over_pieces
 from lfm2np.progress import Progress
 
 Float32 = NDArray[np.float32]
@@ -120,12 +121,15 @@ def vector(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
 
 def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Weights:
     """The tensors of one Matrix below each other, all of them float64 if one is."""
-    return below(widened(tensors, name) for name in names)
+    stored = stored_rows(tensors, names)
+    outputs, inputs = stored.shape
+    weights: Weights = np.empty((outputs, inputs), stored.dtype)
 
+    def fill(rows: slice) -> None:
+        weights[rows] = stored[rows]
 
-def below(parts: Iterable[Weights]) -> Weights:
-    found: list[Any] = list(parts)
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    over_pieces(fill, outputs, inputs, PREPARED)
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ class StoredRows:
     tensors: tuple[StoredTensor, ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         return sum(len(one.values) for one in self.tensors), self.tensors[0].shape[1]
 
     @property
@@ -149,7 +153,8 @@ class StoredRows:
             if len(own):
                 parts.append(widen(own, one.dtype))
             first += len(one.values)
-        return below(parts).astype(self.dtype, copy=False)
+        whole: Any = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.asarray(whole, self.dtype)
 
 
 def stored_rows(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredRows:

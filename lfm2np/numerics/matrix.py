@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import over_pieces, pieces
 
 Weights = NDArray[np.float32] | NDArray[np.float64]  # as a checkpoint holds them: float64 where they are quantised
+
+PREPARED = 2**17  # weights that a core prepares at a time: with fewer, threads wait for Python's lock
+STREAMED = 2**20  # weights that are prepared for a product together
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,20 @@ class Streamed:
     """Weights that stay as they are stored and are prepared for each product anew, a piece of the rows at a time."""
 
     weight: Rows
-    prepare: Callable[[Weights], NDArray[Any]]  # [rows, inputs] -> [slices * rows, inputs]
+    prepare: Callable[[Weights], NDArray[Any]]  # [rows, inputs] -> [slices, rows, inputs]
+    dtype: DTypeLike  # of what is prepared
+    slices: int = 1
+
+    def prepared(self, rows: slice) -> NDArray[Any]:
+        """Rows of the weights, prepared by all cores: [slices * rows, inputs]."""
+        count, inputs = rows.stop - rows.start, self.weight.shape[1]
+        values = np.empty((self.slices, count, inputs), self.dtype)
+
+        def fill(piece: slice) -> None:
+            values[:, piece] = self.prepare(self.weight[rows.start + piece.start : rows.start + piece.stop])
+
+        over_pieces(fill, count, inputs, PREPARED)
+        return values.reshape(-1, inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +87,8 @@ class Matrix:
     def pieces(self) -> Iterator[tuple[slice, NDArray[Any]]]:
         """Slices of the outputs, and their weights [slices * rows, inputs]: all at once, or streamed."""
         if isinstance(self.values, Streamed):
-            for rows in pieces(self.outputs, self.inputs):
-                yield rows, self.values.prepare(self.values.weight[rows])
+            for rows in pieces(self.outputs, self.inputs, STREAMED):
+                yield rows, self.values.prepared(rows)
         else:
             yield slice(0, self.outputs), self.values
 
