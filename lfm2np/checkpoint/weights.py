@@ -19,6 +19,7 @@ from lfm2np.numerics.pieces import over_pieces
 from lfm2np.progress import Progress
 
 Float32 = NDArray[np.float32]
+Matrices = Mapping[str, Matrix]  # by the name of the first tensor in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,19 +171,26 @@ def prepare_weights(
     numerics: Numerics,
     progress: Progress | None = None,
     streamed: bool = False,
+    keep: Callable[[Callable[[], Matrices]], Matrices] | None = None,
 ) -> ModelWeights:
     """Widens, checks and prepares all tensors; an expert is checked now, and prepared when it is first chosen.
 
-    `progress(done, total)` counts matrices. `streamed` leaves them stored.
+    `progress(done, total)` counts matrices. `streamed` leaves them stored. `keep` gets what prepares the matrices
+    (those of experts are none), and gives them, prepared now or before.
     Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
     """
     prepare = partial(prepared, tensors, numerics, streamed)
     parts = list(matrix_parts(config, experts=False))
-    matrices: dict[str, Matrix] = {}  # by the name of the first tensor in each
-    for names in parts:
-        matrices[names[0]] = prepare(names)
-        if progress:
-            progress(len(matrices), len(parts))
+
+    def make() -> Matrices:
+        made: dict[str, Matrix] = {}
+        for names in parts:
+            made[names[0]] = prepare(names)
+            if progress:
+                progress(len(made), len(parts))
+        return made
+
+    matrices = keep(make) if keep else make()
     for name in tensors:
         if ".experts." in name:
             require_finite(tensors[name])
