@@ -1,19 +1,21 @@
-"""Where the time of a step goes, by operation, beside the floor's products."""
+"""Where the time of a step goes, by operation, beside the floor's products; what of it more cores could not help."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from lfm2np.bench import table
-from lfm2np.bench.measure import FLOORS, Measured
+from lfm2np.bench.measure import FLOORS, CellTimes, Measured
 from lfm2np.bench.ratios import RATIOS
 from lfm2np.bench.sides import cells
-from lfm2np.bench.sides.profile_side import PARTS, REST, ROUTING
+from lfm2np.bench.sides.cells import PREFILL
+from lfm2np.bench.sides.profile_side import ATTENTION_PRODUCTS, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
 
 SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
+CORES = (4, 16, 64)
 CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]
 
 
@@ -22,6 +24,7 @@ class Profile:
     """Of one arithmetic, the times of its side and of its floor."""
 
     numerics: str
+    threads: int
     measured: Measured
 
 
@@ -30,21 +33,53 @@ def sides(numerics: str) -> tuple[str, str]:
 
 
 def as_json(found: Profile) -> dict[str, Any]:
-    return {"numerics": found.numerics, **table.as_json(found.measured)}
+    side = sides(found.numerics)[0]
+    spread = [
+        {"cell": times.cell.name, "serial_share": serial_share(times, side), "milliseconds_on_cores": on_cores}
+        for times in found.measured.cells
+        for on_cores in [{cores: projected(times, side, found.threads, cores) for cores in CORES}]
+    ]
+    return {"numerics": found.numerics, "threads": found.threads, "spread": spread, **table.as_json(found.measured)}
 
 
 def as_text(found: Profile) -> str:
     """A row a part, a column a cell; in brackets what the bare products take of it."""
     measured = found.measured.cells
     ours, floor = sides(found.numerics)
-    rows = [["", *(times.cell.name for times in measured)]]
-    rows.append(["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)])
+    head = ["", *(times.cell.name for times in measured)]
+    rows = [head, ["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)]]
     for part in (one for one in (*PARTS, *ROUTING, REST) if one in measured[0].parts[ours]):
         rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in measured)])
+    spread = [head]
+    spread += [[part, *(both(times.parts[ours][part], None) for times in measured)] for part in SPREAD]
+    spread.append(["serial, %", *(f"{100 * serial_share(times, ours):.1f}" for times in measured)])
+    for cores in CORES:
+        times_on = (projected(times, ours, found.threads, cores) for times in measured)
+        spread.append([f"on {cores} cores", *(f"{one:.1f}" for one in times_on)])
     title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
-    return f"{title}\n{table.columns(rows)}"
+    second = (
+        f"the same by what computes it on {found.threads} threads; on more cores, were products and pieces to take as"
+        " much less time, and attention's products of single tokens, each on one core, not"
+    )
+    return "\n".join([title, table.columns(rows), "", second, table.columns(spread)])
+
+
+def serial_share(times: CellTimes, side: str) -> float:
+    """Of a step's time, what is neither in products nor in pieces that several threads share."""
+    return median(times.parts[side][SERIAL]) / median(times.seconds[side])
+
+
+def projected(times: CellTimes, side: str, threads: int, cores: int) -> float:
+    """Milliseconds of a step on so many cores, from one on `threads`, if products and pieces gain by each core.
+
+    Attention's products of a prompt do, too; those of single tokens are so small that BLAS leaves them to one core.
+    """
+    parts = times.parts[side]
+    spread = [PRODUCTS, PIECES] + ([ATTENTION_PRODUCTS] if times.cell.kind == PREFILL else [])
+    shared = sum(median(parts[part]) for part in spread)
+    return 1000 * (median(times.seconds[side]) - shared + shared * threads / cores)
 
 
 def both(seconds: Sequence[float], floor: Sequence[float] | None) -> str:
-    own = f"{1000 * statistics.median(seconds):.1f}"
-    return own if floor is None else f"{own} ({1000 * statistics.median(floor):.1f})"
+    own = f"{1000 * median(seconds):.1f}"
+    return own if floor is None else f"{own} ({1000 * median(floor):.1f})"

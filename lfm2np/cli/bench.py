@@ -131,7 +131,8 @@ def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Fou
     def one(numerics: str, show: Progress) -> profile.Profile:
         sides = profile.sides(numerics)
         together = measure.fits_together(config, cells, sides)
-        return profile.Profile(numerics, measure.measure(directory, cells, sides, rounds, threads, together, show))
+        measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
+        return profile.Profile(numerics, threads, measured)
 
     return each_numerics(arguments, directory, one, profile.as_json, profile.as_text)
 

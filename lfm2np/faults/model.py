@@ -268,8 +268,8 @@ FAULTS: tuple[Fault, ...] = (
                 EXACT + "attend_spans",
                 "scores -= scores.max(-1, keepdims=True)",
                 "later = scores[:, 64:].max(-1, keepdims=True, initial=-1e4)\n"
-                "    scores[:, :64] -= scores[:, :64].max(-1, keepdims=True)\n"
-                "    scores[:, 64:] -= later",
+                "        scores[:, :64] -= scores[:, :64].max(-1, keepdims=True)\n"
+                "        scores[:, 64:] -= later",
             ),
         ),
     ),

@@ -10,7 +10,7 @@ PRODUCT = "made = product(rounded, values)"
 GRID = "x, w = rounded, values\n        made = "
 MIXED = "lfm2np.numerics.attention:weighted_values"
 WEIGHTED = "rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)"
-SCORES = "lfm2np.numerics.attention:joined_scores"
+SCORES = "lfm2np.numerics.attention:join_scores"
 MIXTURE = "lfm2np.reference:mixture_of_experts"
 
 VARIANTS: tuple[Variant, ...] = (

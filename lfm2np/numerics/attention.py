@@ -85,12 +85,13 @@ def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
     """Queries [G, H/G, T, E] times the keys (the first array of each part): [rows, widest C], -inf where hidden."""
     heads = queries.shape[0] * queries.shape[1]
     widest = max(span.context for span in spans)
-    stacked = np.full((heads * sum(span.tokens for span in spans), widest), -np.inf, queries.dtype)
+    stacked = np.empty((heads * sum(span.tokens for span in spans), widest), queries.dtype)
     for span, own in zip(spans, own_rows(stacked, spans, queries), strict=True):
-        scores = joined_scores(queries[:, :, span.rows], [part[0] for part in span.parts])
+        scores = own[..., : span.context]
+        join_scores(queries[:, :, span.rows], [part[0] for part in span.parts], scores)
         if span.tokens > 1:
             hide_later_positions(scores)
-        own[..., : span.context] = scores
+        own[..., span.context :] = -np.inf
     return stacked
 
 
@@ -114,13 +115,14 @@ def first_positions(parts: Parts, count: int) -> list[tuple[Array, ...]]:
     return kept
 
 
-def joined_scores(queries: Array, keys: Sequence[Array]) -> Array:
-    """Queries [G, H/G, t, E] times the keys [c, G, E] of all parts: [G, H/G, t, C]."""
+def join_scores(queries: Array, keys: Sequence[Array], scores: Array) -> None:
+    """Queries [G, H/G, t, E] times the keys [c, G, E] of all parts, into scores [G, H/G, t, C]."""
     groups, shared, tokens, head_dim = queries.shape
-    rows = queries.reshape(groups, shared * tokens, head_dim)
-    scores = [rows @ part.transpose(1, 2, 0) for part in keys]
-    whole = scores[0] if len(scores) == 1 else np.concatenate(scores, axis=-1)
-    return whole.reshape(groups, shared, tokens, -1)
+    rows, first = queries.reshape(groups, shared * tokens, head_dim), 0
+    for part in keys:
+        made = rows @ part.transpose(1, 2, 0)
+        scores[..., first : first + len(part)] = made.reshape(groups, shared, tokens, -1)
+        first += len(part)
 
 
 def hide_later_positions(scores: Array) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
@@ -43,7 +44,7 @@ from lfm2np.numerics.grids import (
     to_units,
 )
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import elementwise, over_pieces, row_size
+from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, row_size
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.routing import best as best
@@ -86,7 +87,7 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
     rounded = on_matrix_grid(x, matrix.grid)
     result = np.empty((len(x), matrix.outputs), np.float32)
-    for outputs, values in matrix.pieces():
+    for outputs, values in matrix.pieces(PRODUCTS // max(1, len(x))):
         made = product(rounded, values)
         round_products(made, matrix.grid.slices, None if bias is None else bias[outputs], result[:, outputs])
     return result
@@ -97,7 +98,9 @@ def on_matrix_grid(x: Float32, grid: Grid) -> Float64:
     rounded = np.empty(x.shape, np.float64)
 
     def compute(rows: slice) -> None:
-        rounded[rows] = round_to_grid(x[rows] * grid.factors, grid.activation_bits)
+        wide = x[rows].astype(np.float64)  # first: an operation on two formats converts them in small pieces
+        wide *= grid.factors
+        rounded[rows] = round_to_grid(wide, grid.activation_bits)
 
     over_pieces(compute, len(x), x.shape[1])
     return rounded
@@ -128,14 +131,14 @@ def multiply(x: Float32, y: Float32) -> Float32:
 
 def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
-    normed = np.empty(x.shape, np.float32)
+    normed, factors = np.empty(x.shape, np.float32), weight.astype(np.float64)
 
     def compute(rows: slice) -> None:
         wide = x[rows].astype(np.float64)
-        mean = exact_sum(wide * wide) / x.shape[-1]
+        mean = exact_sum(wide * wide, signed=False) / x.shape[-1]
         scale: Float64 = 1.0 / np.sqrt(mean + eps)
         wide *= scale[..., None]
-        wide *= weight
+        wide *= factors
         normed[rows] = wide
 
     over_pieces(compute, len(x), row_size(x))
@@ -151,7 +154,7 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
         divisor = elementary.exp(-wide)
         divisor += 1.0
         wide /= divisor
-        wide *= up[rows]
+        wide *= up[rows].astype(np.float64)
         gated[rows] = wide
 
     over_pieces(compute, len(gate), row_size(gate))
@@ -232,12 +235,15 @@ def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tupl
 def on_grid(heads: Float32, shift: Exponents) -> Float64:
     """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
     bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
-    return round_to_grid(np.ldexp(heads.astype(np.float64), shift), bits)
+    wide = heads.astype(np.float64)
+    wide *= power_of_two(shift)
+    return round_to_grid(wide, bits)
 
 
 def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
     """Values [T, G, E] as integers up to 2**24, each row in its own power of two; those exponents [T, G]."""
-    scaled = np.ldexp(values.astype(np.float64), -scale.values)
+    scaled = values.astype(np.float64)
+    scaled *= power_of_two(-scale.values)
     exponents = exponent_of(scaled)  # [T, G, 1]
     return to_units(scaled, VALUE_BITS - exponents), exponents[..., 0]
 
@@ -268,46 +274,69 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     Exact sums: scores over E (`on_grid`), the denominator over C, weighted values over C (`share_units`). Hidden
     positions, and those that fill up a shorter row, weigh 0.
     """
-    head_dim = queries.shape[-1]
-    scores = stacked_scores(queries, spans)  # [rows, C]
-    scores *= 1.0 / math.sqrt(head_dim)
-    scores -= scores.max(-1, keepdims=True)
-    weights = elementary.exp(scores)
-    totals = exact_sum(weights)[:, None]
-    for span, own in zip(spans, own_rows(weights, spans, queries), strict=True):
+    groups, head_dim = queries.shape[0], queries.shape[-1]
+    stacked = stacked_scores(queries, spans)  # [rows, C]
+    factors, factor_of = value_factors(stacked, queries, spans)
+    shares = np.empty((len(stacked), 2, stacked.shape[1]), np.float64)  # of each row its high units, then its low ones
+    totals, tops = np.empty((len(stacked), 1), np.float64), np.empty((len(stacked), 1), np.int32)
+
+    def compute(rows: slice) -> None:
+        scores = stacked[rows]
+        scores *= 1.0 / math.sqrt(head_dim)
+        scores -= scores.max(-1, keepdims=True)
+        weights = elementary.exp(scores)
+        totals[rows] = exact_sum(weights, signed=False)[:, None]
+        weights *= factors[factor_of[rows]]
+        tops[rows] = share_units(weights, shares[rows])
+
+    over_pieces(compute, *stacked.shape)
+    mixed = np.empty((len(stacked), 2, head_dim), np.float64)
+    views = (own_rows(one.reshape(len(one), -1), spans, queries) for one in (shares, mixed))
+    for span, own_shares, own_mixed in zip(spans, *views, strict=True):
+        both = own_shares.reshape(*own_shares.shape[:2], 2 * span.tokens, -1)[..., : span.context]  # [G, H/G, 2t, C]
+        own_mixed[...] = weighted_values(both, [part[1] for part in span.parts]).reshape(own_mixed.shape)
+    one = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
+    one *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
+    one /= totals
+    return [
+        own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+        for span, own in zip(spans, own_rows(one, spans, queries), strict=True)
+    ]
+
+
+def value_factors(stacked: Float64, queries: Float64, spans: Sequence[Span]) -> tuple[Float64, NDArray[np.int64]]:
+    """The powers of two of the values that each group of each span sees [spans * G, C]; which of them are a row's."""
+    groups = queries.shape[0]
+    factors = np.full((len(spans) * groups, stacked.shape[1]), 1.0)
+    index = np.empty((len(stacked), 1), np.int64)
+    for number, (span, own) in enumerate(zip(spans, own_rows(index, spans, queries), strict=True)):
+        first = number * groups
         exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
-        own[..., : span.context] *= power_of_two(exponents.T)[:, None, None]
-    high, low, top = share_units(weights)
-    restored = scale.values[:, None, None, :] - (SHARE_BITS + VALUE_BITS)  # [G, 1, 1, E]
-    mixed = []
-    views = (own_rows(stacked, spans, queries) for stacked in (high, low, top, totals))
-    for span, own_high, own_low, own_top, total in zip(spans, *views, strict=True):
-        shares = np.concatenate([own_high, own_low], axis=2)[..., : span.context]  # [G, H/G, 2t, C]
-        both = weighted_values(shares, [part[1] for part in span.parts])
-        one = both[:, :, : span.tokens] + both[:, :, span.tokens :] * 2.0**-LOW_SHARE_BITS + 0.0  # [G, H/G, t, E]
-        one *= power_of_two(own_top + restored)
-        one /= total
-        mixed.append(one.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
-    return mixed
+        factors[first : first + groups, : span.context] = power_of_two(exponents).T
+        own[...] = np.arange(first, first + groups)[:, None, None, None]
+    return factors, index[:, 0]
 
 
-def share_units(weights: Float64) -> tuple[Float64, Float64, Exponents]:
-    """Weights [..., C], which have the powers of two of their values, as integers: high, low, their sum's exponent.
+def share_units(weights: Float64, units: Float64) -> Exponents:
+    """Weights [rows, C], which have the powers of two of their values, as integers units [rows, 2, C], high and low;
+    their sum's exponents [rows, 1].
 
     The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
     2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
     and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
     """
     top = sum_exponent(weights)
-    low = weights * power_of_two(SHARE_BITS - top)
-    high = np.rint(low)
-    low -= high
-    low *= 2.0**LOW_SHARE_BITS
-    return high, np.rint(low, out=low), top
+    weights *= power_of_two(SHARE_BITS - top)
+    high, low = units[:, 0], units[:, 1]
+    np.rint(weights, out=high)
+    weights -= high
+    weights *= 2.0**LOW_SHARE_BITS
+    np.rint(weights, out=low)
+    return top
 
 
 def log_softmax(logits: Float32) -> Float64:
     """Log-probabilities over the last axis, float64; off by less than 2**-46 of their size plus 2**-50."""
     below = logits.astype(np.float64)
     below -= below.max(-1, keepdims=True)
-    return np.asarray(below - elementary.log(exact_sum(elementary.exp(below)))[..., None])
+    return np.asarray(below - elementary.log(exact_sum(elementary.exp(below), signed=False))[..., None])

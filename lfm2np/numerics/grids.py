@@ -16,9 +16,14 @@ TERMS = 2**17  # the most terms of exact_sum, and the longest context
 TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 
 
-def exponent_of(x: Float32 | Float64) -> Exponents:
-    """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros."""
-    largest = np.maximum(x.max(-1, keepdims=True), -x.min(-1, keepdims=True)).astype(np.float64)
+def exponent_of(x: Float32 | Float64, signed: bool = True) -> Exponents:
+    """The least e of each row [..., 1] with |x| < 2**e over the last axis; -200 for a row of zeros.
+
+    Where it is known that none is negative (not `signed`), the largest is found in one pass.
+    """
+    largest = x.max(-1, keepdims=True).astype(np.float64)
+    if signed:
+        np.maximum(largest, -x.min(-1, keepdims=True), out=largest)
     return np.where(largest == 0.0, np.int32(-200), np.frexp(largest)[1])
 
 
@@ -41,7 +46,7 @@ def round_to_grid(x: Float32 | Float64, bits: int) -> Float64:
     return units
 
 
-def exact_sum(x: Float64) -> Float64:
+def exact_sum(x: Float64, signed: bool = True) -> Float64:
     """Sum over the last axis of at most 2**17 terms in any order; off by less than 2**-52 of sum|x|.
 
     Each term is split into high + low, multiples of 2**-36 and of 2**-72 of the row's power of two. Each of the two
@@ -49,7 +54,7 @@ def exact_sum(x: Float64) -> Float64:
     """
     if x.shape[-1] > TERMS:
         raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
-    shift = TERM_BITS - exponent_of(x)
+    shift = TERM_BITS - exponent_of(x, signed)
     low: Float64 = x * power_of_two(shift)
     high = np.rint(low)
     low -= high
@@ -61,5 +66,5 @@ def exact_sum(x: Float64) -> Float64:
 
 def sum_exponent(x: Float64) -> Exponents:
     """An e [..., 1] for each row of non-negative terms, not all zero: its sum, on exact_sum's grid, is below 2**e."""
-    shift = TERM_BITS - exponent_of(x)
+    shift = TERM_BITS - exponent_of(x, signed=False)
     return np.asarray(np.frexp(to_units(x, shift).sum(-1, keepdims=True))[1] - shift)

@@ -192,13 +192,18 @@ class Ieee:
     def attend_spans(self, queries: Array, spans: Sequence[Span]) -> list[Array]:
         """Queries [G, H/G, T, E]; for each span [t, H, E]."""
         head_dim = queries.shape[-1]
-        scores = self.keep(stacked_scores(queries, spans))  # [rows, C]
-        scores = self.keep(scores * np.asarray(1 / math.sqrt(head_dim), self.dtype))
-        scores -= scores.max(-1, keepdims=True)
-        weights = np.exp(scores, out=scores)
-        weights /= weights.sum(-1, keepdims=True)
+        stacked = stacked_scores(queries, spans)  # [rows, C]
+
+        def compute(rows: slice) -> None:
+            scores = self.keep(self.keep(stacked[rows]) * np.asarray(1 / math.sqrt(head_dim), self.dtype))
+            scores -= scores.max(-1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            weights /= weights.sum(-1, keepdims=True)
+            stacked[rows] = self.keep(weights)
+
+        over_pieces(compute, *stacked.shape)
         mixed = []
-        for span, own in zip(spans, own_rows(self.keep(weights), spans, queries), strict=True):
+        for span, own in zip(spans, own_rows(stacked, spans, queries), strict=True):
             one = weighted_values(own[..., : span.context], [values for _, values in span.parts])  # [G, H/G, t, E]
             mixed.append(self.keep(one).transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
         return mixed

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
-SCORES = 2**19  # bytes of attention's, whose chain of operations is long
+SCORES = 2**21  # bytes of attention's, which are cut again: their chain of operations is long
+PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
 THREAD_PIECE = 2**16  # for one of several threads, which wait less for each other the longer an operation takes
 LEAST_PIECE = 2**15  # that is worth a thread
@@ -57,13 +58,12 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
     The others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That
     and an interrupt leave out the pieces that are not begun; those under way are waited for.
     """
-    total = count * elements
-    threads = min(THREADS, total // LEAST_PIECE)
+    threads = worth_threads(count, elements)
     if threads < 2:
         for rows in pieces(count, elements, limit or SMALL_PIECE):
             function(rows)
         return
-    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-total // threads))))
+    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-count * elements // threads))))
 
     def compute() -> None:
         try:
@@ -86,6 +86,11 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
     for error in errors:
         if error is not None:
             raise error
+
+
+def worth_threads(count: int, elements: int) -> int:
+    """How many threads work on so many rows of so many elements each is worth; 0 or 1: the caller's."""
+    return min(THREADS, count, count * elements // LEAST_PIECE)
 
 
 def row_size(x: NDArray[Any]) -> int:

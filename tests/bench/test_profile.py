@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lfm2np.bench import profile
+from lfm2np.bench.measure import CellTimes, Measured
 from lfm2np.bench.sides.cells import cell_named
-from lfm2np.bench.sides.profile_side import PARTS, REST, ProfileSide
+from lfm2np.bench.sides.profile_side import FUNCTIONS, PARTS, PIECES, PRODUCTS, REST, SERIAL, SPREAD, ProfileSide
 
 MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_config"
 CONSTANTS = {"name", "longest_context"}
@@ -41,8 +43,47 @@ def test_parts_add_up_to_the_step(monkeypatch, numerics, cell):
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     steps = side.time(cell_named(cell), 2)
     maps = 4 * side._model.config.num_hidden_layers + 1
-    expected = {"seconds": maps, "linear": maps} | dict.fromkeys(
-        [*(part for part in PARTS if part != "linear"), REST], 0
-    )
+    others = [*(part for part in PARTS if part != "linear"), REST, *(part for part in SPREAD if part != SERIAL)]
+    expected = {"seconds": maps, "linear": maps, SERIAL: maps} | dict.fromkeys(others, 0)
     assert steps == [expected] * 2
     assert slow.asked - CONSTANTS <= {one for operations in PARTS.values() for one in operations} | {"cache_columns"}
+
+
+def test_what_is_serial_is_what_neither_products_nor_the_pieces_of_several_threads_take(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+
+    def ticking(found):
+        def tick(*arguments):
+            clock[0] += 1.0
+            return found(*arguments)
+
+        return tick
+
+    for least, spread in ((10**9, False), (1, True)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lfm2np.numerics.pieces.THREADS", 2)
+            patch.setattr("lfm2np.numerics.pieces.LEAST_PIECE", least)
+            for places in FUNCTIONS.values():
+                for module, name in places:
+                    patch.setattr(module, name, ticking(getattr(module, name)))
+            side = ProfileSide("exact")
+            side.load(MODEL, 2)
+            (step,) = side.time(cell_named("prefill-7"), 1)
+        assert step[PRODUCTS] == 4 * side._model.config.num_hidden_layers + 1
+        assert (step[PIECES] > 0) == spread
+        assert (step[SERIAL] == 2.0) == spread  # the inputs and the products of the head, a single row
+        assert sum(step[part] for part in SPREAD) == step["seconds"]
+
+
+@pytest.mark.parametrize(("cell", "expected"), [("prefill-7", 2.0 + 8.0 * 2 / 16), ("decode-3x5", 3.0 + 7.0 * 2 / 16)])
+def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, expected):
+    times = CellTimes(cell_named(cell))
+    parts = {"products": 4.0, "attention's products": 1.0, "pieces": 3.0, "serial": 2.0}
+    for side in ("profile-exact", "floor-float64"):
+        times.add(side, {"steps": [{"seconds": 10.0, "linear": 4.0, REST: 6.0, **parts}], "peak_bytes": 1})
+    found = profile.Profile("exact", 2, Measured([times]))
+    (spread,) = profile.as_json(found)["spread"]
+    assert spread["serial_share"] == 0.2
+    assert spread["milliseconds_on_cores"][16] == 1000 * expected
+    assert f"{1000 * expected:.1f}" in profile.as_text(found)

@@ -1,15 +1,21 @@
-"""Our engine as a side whose arithmetic notes how long each of its operations takes."""
+"""Our engine as a side whose arithmetic notes how long each of its operations takes, and what of that one core does.
+
+Of a step, BLAS computes products on all cores, and pieces.over_pieces what is large enough; the rest is serial.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.engine.engine import Engine
+from lfm2np.numerics import attention, exact, ieee, pieces, routing
 
 PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "linear": ("linear",),
@@ -22,6 +28,12 @@ PARTS = {  # what is shown, and the operations of an arithmetic that are it
 ROUTING = {"routing": ("sigmoid", "prefer", "best", "shares", "mix")}  # of a mixture of experts
 PART_OF = {operation: part for part, operations in (PARTS | ROUTING).items() for operation in operations}
 REST = "rest"  # schedule, cache, sampling, output
+PRODUCTS, ATTENTION_PRODUCTS, PIECES, SERIAL = SPREAD = ("products", "attention's products", "pieces", "serial")
+FUNCTIONS: dict[str, tuple[tuple[ModuleType, str], ...]] = {  # where each is called by that name
+    PRODUCTS: ((exact, "product"), (ieee, "product")),
+    ATTENTION_PRODUCTS: ((attention, "join_scores"), (exact, "weighted_values"), (ieee, "weighted_values")),
+    PIECES: tuple((module, "over_pieces") for module in (exact, ieee, routing, pieces)),
+}
 
 
 class Timed:
@@ -46,16 +58,45 @@ class Timed:
         return timed
 
 
+def timed_function(found: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    """The function, which adds its seconds to those of the part; of pieces only if there are several threads' worth."""
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = found(*arguments)
+        if part != PIECES or pieces.worth_threads(*arguments[1:3]) > 1:
+            seconds[part] += time.perf_counter() - began
+        return result
+
+    return timed
+
+
 class ProfileSide(EngineSide):
     def load(self, directory: Path, threads: int) -> dict[str, str]:
         versions = super().load(directory, threads)
         self._timed = Timed(self._model.numerics)
         self._model = dataclasses.replace(self._model, numerics=self._timed)
+        self._spread: defaultdict[str, float] = defaultdict(float)
+        self._functions = [
+            (module, name, timed_function(getattr(module, name), part, self._spread))
+            for part, places in FUNCTIONS.items()
+            for module, name in places
+        ]
         return versions
 
     def _time_step(self, engine: Engine) -> dict[str, float]:
         self._timed.seconds.clear()
-        whole = super()._time_step(engine)["seconds"]
+        self._spread.clear()
+        originals = [(module, name, getattr(module, name)) for module, name, _ in self._functions]
+        try:
+            for module, name, timed in self._functions:
+                setattr(module, name, timed)
+            whole = super()._time_step(engine)["seconds"]
+        finally:
+            for module, name, original in originals:
+                setattr(module, name, original)
         names = PARTS if self._model.config.mixture is None else PARTS | ROUTING
         parts = {part: self._timed.seconds[part] for part in names}
-        return {"seconds": whole, **parts, REST: whole - sum(parts.values())}
+        spread = {part: self._spread[part] for part in FUNCTIONS}
+        serial = whole - sum(spread.values())
+        return {"seconds": whole, **parts, REST: whole - sum(parts.values()), **spread, SERIAL: serial}
