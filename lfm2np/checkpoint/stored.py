@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,11 @@ class StoredTensor:
         return self.values
 
     @property
+    def arrays(self) -> Iterator[Array]:
+        """What the file holds of it."""
+        return self.values.arrays() if isinstance(self.values, PackedRows) else iter([self.values])
+
+    @property
     def is_quantised(self) -> bool:
         """Whether it widens to float64."""
         return isinstance(self.values, PackedRows) or self.dtype in QUANTISED
@@ -70,6 +77,19 @@ def widen(values: Array | PackedRows, dtype: str) -> Weights:
     if dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)
+
+
+def require_whole(tensor: StoredTensor) -> None:
+    """Raises CheckpointError where the tensor's file is shorter by now than its map, which can't be read any more."""
+    for array in tensor.arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap) and base.size() < len(base):
+            raise CheckpointError(
+                f"{tensor.source}: {base.size()} bytes, expected {len(base)}, as when it was opened: "
+                "it must not become shorter while it is read"
+            )
 
 
 def require_finite(tensor: StoredTensor) -> None:

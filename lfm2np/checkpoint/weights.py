@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
 from lfm2np.numerics.matrix import PREPARED, AttentionScale, Matrix, Weights
@@ -152,6 +152,7 @@ class StoredRows:
         for one in self.tensors:
             own = one.values[max(0, rows.start - first) : max(0, rows.stop - first)]
             if len(own):
+                require_whole(one)
                 parts.append(widen(own, one.dtype))
             first += len(one.values)
         whole: Any = parts[0] if len(parts) == 1 else np.concatenate(parts)
