@@ -15,7 +15,7 @@ from lfm2np.numerics.pieces import over_pieces, pieces
 Weights = NDArray[np.float32] | NDArray[np.float64]  # as a checkpoint holds them: float64 where they are quantised
 
 PREPARED = 2**17  # weights that a core prepares at a time: with fewer, threads wait for Python's lock
-STREAMED = 2**20  # weights that are prepared for a product together
+STREAMED = 2**17  # weights prepared for a product together, by one thread: two were slower beside BLAS's own
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Streamed:
     slices: int = 1
 
     def prepared(self, rows: slice) -> NDArray[Any]:
-        """Rows of the weights, prepared by all cores: [slices * rows, inputs]."""
+        """Rows of the weights, prepared by all cores, to stay: [slices * rows, inputs]."""
         count, inputs = rows.stop - rows.start, self.weight.shape[1]
         values = np.empty((self.slices, count, inputs), self.dtype)
 
@@ -91,7 +91,7 @@ class Matrix:
         """
         if isinstance(self.values, Streamed):
             for rows in pieces(self.outputs, self.inputs, STREAMED):
-                yield rows, self.values.prepared(rows)
+                yield rows, self.values.prepare(self.values.weight[rows]).reshape(-1, self.inputs)
         elif most is None or len(self.values) > self.outputs:
             yield slice(0, self.outputs), self.values
         else:
