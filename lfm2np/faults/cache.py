@@ -185,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.cache:read_tokens",
-                "return [*(part for part in parts if len(part[0])), entries]",
+                "return [*parts, entries]",
                 "held = [np.concatenate([array[run] for run in runs]) for array in cache.blocks[layer]]\n"
                 "    old = tuple(array.reshape(-1, *array.shape[2:])[: start + 1] for array in held)\n"
                 "    return [old, tuple(new[1:] for new in entries)]",

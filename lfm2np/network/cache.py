@@ -140,10 +140,10 @@ def read_tokens(
     """Positions 0 to start + t - 1 in order, in parts: those in the blocks of `runs`, then the new entries [t, ...]."""
     parts, left = [], start
     for run in runs:
-        arrays = [array[run].reshape(-1, *array.shape[2:]) for array in cache.blocks[layer]]
-        parts.append(tuple(array[:left] for array in arrays))
-        left -= len(parts[-1][0])
-    return [*(part for part in parts if len(part[0])), entries]
+        if left > 0:
+            parts.append(tuple(array[run].reshape(-1, *array.shape[2:])[:left] for array in cache.blocks[layer]))
+            left -= len(parts[-1][0])
+    return [*parts, entries]
 
 
 def commit(

@@ -64,7 +64,7 @@ def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int)
         for piece in pieces(tokens, heads * context, most):
             visible = context - tokens + piece.stop
             own = slice(one.start + piece.start, one.start + piece.stop)
-            yield Span(own, first_positions(parts, visible), visible)
+            yield Span(own, parts if visible == context else first_positions(parts, visible), visible)
 
 
 def batches(spans: Iterator[Span], heads: int, most: int) -> Iterator[list[Span]]:

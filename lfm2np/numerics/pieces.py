@@ -26,8 +26,8 @@ PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
 SCORES = 2**21  # bytes of attention's, which are cut again: their chain of operations is long
 PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
-THREAD_PIECE = 2**16  # for one of several threads, which wait less for each other the longer an operation takes
-LEAST_PIECE = 2**15  # that is worth a thread
+THREAD_PIECE = 2**18  # for one of several threads, which wait less for each other the longer an operation takes
+LEAST_PIECE = 2**17  # that is worth a thread: measured, half of it gained nothing, and a fourth lost
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
