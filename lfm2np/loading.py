@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def load(
     progress: Progress | None = None,
     weights: str = "resident",
     tokenizer: str | Path | None = None,
+    prepared: str | Path | None = None,
 ) -> Model:
     """The model in a checkpoint directory or GGUF file (without a path: the trained fixture) under one arithmetic.
 
@@ -81,8 +83,11 @@ def load(
     weights   "resident" in memory (8 bytes each in exact), or "streamed": kept as stored and widened for each product,
               piece by piece, which is slower and takes little memory
     tokenizer a directory whose tokenizer.json (and chat template) is taken, not the checkpoint's own
+    prepared  a directory where resident matrices are kept in a file, made at the first time and then mapped: processes
+              share its memory. What the checkpoint's SHA-256, arithmetic and version do not fit is made anew, and each
+              byte is checked
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
-    one = read_model(path, numerics, progress, weights, tokenizer)
-    return Model(one.path, one.config, one.numerics, one.weights, one.where_weights, one.tokenizer_directory)
+    one = read_model(path, numerics, progress, weights, tokenizer, prepared)
+    return Model(**{field.name: getattr(one, field.name) for field in fields(one)})

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import os
 import shutil
 import weakref
 from pathlib import Path
@@ -56,6 +57,20 @@ def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, nu
     logits = lfm2np.load(model.path, numerics).logits([1, 2, 3])
     assert logits.shape == (3, 300)
     assert logits.dtype == (np.float64 if numerics == "float64" else np.float32)
+
+
+def test_a_file_that_is_cut_off_while_its_weights_are_streamed_is_named(tmp_path):
+    path = shutil.copytree(FIXTURES / "torture" / "magnitudes", tmp_path / "model")
+    streamed, resident = lfm2np.load(path, weights="streamed"), lfm2np.load(path)
+    before = resident.logits([1]).tobytes()
+    assert streamed.logits([1]).tobytes() == before, "the control"
+    size = (path / "model.safetensors").stat().st_size
+    os.truncate(path / "model.safetensors", size - 1)
+    with pytest.raises(
+        CheckpointError, match=rf"model\.safetensors: {size - 1} bytes, expected {size}, as when it was"
+    ):
+        streamed.logits([1])
+    assert resident.logits([1]).tobytes() == before
 
 
 @pytest.mark.parametrize("path", TORTURE, ids=lambda path: path.name)

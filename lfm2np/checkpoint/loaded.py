@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from lfm2np.checkpoint.config import ModelConfig
@@ -18,6 +18,7 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
+from lfm2np.checkpoint.prepared.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
@@ -39,6 +40,7 @@ class LoadedModel:
     weights: ModelWeights
     where_weights: str = "resident"  # or "streamed": see read_model
     tokenizer_directory: Path | None = None  # whose tokenizer.json is taken, if it is not the checkpoint's own
+    prepared_directory: Path | None = None  # where prepared matrices are kept in a file, if they are
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, numerics={self.numerics.name!r})"
@@ -121,14 +123,21 @@ def read_model(
     progress: Progress | None = None,
     weights: str = "resident",
     tokenizer: str | Path | None = None,
+    prepared: str | Path | None = None,
 ) -> LoadedModel:
     """What lfm2np.load says, without the conveniences of lfm2np.Model."""
     arithmetic = numerics_named(numerics)
     if weights not in WEIGHTS:
         raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
+    kept_in = None if prepared is None else Path(prepared)
+    if kept_in is not None and weights == "streamed":
+        raise RequestError(f"prepared {str(kept_in)!r}: expected weights 'resident', streamed ones are not kept")
     require_ieee()
     require_exact_product()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
     config = read_config(place)
-    prepared = prepare_weights(read_tensors(place, config), config, arithmetic, progress, weights == "streamed")
-    return LoadedModel(place, config, arithmetic, prepared, weights, directory)
+    tensors = read_tensors(place, config)
+    origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)
+    keep = partial(kept_matrices, kept_in, origin) if kept_in and origin else None
+    made = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
+    return LoadedModel(place, config, arithmetic, made, weights, directory, kept_in)

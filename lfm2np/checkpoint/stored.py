@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ import numpy.typing as npt
 from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
 from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
-from lfm2np.numerics.matrix import Weights
+from lfm2np.numerics.matrix import PREPARED, Weights
+from lfm2np.numerics.pieces import over_pieces
 from lfm2np.values import show
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
@@ -44,6 +47,11 @@ class StoredTensor:
         return self.values
 
     @property
+    def arrays(self) -> Iterator[Array]:
+        """What the file holds of it."""
+        return self.values.arrays() if isinstance(self.values, PackedRows) else iter([self.values])
+
+    @property
     def is_quantised(self) -> bool:
         """Whether it widens to float64."""
         return isinstance(self.values, PackedRows) or self.dtype in QUANTISED
@@ -71,6 +79,19 @@ def widen(values: Array | PackedRows, dtype: str) -> Weights:
     return values.astype(np.float32)
 
 
+def require_whole(tensor: StoredTensor) -> None:
+    """Raises CheckpointError where the tensor's file is shorter by now than its map, which can't be read any more."""
+    for array in tensor.arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap) and base.size() < len(base):
+            raise CheckpointError(
+                f"{tensor.source}: {base.size()} bytes, expected {len(base)}, as when it was opened: "
+                "it must not become shorter while it is read"
+            )
+
+
 def require_finite(tensor: StoredTensor) -> None:
     """Raises CheckpointError naming the tensor and the first index, or block, that holds NaN or an infinity."""
     where = f"{tensor.source}: " if tensor.source else ""
@@ -84,13 +105,19 @@ def require_finite(tensor: StoredTensor) -> None:
         _require_finite_scales(tensor.values, tensor, where)
         return
     flat = tensor.values.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        chunk = flat[start : start + CHUNK]
-        bad = np.flatnonzero(_not_finite(chunk, tensor.dtype))
-        if bad.size:
-            index = tuple(int(i) for i in np.unravel_index(start + int(bad[0]), tensor.values.shape))
-            value = float(widen(chunk[bad[:1]], tensor.dtype)[0])
-            raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
+    bad: list[int] = []
+
+    def look(piece: slice) -> None:
+        found = _not_finite(flat[piece], tensor.dtype)
+        if found.any():
+            bad.append(piece.start + int(found.argmax()))
+
+    over_pieces(look, flat.size, 1, PREPARED)
+    if bad:
+        first = min(bad)
+        index = tuple(int(i) for i in np.unravel_index(first, tensor.values.shape))
+        value = float(widen(flat[first : first + 1], tensor.dtype)[0])
+        raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")
 
 
 def _require_finite_scales(values: Array, tensor: StoredTensor, where: str) -> None:

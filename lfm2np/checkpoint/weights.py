@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
+from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.exact import attention_scale
-from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
+from lfm2np.numerics.matrix import PREPARED, AttentionScale, Matrix, Weights
+from lfm2np.numerics.pieces import over_pieces
 from lfm2np.progress import Progress
 
 Float32 = NDArray[np.float32]
+Matrices = Mapping[str, Matrix]  # by the name of the first tensor in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +122,15 @@ def vector(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
 
 def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Weights:
     """The tensors of one Matrix below each other, all of them float64 if one is."""
-    return below(widened(tensors, name) for name in names)
+    stored = stored_rows(tensors, names)
+    outputs, inputs = stored.shape
+    weights: Weights = np.empty((outputs, inputs), stored.dtype)
 
+    def fill(rows: slice) -> None:
+        weights[rows] = stored[rows]
 
-def below(parts: Iterable[Weights]) -> Weights:
-    found: list[Any] = list(parts)
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    over_pieces(fill, outputs, inputs, PREPARED)
+    return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +140,7 @@ class StoredRows:
     tensors: tuple[StoredTensor, ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         return sum(len(one.values) for one in self.tensors), self.tensors[0].shape[1]
 
     @property
@@ -147,9 +152,11 @@ class StoredRows:
         for one in self.tensors:
             own = one.values[max(0, rows.start - first) : max(0, rows.stop - first)]
             if len(own):
+                require_whole(one)
                 parts.append(widen(own, one.dtype))
             first += len(one.values)
-        return below(parts).astype(self.dtype, copy=False)
+        whole: Any = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.asarray(whole, self.dtype)
 
 
 def stored_rows(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> StoredRows:
@@ -165,19 +172,26 @@ def prepare_weights(
     numerics: Numerics,
     progress: Progress | None = None,
     streamed: bool = False,
+    keep: Callable[[Callable[[], Matrices]], Matrices] | None = None,
 ) -> ModelWeights:
     """Widens, checks and prepares all tensors; an expert is checked now, and prepared when it is first chosen.
 
-    `progress(done, total)` counts matrices. `streamed` leaves them stored.
+    `progress(done, total)` counts matrices. `streamed` leaves them stored. `keep` gets what prepares the matrices
+    (those of experts are none), and gives them, prepared now or before.
     Errors: CheckpointError for a value that is not finite, NumericsError where a product could not be exact.
     """
     prepare = partial(prepared, tensors, numerics, streamed)
     parts = list(matrix_parts(config, experts=False))
-    matrices: dict[str, Matrix] = {}  # by the name of the first tensor in each
-    for names in parts:
-        matrices[names[0]] = prepare(names)
-        if progress:
-            progress(len(matrices), len(parts))
+
+    def make() -> Matrices:
+        made: dict[str, Matrix] = {}
+        for names in parts:
+            made[names[0]] = prepare(names)
+            if progress:
+                progress(len(made), len(parts))
+        return made
+
+    matrices = keep(make) if keep else make()
     for name in tensors:
         if ".experts." in name:
             require_finite(tensors[name])

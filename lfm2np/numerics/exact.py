@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ from lfm2np.numerics.grids import (
     to_units,
 )
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
+from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, row_size
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.routing import best as best
@@ -52,7 +53,7 @@ from lfm2np.numerics.routing import prefer as prefer
 from lfm2np.numerics.routing import shares as shares
 from lfm2np.numerics.routing import sigmoid as sigmoid
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
-from lfm2np.numerics.weight_grids import MOST_BITS, prepared_rows, prove_grid
+from lfm2np.numerics.weight_grids import MOST_BITS, prepared, prepared_rows, prove_grid
 
 name = "exact"
 weight_bytes = 8
@@ -65,17 +66,14 @@ longest_context = TERMS
 
 def prepare_matrix(weight: Weights, what: str) -> Matrix:
     """Weights [slices * outputs, inputs] on the proved grids, a second slice below the first."""
-    grid = prove_grid(weight, what)
-    values = np.empty((grid.slices, *weight.shape), np.float64)
-    for rows in pieces(len(weight), weight.shape[1]):
-        values[:, rows] = prepared_rows(weight[rows], grid)
+    values, grid = prepared(weight, what)
     return Matrix(values.reshape(-1, weight.shape[1]), grid)
 
 
 def stream_matrix(weight: Rows, what: str) -> Matrix:
     """The same, prepared anew for each product."""
     grid = prove_grid(weight, what)
-    return Matrix(Streamed(weight, lambda rows: prepared_rows(rows, grid).reshape(-1, weight.shape[1])), grid)
+    return Matrix(Streamed(weight, partial(prepared_rows, grid=grid), np.float64, grid.slices), grid)
 
 
 def embed(rows: Weights) -> Float32:

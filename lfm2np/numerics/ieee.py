@@ -69,10 +69,12 @@ class Ieee:
     longest_context = 2**20  # as many as have rotary angles
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
-        return Matrix(self.prepared_rows(weight))
+        if self.keep is unchanged and weight.dtype == self.dtype:
+            return Matrix(np.ascontiguousarray(weight))
+        return Matrix(Streamed(weight, self.prepared_rows, self.dtype).prepared(slice(0, len(weight))))
 
     def stream_matrix(self, weight: Rows, what: str) -> Matrix:
-        return Matrix(Streamed(weight, self.prepared_rows))
+        return Matrix(Streamed(weight, self.prepared_rows, self.dtype))
 
     def prepared_rows(self, weight: Weights) -> Array:
         """Rounded once: quantised weights come as float64."""

@@ -8,11 +8,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import over_pieces, pieces
 
 Weights = NDArray[np.float32] | NDArray[np.float64]  # as a checkpoint holds them: float64 where they are quantised
+
+PREPARED = 2**17  # weights that a core prepares at a time: with fewer, threads wait for Python's lock
+STREAMED = 2**17  # weights prepared for a product together, by one thread: two were slower beside BLAS's own
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,20 @@ class Streamed:
     """Weights that stay as they are stored and are prepared for each product anew, a piece of the rows at a time."""
 
     weight: Rows
-    prepare: Callable[[Weights], NDArray[Any]]  # [rows, inputs] -> [slices * rows, inputs]
+    prepare: Callable[[Weights], NDArray[Any]]  # [rows, inputs] -> [slices, rows, inputs]
+    dtype: DTypeLike  # of what is prepared
+    slices: int = 1
+
+    def prepared(self, rows: slice) -> NDArray[Any]:
+        """Rows of the weights, prepared by all cores, to stay: [slices * rows, inputs]."""
+        count, inputs = rows.stop - rows.start, self.weight.shape[1]
+        values = np.empty((self.slices, count, inputs), self.dtype)
+
+        def fill(piece: slice) -> None:
+            values[:, piece] = self.prepare(self.weight[rows.start + piece.start : rows.start + piece.stop])
+
+        over_pieces(fill, count, inputs, PREPARED)
+        return values.reshape(-1, inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +90,8 @@ class Matrix:
         Where there are several slices of the weights, it is all: the weights of one output do not lie side by side.
         """
         if isinstance(self.values, Streamed):
-            for rows in pieces(self.outputs, self.inputs):
-                yield rows, self.values.prepare(self.values.weight[rows])
+            for rows in pieces(self.outputs, self.inputs, STREAMED):
+                yield rows, self.values.prepare(self.values.weight[rows]).reshape(-1, self.inputs)
         elif most is None or len(self.values) > self.outputs:
             yield slice(0, self.outputs), self.values
         else:

@@ -8,8 +8,8 @@ import numpy as np
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics.grids import SUM_BITS, Exponents, Float64, exponent_of, power_of_two
-from lfm2np.numerics.matrix import Grid, Rows, Weights
-from lfm2np.numerics.pieces import SMALL_PIECE, pieces
+from lfm2np.numerics.matrix import PREPARED, Grid, Rows, Weights
+from lfm2np.numerics.pieces import over_pieces
 
 WEIGHT_BITS = 20  # weights: bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9
 LOW_WEIGHT_BITS = 16  # each further slice: the second of float32 weights, what quantised weights need
@@ -29,16 +29,29 @@ def prove_grid(weight: Rows, what: str) -> Grid:
     and inputs have b bits, sum|x w| <= 2**(b + s), so b = 53 - s. NumericsError where inputs would get fewer than 16
     bits.
     """
+    columns, slices = columns_and_slices(weight)
+    return proved(columns, slices, row_sum_bits(weight, columns, slices), what)
+
+
+def prepared(weight: Rows, what: str) -> tuple[Float64, Grid]:
+    """Weights on the grids that `prove_grid` chooses, [slices, outputs, inputs], and the proof."""
+    columns, slices = columns_and_slices(weight)
+    values = np.empty((slices, *weight.shape), np.float64)
+    return values, proved(columns, slices, row_sum_bits(weight, columns, slices, values), what)
+
+
+def columns_and_slices(weight: Rows) -> tuple[Exponents, int]:
     columns = column_exponents(weight)
     if weight.dtype == np.float64:
-        slices = slices_needed(weight, columns)
-    else:
-        slices = 1 if has_short_significands(weight) else 2
-    sum_bits = row_sum_bits(weight, columns, slices)
+        return columns, slices_needed(weight, columns)
+    return columns, 1 if has_short_significands(weight) else 2
+
+
+def proved(columns: Exponents, slices: int, sum_bits: int, what: str) -> Grid:
     activation_bits = min(MOST_BITS, SUM_BITS - sum_bits)
     if activation_bits < LEAST_BITS:
         raise NumericsError(
-            f"{what}: rows of {weight.shape[1]} weights sum to 2**{sum_bits} units of {WEIGHT_BITS} bits, which "
+            f"{what}: rows of {len(columns)} weights sum to 2**{sum_bits} units of {WEIGHT_BITS} bits, which "
             f"leaves {activation_bits} bits for their inputs; expected at least {LEAST_BITS}"
         )
     return Grid(columns, slices, sum_bits, activation_bits)
@@ -47,9 +60,8 @@ def prove_grid(weight: Rows, what: str) -> Grid:
 def prepared_rows(weight: Weights, grid: Grid) -> Float64:
     """Some rows of the weights on the grid, [slices, rows, inputs]."""
     values = np.empty((grid.slices, *weight.shape), np.float64)
-    for rows in pieces(len(weight), weight.shape[1], SMALL_PIECE):
-        for index, units, shift in weight_slices(weight[rows], grid.columns, grid.slices):
-            np.multiply(units, power_of_two(-shift), out=values[index, rows])
+    for index, units, shift in weight_slices(weight, grid.columns, grid.slices):
+        np.multiply(units, power_of_two(-shift), out=values[index])
     return values
 
 
@@ -88,12 +100,17 @@ def left_over(weight: Weights, columns: Exponents, slices: int) -> Float64:
 
 def slices_needed(weight: Rows, columns: Exponents) -> int:
     """The least number of slices that hold every weight, MOST_SLICES at the most."""
-    needed = 1
-    for rows in pieces(weight.shape[0], weight.shape[1]):
-        part = weight[rows]
-        while needed < MOST_SLICES and np.any(left_over(part, columns, needed)):
-            needed += 1
-    return needed
+    outputs, inputs = weight.shape
+    needed = [1]
+
+    def look(rows: slice) -> None:
+        part, own = weight[rows], max(needed)
+        while own < MOST_SLICES and np.any(left_over(part, columns, own)):
+            own += 1
+        needed.append(own)
+
+    over_pieces(look, outputs, inputs, PREPARED)
+    return max(needed)
 
 
 def column_exponents(weight: Rows) -> Exponents:
@@ -101,24 +118,49 @@ def column_exponents(weight: Rows) -> Exponents:
 
     Relative to its row, since a single large row must not decide how all columns compare.
     """
-    largest = np.zeros(weight.shape[1], np.float64)
-    for rows in pieces(weight.shape[0], weight.shape[1]):
+    outputs, inputs = weight.shape
+    largest = [np.zeros(inputs, np.float64)]
+
+    def compare(rows: slice) -> None:
         part = weight[rows]
         relative = np.abs(part) * power_of_two(-exponent_of(part))
-        np.maximum(largest, relative.max(axis=0), out=largest)
-    return exponent_of(largest[:, None])[:, 0]
+        largest.append(relative.max(axis=0))
+
+    over_pieces(compare, outputs, inputs, PREPARED)
+    return exponent_of(np.asarray(largest).max(axis=0)[:, None])[:, 0]
 
 
 def has_short_significands(weight: Rows) -> bool:
     """True if every weight has at most 11 significant bits, as those stored in bfloat16 or float16 do."""
     outputs, inputs = weight.shape
-    return not any(np.any(weight[rows].view(np.uint32) & 0x1FFF) for rows in pieces(outputs, inputs))
+    longer: list[slice] = []
+
+    def look(rows: slice) -> None:
+        if not longer and np.any(weight[rows].view(np.uint32) & 0x1FFF):
+            longer.append(rows)
+
+    over_pieces(look, outputs, inputs, PREPARED)
+    return not longer
 
 
-def row_sum_bits(weight: Rows, columns: Exponents, slices: int) -> int:
-    """The least s so that the absolute weights of no row of any slice sum to more than 2**s units."""
-    largest = 1
-    for rows in pieces(weight.shape[0], weight.shape[1]):
-        for _, units, _ in weight_slices(weight[rows], columns, slices):
-            largest = max(largest, int(np.abs(units).sum(-1).max()))
-    return (largest - 1).bit_length()
+def row_sum_bits(weight: Rows, columns: Exponents, slices: int, values: Float64 | None = None) -> int:
+    """The least s so that the absolute weights of no row of any slice sum to more than 2**s units.
+
+    On the way `values` [slices, outputs, inputs] get the weights on the grid, if they are given.
+    """
+    outputs, inputs = weight.shape
+    largest = [1]
+
+    def add_up(rows: slice) -> None:
+        for index, units, shift in weight_slices(weight[rows], columns, slices):
+            largest.append(largest_row_sum(units))
+            if values is not None:
+                np.multiply(units, power_of_two(-shift), out=values[index, rows])
+
+    over_pieces(add_up, outputs, inputs, PREPARED)
+    return (max(largest) - 1).bit_length()
+
+
+def largest_row_sum(units: Float64) -> int:
+    """Of absolute integers [outputs, inputs] of at most 21 bits: exact."""
+    return int(np.abs(units).sum(-1).max())

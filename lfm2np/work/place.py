@@ -50,6 +50,7 @@ class Source:
     numerics: str
     sha256: str  # LoadedModel.sha256
     weights: str = "resident"
+    prepared: str | None = None  # LoadedModel.prepared_directory
 
 
 @dataclass(eq=False)
@@ -144,7 +145,8 @@ def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[in
 
 
 def source_of(model: LoadedModel) -> Source:
-    return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights)
+    kept_in = None if model.prepared_directory is None else str(model.prepared_directory.absolute())
+    return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, kept_in)
 
 
 def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
@@ -159,7 +161,7 @@ def model_of(source: Source) -> LoadedModel:
 
 @functools.lru_cache(maxsize=1)
 def _load(source: Source) -> LoadedModel:
-    model = read_model(Path(source.path), source.numerics, weights=source.weights)
+    model = read_model(Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared)
     if model.sha256 != source.sha256:
         raise WorkerError(
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"

@@ -33,7 +33,7 @@ ALLOWED = {
     *("result_type", "zeros", "zeros_like", "errstate"),
     *("float32", "float64", "int32", "int64", "uint32", "inf"),
 }
-MAY_SUM = {"exact_sum", "sum_exponent", "row_sum_bits"}
+MAY_SUM = {"exact_sum", "sum_exponent", "largest_row_sum"}
 PRODUCTS = {"product", "by_vectors", "turned_round", "join_scores", "weighted_values"}
 # Whose operands are on grids by the proof in their docstring, and which of the products they ask for.
 MAY_MULTIPLY_MATRICES = {"linear": {"product"}, "attend_spans": {"stacked_scores", "weighted_values"}}

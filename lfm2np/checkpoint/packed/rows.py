@@ -104,9 +104,12 @@ class PackedRows:
 
     def bytes(self) -> Iterator[NDArray[np.uint8]]:
         """Of all arrays; two of the same form are equal if these are."""
+        yield from map(bytes_of, self.arrays())
+
+    def arrays(self) -> Iterator[Array]:
         for one in (self.codes, self.scales, self.biases, self.zeros, self.group_of):
             if one is not None:
-                yield bytes_of(np.atleast_1d(np.asarray(one)))
+                yield np.atleast_1d(np.asarray(one))
 
 
 def bad_group(rows: PackedRows) -> str | None:

@@ -16,7 +16,7 @@ from lfm2np.numerics import NAMES
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
         named = getattr(arguments, "tokenizer", None)  # of commands that take text
-        return load(arguments.model, arguments.numerics, show, arguments.weights, named)
+        return load(arguments.model, arguments.numerics, show, arguments.weights, named, arguments.prepared)
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
@@ -68,3 +68,5 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--numerics", choices=NAMES, default="exact", help="arithmetic (exact)")
     streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
     parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
+    prepared = "keep prepared weights in a file there, which later runs and workers map: they share its memory"
+    parser.add_argument("--prepared", metavar="DIR", help=prepared)
