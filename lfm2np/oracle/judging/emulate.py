@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -38,9 +39,10 @@ from lfm2np.numerics import rope
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
+from lfm2np.numerics.pieces import over_pieces
 from lfm2np.numerics.product import product
 from lfm2np.numerics.routing import LEAST_SUM
-from lfm2np.oracle.judging.eight_bits import TURNED, turned
+from lfm2np.oracle.judging.eight_bits import TURNED, in_blocks, out_of_blocks, turned
 from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
 from lfm2np.oracle.judging.inputs import Inputs
 
@@ -48,6 +50,7 @@ Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 ROTARY_UNITS = 20  # of float32: a frequency as exp2 of a product with log2(theta), which is 20 for LFM2 (mlx does so)
 MOST_FREQUENCIES = 512
+BLOCK = 2**16  # weights that are quantised at once
 MOST_CUTS = 2  # of a sum; more would show little more and cost a third of a product each
 
 
@@ -79,16 +82,17 @@ class Emulated(Ieee):
         """Engines with the same one share their weights."""
         return self.seed, self.keep, self.format.levels, self.draw if self.format.levels else None
 
-    def random(self, what: str, size: int = 0) -> np.random.Generator:
+    def random(self, what: str, number: int = 0) -> np.random.Generator:
         """For one choice of this engine; the same whenever it is made."""
-        return np.random.Generator(np.random.Philox(key=[self.seed, self.draw], counter=[0, 0, size, number_of(what)]))
+        return np.random.Generator(np.random.SFC64([self.seed, self.draw, number_of(what), number]))
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
+        if self.format.levels and kind_of(what) != "gate":
+            values = quantised(weight, self.format, partial(self.random, what))
+            return Shuffled(values, None, np.arange(weight.shape[1]), what)
         shared = np.random.Generator(np.random.Philox(key=[self.seed, number_of(what)]))
         order = shared.permutation(weight.shape[1])
-        is_quantised = self.format.levels and kind_of(what) != "gate"
-        values = quantised(weight, self.format, self.random(what)) if is_quantised else self.prepared_rows(weight)
-        return Shuffled(np.ascontiguousarray(values[:, order]), None, order, what)
+        return Shuffled(permuted(self.prepared_rows(weight), order), None, order, what)
 
     def embed(self, rows: Weights) -> Array:
         return rows.astype(np.float32, copy=False) if self.wide_residual else super().embed(rows)
@@ -212,6 +216,17 @@ class Emulated(Ieee):
         return turned(made) if turns else made
 
 
+def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
+    """Columns of [rows, inputs] in another order."""
+    made = np.empty(values.shape, np.float32)
+
+    def compute(rows: slice) -> None:
+        np.take(values[rows], order, axis=1, out=made[rows], mode="clip")
+
+    over_pieces(compute, *values.shape)
+    return made
+
+
 def weighted(shares: Array, values: Array) -> Array:
     """Shares [G, H/G, t, C] of values [C, G, E]: [G, H/G, t, E]; one product a group."""
     mixed = shares.reshape(len(shares), -1, shares.shape[-1]) @ np.ascontiguousarray(values.transpose(1, 0, 2))
@@ -257,16 +272,31 @@ def to_eleven_bits(x: Array) -> Array:
     return np.asarray(high - (high - x))
 
 
-def quantised(weight: Weights, form: Format, random: np.random.Generator) -> Float32:
-    """Weights in whole steps of their group's largest, to one of the two nearest, by their distance, at random."""
-    rows, inputs = weight.shape
-    padded = np.zeros((rows, -(-inputs // form.group) * form.group), np.float32)
-    padded[:, :inputs] = weight
-    groups = padded.reshape(rows, -1, form.group)
-    step = np.abs(groups).max(-1, keepdims=True) / form.levels
-    step[step == 0.0] = 1.0
-    whole = np.floor(groups / step + random.random(groups.shape, np.float32))
-    return np.ascontiguousarray((whole * step).reshape(rows, -1)[:, :inputs], np.float32)
+def quantised(weight: Weights, form: Format, random: Callable[[int], np.random.Generator]) -> Float32:
+    """Weights in whole steps of their group's largest, to one of the two nearest, by their distance, at random.
+
+    random  of each block of rows by itself, so that it does not matter which core computes it
+    """
+    inputs = weight.shape[1]
+    made = np.empty(weight.shape, np.float32)
+    size = max(1, BLOCK // inputs)
+
+    def compute(blocks: slice) -> None:
+        for block in range(blocks.start, blocks.stop):
+            rows = slice(block * size, (block + 1) * size)
+            groups = in_blocks(weight[rows], form.group)
+            step = np.abs(groups).max(-1, keepdims=True) / np.float32(form.levels)
+            step[step == 0.0] = 1.0
+            groups = groups / step
+            drawn = random(block).integers(0, 2**16, groups.shape, np.uint16).astype(np.float32)
+            drawn *= np.float32(2.0**-16)
+            groups += drawn
+            np.floor(groups, out=groups)
+            groups *= step
+            made[rows] = out_of_blocks(groups, made[rows])
+
+    over_pieces(compute, -(-len(weight) // size), size * inputs)
+    return made
 
 
 def kind_of(what: str) -> str:

@@ -36,7 +36,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named
@@ -226,10 +226,17 @@ def logprobs_at(
     logprobs = np.empty(columns.shape)
     for rows in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
         logits = reference.output_logits(weights, numerics, states[rows])
-        for some in pieces(len(logits), logits.shape[1]):
-            own = numerics.log_softmax(logits[some])
-            logprobs[rows][some] = np.take_along_axis(own, columns[rows][some], axis=1)
+        take(numerics, logits, columns[rows], logprobs[rows])
     return logprobs
+
+
+def take(numerics: Numerics, logits: Array, columns: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
+    """Log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
+
+    def compute(rows: slice) -> None:
+        logprobs[rows] = np.take_along_axis(numerics.log_softmax(logits[rows]), columns[rows], axis=1)
+
+    over_pieces(compute, len(logits), logits.shape[1])
 
 
 def spread_of(errors: NDArray[np.float32]) -> NDArray[np.float64]:

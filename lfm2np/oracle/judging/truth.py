@@ -16,7 +16,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.network import ragged
 from lfm2np.numerics import elementary
 from lfm2np.numerics.grids import exact_sum
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.oracle.judging.routes import OWN, from_key, routed
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
@@ -179,13 +179,17 @@ def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.
     Logits [T, V]. Both sums are exact (grids.exact_sum); all else is elementwise.
     """
     logprobs, squares = np.empty(columns.shape), np.empty(len(columns))
-    for rows in pieces(len(logits), logits.shape[1]):
+
+    def compute(rows: slice) -> None:
         below = logits[rows].astype(np.float64)
         below -= below.max(-1, keepdims=True)
         shares = elementary.exp(below)
         totals = exact_sum(shares)
         logprobs[rows] = np.take_along_axis(below, columns[rows], axis=1) - elementary.log(totals)[:, None]
-        squares[rows] = exact_sum(shares * shares) / (totals * totals)
+        shares *= shares
+        squares[rows] = exact_sum(shares) / (totals * totals)
+
+    over_pieces(compute, len(logits), logits.shape[1])
     return logprobs, squares
 
 

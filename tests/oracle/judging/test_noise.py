@@ -147,7 +147,7 @@ def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: in
     random = np.random.default_rng(seed)
     weight = random.normal(size=(3, inputs)).astype(np.float32)
     form = FORMATS["int4"]
-    found = quantised(weight, form, random)
+    found = quantised(weight, form, lambda block: np.random.default_rng([seed, block]))
     for start in range(0, inputs, form.group):
         group = weight[:, start : start + form.group]
         step = np.abs(group).max(axis=1, keepdims=True) / form.levels
