@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lfm2np.bench import five, growth, large, measure, profile, table
+from lfm2np.bench import check_time, five, growth, large, measure, profile, table
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
@@ -25,18 +25,19 @@ from lfm2np.values import require_count
 
 Measured = TypeVar("Measured")
 
-STEPS, PROFILE, FIVE, GROWTH, BIG = "steps", "profile", "five", "growth", "large"
+STEPS, PROFILE, FIVE, GROWTH, BIG, CHECK = "steps", "profile", "five", "growth", "large", "check"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
   lfm2np bench profile --cells prefill-512 --numerics exact
   lfm2np bench five --new-tokens 256 --numerics float32
   lfm2np bench growth --numerics exact
+  lfm2np bench check --model fixtures/trained --rounds 3
   lfm2np bench large --numerics exact
   lfm2np bench large --model-shape 8b-a1b --numerics float32
   lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
 SHAPES = {"350m": SMALL, "2.6b": LARGE, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
-ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2}
+ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
@@ -65,7 +66,7 @@ class Found:
 def add_options(parser: argparse.ArgumentParser) -> None:
     what_help = """steps (default): the time of a step beside its floor and transformers; profile: that of its parts;
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
-    LFM2-2.6B's shapes, streamed"""
+    LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one"""
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     default = "random weights with the shapes of LFM2-350M, made once and kept"
     model_help = f"checkpoint directory, or a GGUF file (default: {default})"
@@ -75,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
     parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
     parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
-    numerics_help = "of all but steps: one arithmetic only (both)"
+    numerics_help = "of all but steps and check: one arithmetic only (both)"
     parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
     group = parser.add_argument_group("steps, profile")
     group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten; profile: six)")
@@ -166,6 +167,13 @@ def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
     return each_numerics(arguments, directory, one, large.as_json, large.as_text)
 
 
+def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    directory = chosen_checkpoint(arguments)
+    with progress_bar("check") as show:
+        found = check_time.measure_check(directory, rounds, threads, show)
+    return Found(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
+
+
 def each_numerics(
     arguments: argparse.Namespace,
     directory: Path,
@@ -181,7 +189,14 @@ def each_numerics(
     return Found(directory, {arguments.what: [as_json(one) for one in found]}, "\n\n".join(map(as_text, found)))
 
 
-MEASUREMENTS = {STEPS: run_steps, PROFILE: run_profile, FIVE: run_five, GROWTH: run_growth, BIG: run_large}
+MEASUREMENTS = {
+    STEPS: run_steps,
+    PROFILE: run_profile,
+    FIVE: run_five,
+    GROWTH: run_growth,
+    BIG: run_large,
+    CHECK: run_check,
+}
 
 
 def chosen_checkpoint(arguments: argparse.Namespace, name: str = SMALL) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lfm2np.bench import measure, profile
-from lfm2np.bench.sides.profile_side import PARTS, REST
+from lfm2np.bench import check_time, measure, profile
+from lfm2np.bench.sides.profile_side import PARTS, REST, SPREAD
 from lfm2np.cli import main
 
 MODEL = str(Path(__file__).parents[2] / "fixtures" / "torture" / "minimal_config")
@@ -78,7 +78,7 @@ def test_profile_as_json(capsys):
     for one in found["profile"]:
         (ours, parts), (floor, products) = one["cells"][0]["parts"].items()
         assert (ours, floor) == profile.sides(one["numerics"])
-        assert set(parts) == {*PARTS, REST}
+        assert set(parts) == {*PARTS, REST, *SPREAD}
         assert all(seconds > 0 for name in PARTS for seconds in parts[name])
         assert set(products) == {"linear", "attention"}
 
@@ -89,7 +89,9 @@ def test_profile_of_one_arithmetic_as_a_table(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines if "milliseconds" in line] == ["float32"]
     head = next(index for index, line in enumerate(lines) if line.split() == ["prefill-6", "decode-2x5"])
-    assert [line[: line.index("  ")] for line in lines[head + 1 :]] == ["step", *PARTS, REST]
+    named = [line.split("  ")[0] for line in lines[head + 1 :]]
+    assert named[: len(PARTS) + 2] == ["step", *PARTS, REST]
+    assert named[-len(SPREAD) - 4 :] == [*SPREAD, "serial, %", *(f"on {cores} cores" for cores in profile.CORES)]
 
 
 @pytest.mark.rounding
@@ -131,3 +133,15 @@ def test_a_cell_beyond_the_longest_context_is_one_line(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("lfm2np: RequestError: cell decode-2x9999999: expected at most max_position_emb")
+
+
+@pytest.mark.rounding
+def test_the_time_of_a_verdict(capsys):
+    """The wrong engine is called wrong long before all is asked; what is timed adds up."""
+    found = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1")["check"]
+    (right,), (wrong,) = found["engines"].values()
+    assert (right["verdict"], wrong["verdict"]) == ("EXACT", "BUG")
+    assert 0 < wrong["tokens"] < right["tokens"] / 10 and "scoring" not in wrong
+    assert right["to_verdict"] >= right["judging"] > 0 and right["scoring"] > 0 and right["asking"] > 0
+    text = check_time.as_text(check_time.CheckTime(1.0, found["engines"]))
+    assert f"{right['judging'] / right['scoring']:.2f}" in text and "wrong, --first" in text

@@ -4,6 +4,7 @@
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
 {"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
 {"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
+{"ask": "check", "engine": "m:f", "first": true}       {"verdict": "BUG", "judging": 7.1, ...}   (of check-float32 only)
 
 An error is {"error": "..."}. The process ends with its input.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from lfm2np.bench.sides.cells import Cell, cell_named
+from lfm2np.bench.sides.check_side import CheckSide
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.floor_side import FloorSide
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes
@@ -35,8 +37,8 @@ class Side(Protocol):
         """Of each step its "seconds", and those of its parts by name, if they are timed."""
 
 
-def make_side(name: str) -> Side:
-    """ "exact", "float32", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", ..."""
+def make_side(name: str) -> Side | CheckSide:
+    """ "exact", "float32", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", "check-..." """
     kind, _, dtype = name.rpartition("-")
     match kind:
         case "floor":
@@ -45,13 +47,15 @@ def make_side(name: str) -> Side:
             return TransformersSide(dtype)
         case "profile":
             return ProfileSide(dtype)
+        case "check":
+            return CheckSide()
         case "streamed":
             return EngineSide(dtype, "streamed")
         case _:
             return EngineSide(name)
 
 
-def answer(side: Side, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
+def answer(side: Side | CheckSide, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     forget_peak()
     match ask["ask"]:
@@ -65,12 +69,16 @@ def answer(side: Side, directory: Path, threads: int, ask: dict[str, Any]) -> di
         case "prefill_memory":
             assert isinstance(side, EngineSide)
             return {**side.prefill_memory(ask["length"])}
+        case "check":
+            assert isinstance(side, CheckSide)
+            return side.check(ask["engine"], ask["first"])
         case _:
+            assert not isinstance(side, CheckSide)
             steps = side.time(cell_named(ask["cell"]), ask["steps"])
             return {"steps": steps, "peak_bytes": peak_bytes()}
 
 
-def serve(lines: TextIO, answers: TextIO, side: Side, directory: Path, threads: int) -> None:
+def serve(lines: TextIO, answers: TextIO, side: Side | CheckSide, directory: Path, threads: int) -> None:
     for line in lines:
         try:
             said = answer(side, directory, threads, json.loads(line))

@@ -1,0 +1,60 @@
+"""How long a verdict takes: on a right engine all of it, on a wrong one until the first wrong answer."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lfm2np.bench.measure import Turns
+from lfm2np.bench.sides.side_process import SideProcess
+from lfm2np.bench.table import columns
+from lfm2np.progress import Progress
+
+ENGINES = {  # what is measured: the engine, and whether the check ends with its first wrong answer
+    "right": ("lfm2np.conformance.adapters:own_float32", False),
+    "wrong, --first": ("lfm2np.oracle.wrong_engine:factory", True),
+}
+SECONDS = ("asking", "judging", "scoring", "to_verdict")
+
+
+@dataclass(frozen=True)
+class CheckTime:
+    """Of each of ENGINES what each round said: see sides/check_side.py."""
+
+    load_seconds: float
+    rounds: dict[str, list[dict[str, Any]]]
+
+
+def measure_check(directory: Path, rounds: int, threads: int, show: Progress) -> CheckTime:
+    turns, found = Turns(1 + rounds * len(ENGINES), show), CheckTime(0.0, {name: [] for name in ENGINES})
+    with SideProcess("check-float32", directory, threads) as side:
+        loaded = side.ask("load")["load_seconds"]
+        turns.next()
+        for _ in range(rounds):
+            for name, (engine, first) in ENGINES.items():
+                found.rounds[name].append(side.ask("check", engine=engine, first=first))
+                turns.next()
+    return CheckTime(loaded, found.rounds)
+
+
+def as_json(found: CheckTime) -> dict[str, Any]:
+    return {"load_seconds": found.load_seconds, "engines": found.rounds}
+
+
+def as_text(found: CheckTime) -> str:
+    """Medians; judging beside scoring as a ratio of the same round."""
+    rows = [["engine", "verdict", "tokens", "asking", "judging", "scoring", "judging / scoring", "to verdict"]]
+    for name, rounds in found.rounds.items():
+        medians = {what: median_of(rounds, what) for what in SECONDS}
+        ratios = [one["judging"] / one["scoring"] for one in rounds if "scoring" in one]
+        ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
+        verdict, tokens = rounds[0]["verdict"], str(rounds[0]["tokens"])
+        rows.append([name, verdict, tokens, *(medians[one] for one in SECONDS[:3]), ratio, medians["to_verdict"]])
+    return f"seconds of a check in float32 (the oracle loads in {found.load_seconds:.1f}), medians\n{columns(rows)}"
+
+
+def median_of(rounds: list[dict[str, Any]], what: str) -> str:
+    known = [one[what] for one in rounds if what in one]
+    return f"{statistics.median(known):.1f}" if known else ""
