@@ -10,13 +10,13 @@ Products are no pieces: BLAS has threads of its own.
 
 from __future__ import annotations
 
-import functools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -54,38 +54,70 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
 
     limit  elements of a piece; None: SMALL_PIECE on one thread, THREAD_PIECE on several, less if that gives work to all
 
-    Returns when all are done. The caller's thread computes pieces as well, and would compute all were there no other.
-    The others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That
-    and an interrupt leave out the pieces that are not begun; those under way are waited for.
+    Returns when all are done. The caller's thread computes pieces as well, and computes all if there is no other. The
+    others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That and an
+    interrupt leave out the pieces that are not begun; those under way are waited for.
     """
     threads = worth_threads(count, elements)
     if threads < 2:
         for rows in pieces(count, elements, limit or SMALL_PIECE):
             function(rows)
         return
-    waiting = deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-count * elements // threads))))
-
-    def compute() -> None:
-        try:
-            while (rows := next_piece(waiting)) is not None:
-                function(rows)
-        except BaseException:
-            waiting.clear()
-            raise
-
-    helpers: list[Future[None]] = []
+    shared = Shared(
+        function, deque(pieces(count, elements, min(limit or THREAD_PIECE, -(-count * elements // threads))))
+    )
     try:
-        with suppress(RuntimeError):  # no thread to be had, or the interpreter is ending
-            for _ in range(min(threads, len(waiting)) - 1):
-                helpers.append(thread_pool(THREADS - 1).submit(copy_context().run, compute))
-        compute()
+        for _ in range(min(threads - 1, len(shared.waiting) - 1, num_helpers())):
+            _handed_out.put((copy_context(), shared))
+        shared.compute()
     finally:
-        waiting.clear()
-        begun = [one for one in helpers if not one.cancel()]
-        errors = [one.exception() for one in begun]  # waits
-    for error in errors:
-        if error is not None:
-            raise error
+        shared.close()
+    if shared.error is not None:
+        raise shared.error
+
+
+class Shared:
+    """The pieces of one call, which several threads take one after another."""
+
+    def __init__(self, function: Callable[[slice], object], waiting: deque[slice]) -> None:
+        self.function, self.waiting = function, waiting
+        self.error: BaseException | None = None  # of a helper
+        self._helping = 0
+        self._change = threading.Condition()
+
+    def compute(self) -> None:
+        """Until none is left."""
+        while (rows := next_piece(self.waiting)) is not None:
+            self.function(rows)
+
+    def help(self) -> None:
+        """The same in another thread, unless the caller has gone already."""
+        with self._change:
+            self._helping += 1
+        try:
+            self.compute()
+        except BaseException as problem:
+            self.waiting.clear()
+            self.error = problem
+        finally:
+            with self._change:
+                self._helping -= 1
+                self._change.notify_all()
+
+    def close(self) -> None:
+        """No piece is begun any more; waits for those under way, whatever interrupts that."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self.waiting.clear()
+                with self._change:
+                    while self._helping:
+                        self._change.wait()
+                break
+            except BaseException as problem:
+                interrupt = problem
+        if interrupt is not None:
+            raise interrupt
 
 
 def worth_threads(count: int, elements: int) -> int:
@@ -112,11 +144,34 @@ def next_piece(waiting: deque[slice]) -> slice | None:
     return None
 
 
-@functools.cache
-def thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Started by the first work that is large enough; its threads end with the interpreter."""
-    return ThreadPoolExecutor(threads, "lfm2np-pieces")
+_handed_out: SimpleQueue[tuple[Context, Shared]] = SimpleQueue()
+_helpers: list[threading.Thread] = []  # started by the first work that is large enough; they end with the interpreter
+_starting = threading.Lock()
+
+
+def num_helpers() -> int:
+    """Threads beside the caller's, which are started if they are not there; fewer where none can be had."""
+    with _starting, suppress(RuntimeError):  # no thread to be had, or the interpreter is ending
+        while len(_helpers) < THREADS - 1:
+            thread = threading.Thread(target=help_others, args=(_handed_out,), name="lfm2np-pieces", daemon=True)
+            thread.start()
+            _helpers.append(thread)
+    return len(_helpers)
+
+
+def help_others(handed_out: SimpleQueue[tuple[Context, Shared]]) -> None:
+    while True:
+        context, shared = handed_out.get()
+        context.run(shared.help)
+        del context, shared  # and the arrays that they hold, while it waits
+
+
+def forget_helpers() -> None:
+    """In a forked child, which has none of its parent's threads."""
+    global _handed_out, _starting
+    _handed_out, _starting = SimpleQueue(), threading.Lock()
+    _helpers.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=thread_pool.cache_clear)  # a forked child has none of its parent's threads
+    os.register_at_fork(after_in_child=forget_helpers)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,33 +134,85 @@ def test_an_interrupt_of_the_caller_comes_at_once_and_leaves_nothing_computing()
     require_stopped(begun)
 
 
-class InterruptedPool:
-    """A pool that is interrupted when it has taken one piece of work."""
+class Interrupted(pieces.SimpleQueue):  # type: ignore[type-arg]
+    """Where work is handed out, with an interrupt when it has taken one."""
 
-    def __init__(self) -> None:
-        self.pool, self.taken = ThreadPoolExecutor(1), 0
-
-    def submit(self, *work: Any) -> Any:
-        self.taken += 1
-        if self.taken == 2:
-            time.sleep(0.01)
-            raise KeyboardInterrupt
-        return self.pool.submit(*work)
+    def put(self, *work: Any) -> None:  # type: ignore[override]
+        super().put(*work)
+        time.sleep(0.01)
+        raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_work_is_handed_out_leaves_nothing_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[slice] = []
-    pool = InterruptedPool()
-    monkeypatch.setattr(pieces, "thread_pool", lambda threads: pool)
-
+def slowly(begun: list[slice]) -> Callable[[slice], None]:
     def compute(rows: slice) -> None:
         begun.append(rows)
         time.sleep(0.001)
 
+    return compute
+
+
+def test_an_interrupt_while_work_is_handed_out_leaves_nothing_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[slice] = []
+    monkeypatch.setattr(pieces, "_handed_out", Interrupted())
+    monkeypatch.setattr(pieces, "_helpers", [])
     with threads(3), pytest.raises(KeyboardInterrupt):
-        over_pieces(compute, 800, 1, 8)
+        over_pieces(slowly(begun), 800, 1, 8)
     require_stopped(begun)
-    pool.pool.shutdown()
+
+
+def test_an_interrupt_of_the_wait_for_others_comes_when_they_are_done() -> None:
+    """The caller has no piece any more, and another thread still has one."""
+    ended, main = [], threading.main_thread()
+
+    def compute(rows: slice) -> None:
+        if threading.current_thread() is main:
+            time.sleep(0.01)
+            return
+        time.sleep(0.03)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        ended.append(rows)
+
+    with threads(2), pytest.raises(KeyboardInterrupt):
+        for _ in range(100):  # until the other thread had one
+            over_pieces(compute, 2, 8)
+    assert ended
+
+
+@pytest.mark.parametrize("had", [0, 1])
+def test_where_no_thread_can_be_had_nothing_is_lost_and_nothing_is_kept(
+    had: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while another thread computes, whose helper must not take what was handed to none."""
+    starts: list[None] = []
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "lfm2np-pieces":
+            starts.append(None)
+            if len(starts) > had:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(pieces, "_helpers", [])
+    monkeypatch.setattr(pieces, "_handed_out", pieces.SimpleQueue())
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    whole: list[bool] = []
+
+    def add() -> None:
+        for _ in range(50):
+            seen: list[slice] = []
+            over_pieces(slowly(seen), 80, 1, 8)
+            whole.append(len(seen) == 10)
+
+    with threads(4):
+        other = threading.Thread(target=add)
+        other.start()
+        add()
+        other.join()
+    assert whole == [True] * 100
+    if not had:
+        assert pieces._handed_out.empty()
 
 
 def test_the_callers_errstate_holds_in_every_thread() -> None:
