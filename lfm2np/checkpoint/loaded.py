@@ -135,9 +135,9 @@ def read_model(
     require_ieee()
     require_exact_product()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
+    origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)  # before weights are read
     config = read_config(place)
     tensors = read_tensors(place, config)
-    origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)
-    keep = partial(kept_matrices, kept_in, origin) if kept_in and origin else None
+    keep = partial(kept_matrices, kept_in, origin, partial(checkpoint_sha256, place)) if kept_in and origin else None
     made = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
     return LoadedModel(place, config, arithmetic, made, weights, directory, kept_in)

@@ -20,8 +20,8 @@ AT_ONCE = 256  # tokens: more than one answer at once while there are as many
 def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
     """What `known` lacks of the answers so far is computed in a thread. No one else may use `known` meanwhile.
 
-    At the end what is under way is waited for, and no more is begun; after an interrupt neither. What goes wrong there
-    is met again, and said, when the answers are judged.
+    At the end, and after an error, what is under way is waited for, and no more is begun; an interrupt does not wait.
+    What goes wrong there is met again, and said, when the answers are judged.
     """
     waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
     ended, taken = threading.Event(), 0
@@ -45,11 +45,19 @@ def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While
 
     thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
     thread.start()
+
+    def end() -> None:
+        ended.set()
+        waiting.put([])
+
     try:
         yield on
-        ended.set()
-        waiting.put([])
+    except KeyboardInterrupt:
+        end()
+        raise
+    except BaseException:
+        end()
         thread.join()
-    finally:
-        ended.set()
-        waiting.put([])
+        raise
+    end()
+    thread.join()

@@ -136,7 +136,8 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
         before, now = num_tokens(pairs[:done]), num_tokens(pairs)
         if now < max(LEAST_JUDGED, 2 * before):
             return True
-        new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[done:]]
+        from_here = 0 if model.config.sparse_layers else done  # of a mixture all answers count for each
+        new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[from_here:]]
         done = len(pairs)
         return not (any(answer.refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known)))
 

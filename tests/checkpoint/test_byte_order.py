@@ -200,6 +200,7 @@ NATIVE = {  # why that is right
     "the order of a table of dtypes, or of the array itself": {
         "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
         "content.view(DTYPES[one.dtype])",
+        "own.view(dtype)",  # of a file whose name holds the machine's order
         "np.frombuffer(content, WHOLE[dtype])",
         "rounded[:, None].view(np.uint8)",  # of "<f2"
         "np.frombuffer(content, (STORED | WHOLE)[dtype])",
@@ -229,6 +230,9 @@ NATIVE = {  # why that is right
         "blocks[:, 192:208].view(np.int8)",
         "codes.view(np.uint8)",
         "np.memmap(made, np.uint8, 'r+')",
+        "np.memmap(file, np.uint8, 'r', first)",
+        "np.memmap(file, np.uint8, 'r', first).view(np.ndarray)",
+        "array.reshape(-1).view(np.uint8)",
         "np.frombuffer(part, np.uint8)",
     },
 }

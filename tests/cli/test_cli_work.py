@@ -197,7 +197,7 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     assert main(words) == 0
     second = json.loads(capsys.readouterr().out)
     assert first["verdict"] == second["verdict"] == "EXACT"
-    assert first["scoring"]["tokens"] * 8 == second["scoring"]["tokens"] * 9
+    assert first["scoring"]["tokens"] >= 2 * second["scoring"]["tokens"] > 0
     assert second["scoring"]["tokens_per_second"] > 0
     assert main(["vectors", "verify", "--workers", "2", "--results", results]) == 0
     assert "bit for bit as computed here" in capsys.readouterr().out

@@ -109,9 +109,8 @@ def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, exe
             *(other.token_id, other.best, other.gap, other.error, other.verdict),
         )
         assert one.error_ratio == pytest.approx(other.error_ratio, rel=0.25)
-    assert known.place.num_tokens == 3 * sum(len(one.token_ids) - 1 for one in known.truths), (
-        "once exactly, and two emulations, which tell all of a right engine's positions"
-    )
+    tokens = sum(len(one.token_ids) - 1 for one in known.truths)
+    assert 2 * tokens <= known.place.num_tokens < 9 * tokens, "once exactly, and emulated by one to eight"
 
 
 def test_a_check_on_one_thread_has_the_same_noise_to_the_bit(model: Model, asked: Checked) -> None:
@@ -131,7 +130,8 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
             found = judged(model, asked.abilities, "bfloat16", asked.pairs, known=known)
         assert repr(found.positions) == repr(asked.positions)
         tokens.append(known.place.num_tokens)
-    assert tokens[0] * 2 == tokens[1] * 3, "the emulations alone are computed again"
+    exactly = sum(len(one.token_ids) - 1 for one in known.truths)
+    assert tokens[0] - tokens[1] == exactly > 0, "the emulations alone are computed again"
     spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
 
 
@@ -151,7 +151,7 @@ def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], 
         again = make(six(), only=FEW, executor=Place(record=record))
     assert document_text(again.document) == document_text(few().document)
     entries = list(merged([path], six()).values())
-    assert {entry.kind for entry in entries} == {"vector", "truth"}
+    assert {entry.kind for entry in entries} == {"vector", "truth-rows"}
     spot_check(six(), entries, WORKS, len(entries), 0)
 
 

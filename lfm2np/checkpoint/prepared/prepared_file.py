@@ -19,6 +19,7 @@ import math
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -54,12 +55,33 @@ class Origin:
         return f"{self.checkpoint}-{self.numerics}-{self.version}-{self.byteorder}.prepared"
 
 
-def kept_matrices(directory: Path, origin: Origin, make: Callable[[], Mapping[str, Matrix]]) -> dict[str, Matrix]:
-    """The matrices in the file of this origin, which is written first if it is not there. See read and write."""
+def kept_matrices(
+    directory: Path, origin: Origin, hash_again: Callable[[], str], make: Callable[[], Mapping[str, Matrix]]
+) -> dict[str, Matrix]:
+    """The matrices in the file of this origin, which is written first if it is not there. See read and write.
+
+    hash_again  the checkpoint, after its weights were read: CheckpointError, and no file, if it is another one by then
+    """
     file = directory / origin.file_name
     if not is_present(file, CheckpointError):
-        write(file, origin, make())
+        make_directory(file)
+        matrices = make()
+        if (found := hash_again()) != origin.checkpoint:
+            raise CheckpointError(
+                f"{file}: not written: the checkpoint changed meanwhile, it is now of SHA-256 {found}"
+            )
+        write(file, origin, matrices)
     return read(file, origin)
+
+
+def make_directory(file: Path) -> None:
+    """Before matrices are prepared for nothing. RequestError if nothing can be written there."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as problem:
+        raise RequestError(f"{file}: can't be written: {problem.strerror or problem}") from None
 
 
 def write(file: Path, origin: Origin, matrices: Mapping[str, Matrix]) -> None:
@@ -72,7 +94,7 @@ def write(file: Path, origin: Origin, matrices: Mapping[str, Matrix]) -> None:
     ]
     line = json.dumps({**asdict(origin), "bytes": begins[-1], "matrices": entries}).encode() + b"\n"
     head = hashlib.sha256(line).hexdigest().encode() + b"\n" + line
-    beside = file.with_name(f".{secrets.token_hex(8)}.part")
+    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:

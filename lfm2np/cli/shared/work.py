@@ -8,11 +8,12 @@ import functools
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from typing import Any
 
 from lfm2np.loading import Model
+from lfm2np.numerics.pieces import THREAD_VARIABLES, threads_of
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.vectors.golden import VECTOR
 from lfm2np.scoring.many import SCORE
@@ -41,7 +42,40 @@ def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
             yield Place(record=record)
             return
         stack.enter_context(shared_cores(workers))
-        yield Place(functools.partial(process_pool, workers), record, at_once=2 * workers)
+        executor = stack.enter_context(lasting(functools.partial(process_pool, workers)))
+        yield Place(executor, record, at_once=2 * workers)
+
+
+@contextlib.contextmanager
+def lasting(make: Callable[[], Executor]) -> Iterator[Callable[[], Executor]]:
+    """Makes an executor that serves many times, and another only where it broke: workers load the model once."""
+    made: list[Executor] = []
+
+    def borrow() -> Executor:
+        try:
+            made[-1].submit(int)  # a broken one takes nothing
+        except (IndexError, BrokenExecutor):
+            made.append(make())
+        return Borrowed(made[-1])
+
+    try:
+        yield borrow
+    finally:
+        for executor in made:
+            executor.shutdown(cancel_futures=True)
+
+
+class Borrowed(Executor):
+    """Another executor, which stays open."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        return self._inner.submit(function, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Its owner does that."""
 
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
@@ -58,8 +92,8 @@ def end_when_interrupted() -> None:
 @contextlib.contextmanager
 def shared_cores(workers: int) -> Iterator[None]:
     """Processes that are started meanwhile share the cores: as many BLAS threads each, unless that is set already."""
-    threads = {"OPENBLAS_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))}
-    added = {name: value for name, value in threads.items() if name not in os.environ}
+    is_set = any(os.environ.get(name) for name in THREAD_VARIABLES)
+    added = {} if is_set else {"OPENBLAS_NUM_THREADS": str(max(1, threads_of(os.environ) // workers))}
     os.environ.update(added)
     try:
         yield

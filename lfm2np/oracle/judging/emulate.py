@@ -191,7 +191,7 @@ class Emulated(Ieee):
             in_turn = self.kept.adds_in_float16
         tokens, heads, head_dim = queries.shape
         context, groups = keys.shape[:2]
-        order = self.random("positions", context).permutation(context)
+        order = np.argsort(self.random("positions").random(context))  # of the same positions always the same
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)  # [G, H/G, t, E]
         keys = np.ascontiguousarray(keys[order].transpose(1, 2, 0))  # [G, E, C]
         rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)

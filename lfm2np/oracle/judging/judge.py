@@ -3,8 +3,8 @@
 One of eight engines that could be tells most positions. Each square of a scale is a sum of mean squares over engines
 (noise.py), and a mean over some of them is at most as many times that over all as they are fewer: the scale of K is at
 most sqrt(8 / K) times that of all eight. So what is beyond the limit under all is beyond LIMIT / sqrt(8 / K) under K,
-and only answers with such positions are judged again, by 2, 4, and all. No engine is called wrong, and none right, that
-all eight would not.
+and only answers with such positions are judged again, by 2, 4, and all. So no engine is called wrong, and none right,
+for a single difference that all eight would judge otherwise. What all positions say together: see check.judged.
 """
 
 from __future__ import annotations

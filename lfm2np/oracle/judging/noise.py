@@ -12,8 +12,8 @@ The scale is the mean of the two variances: the first is steady, the second know
 In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
 routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see answer.py.
 
-An engine that could be is a pure function of the format, the seed and its number, so its results for a sequence do not
-depend on what else is computed. Its products are the machine's float32: only these may round otherwise beside others.
+An engine that could be has the same orders and roundings whatever is computed beside a sequence. Only its products are
+the machine's float32, which may round otherwise in another company.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,7 @@ class Known:
     the rest is computed."""
 
     truths: dict[Spoken, Truth] = field(default_factory=dict)
+    wanted: dict[Spoken, dict[int, set[int]]] = field(default_factory=dict)  # of each truth, tokens by row
     noises: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)
     loose: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)  # of engines with routes of their own
     place: Place = field(default_factory=Place)
@@ -60,33 +61,40 @@ def truths_of(
     """
     wanted: dict[Spoken, dict[int, set[int]]] = {}
     for ask, answer in pairs:
-        one = spoken(ask, answer)
-        for row, tokens in judged_tokens(ask, answer).items():
-            wanted.setdefault(one, {}).setdefault(row, set()).update(tokens)
+        add_rows(
+            wanted.setdefault(spoken(ask, answer), {}), judged_tokens(ask, answer, bool(model.config.sparse_layers))
+        )
     shared = whole_sequences({*untold_of(wanted), *untold_of(known.truths)})
-    whole = {Spoken(ids): [one for one in map(Spoken, of) if one in wanted] for ids, of in shared.items()}
+    whole = {Spoken(ids): list(map(Spoken, of)) for ids, of in shared.items()}
     whole |= {one: [one] for one in wanted if one.routes}
     missing: dict[Spoken, dict[int, list[int]]] = {}
     for one, of in whole.items():
         rows: dict[int, set[int]] = {}
         for part in of:
-            for row, tokens in wanted[part].items():
-                rows.setdefault(row, set()).update(tokens)
-        if of and (one not in known.truths or not known.truths[one].covers(rows)):
+            add_rows(rows, wanted.get(part, {}))
+        if rows and (one not in known.truths or not known.truths[one].covers(rows)):
+            for part in of:  # what is known of it, and of what it goes on from, may be wanted again
+                add_rows(rows, known.wanted.get(part, {}))
             missing[one] = {row: sorted(rows[row]) for row in sorted(rows)}
+            known.wanted[one] = rows
     for truth in spoken_truths(model, missing, known.place, progress):
         known.truths[truth.spoken] = truth
     for noises in (known.noises, known.loose):
         for key in [key for key in noises if key[1] in missing]:
             del noises[key]  # it is of other columns
-    return {part: known.truths[one] for one, of in whole.items() for part in of}
+    return {part: known.truths[one] for one, of in whole.items() for part in of if part in wanted}
 
 
-def judged_tokens(ask: Ask, answer: Answer) -> dict[int, set[int]]:
+def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
+    for row, tokens in more.items():
+        rows.setdefault(row, set()).update(tokens)
+
+
+def judged_tokens(ask: Ask, answer: Answer, is_mixture: bool) -> dict[int, set[int]]:
     """The tokens that an answer says something of, by row: its own, others that it tells, and those of its prompt if
-    their log-probabilities or routes are told."""
+    their log-probabilities are told. In a mixture of experts all: each token's route counts (noise.loosened)."""
     ids, start = spoken(ask, answer).token_ids, len(ask.prompt_token_ids) - 1
-    tells_prompt = answer.prompt_logprobs is not None or answer.routes is not None
+    tells_prompt = answer.prompt_logprobs is not None or is_mixture
     rows = {row: {ids[row + 1]} for row in range(0 if tells_prompt else start, len(ids) - 1)}
     for index, top in enumerate(answer.top_logprobs or ()):
         rows[start + index].update(top)

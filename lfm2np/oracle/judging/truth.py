@@ -226,4 +226,4 @@ def num_truth_tokens(item: Mapping[str, Any]) -> int:
     return len(item["token_ids"]) - 1
 
 
-TRUTH = Work("truth", truth_items, num_truth_tokens)
+TRUTH = Work("truth-rows", truth_items, num_truth_tokens)

@@ -27,6 +27,7 @@ from lfm2np.oracle.targets.records import Ask
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
 FLIPS_LIMIT = 1e-9  # probability below which as many flips as there are have another cause than rounding
+DOUBT = 0.01  # a probability below which it is computed anew with all that can be known of the noise
 SPREAD = 2.0  # how much a right engine's errors may exceed the scale, on the average of many positions
 
 
@@ -114,7 +115,7 @@ def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
     are, or of their errors, whose root mean square is beyond `most`."""
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
     size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
-    return FLIPS_LIMIT**2 < chance < math.sqrt(FLIPS_LIMIT) or size > most
+    return chance < DOUBT or size > most
 
 
 def tie_chance(margin_ratio: float) -> float:
