@@ -40,10 +40,10 @@ class Known:
     the rest is computed."""
 
     truths: dict[Spoken, Truth] = field(default_factory=dict)
-    wanted: dict[Spoken, dict[int, set[int]]] = field(default_factory=dict)  # of each truth, tokens by row
     noises: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)
     loose: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)  # of engines with routes of their own
     place: Place = field(default_factory=Place)
+    wanted: dict[Spoken, dict[int, set[int]]] = field(default_factory=dict)  # of each truth, tokens by row
 
 
 def spoken(ask: Ask, answer: Answer) -> Spoken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -56,7 +57,7 @@ def known_by(name: str, draws: Sequence[int]) -> Known:
 
 
 def copied(known: Known) -> Known:
-    return Known(dict(known.truths), dict(known.noises))
+    return Known(dict(known.truths), dict(known.noises), wanted=dict(known.wanted))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 30), st.sampled_from(STAGES))
@@ -200,7 +201,7 @@ def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
     with scored_ahead(model(), "float32", known) as on:
         assert all(on(pairs[:count]) for count in range(1, 13))
         while len(known.noises) < len(known_by("float32", STAGES[0]).noises):
-            pass
+            time.sleep(0.01)
     done = known.place.num_tokens
     ahead = found(pairs, known)
     assert known.place.num_tokens == done > 0
