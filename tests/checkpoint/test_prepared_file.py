@@ -7,12 +7,14 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfm2np.checkpoint import loaded, weights
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.prepared import prepared_file
 from lfm2np.checkpoint.prepared.prepared_file import VERSION, Origin, read, write
@@ -50,6 +52,42 @@ def test_weights_from_the_file_are_those_that_were_prepared(path: Path, numerics
         assert is_mapped(head(kept)) and not is_mapped(head(plain))
         assert kept.prepared_directory == tmp_path
     assert [one.name for one in tmp_path.iterdir()] == [Origin(plain.sha256, numerics).file_name]
+
+
+@pytest.mark.parametrize("moment", ["prepared", "read_config"])
+def test_a_checkpoint_that_changes_while_it_is_read_is_not_kept(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another file takes its place: before its weights are mapped, or after."""
+    place = shutil.copytree(SMALL, tmp_path / "checkpoint")
+    changed = bytearray(next(place.glob("*.safetensors")).read_bytes())
+    changed[-2] ^= 1
+    module = weights if moment == "prepared" else loaded
+    inner = getattr(module, moment)
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        (weight_file,) = place.glob("*.safetensors")
+        other = place / "other"
+        other.write_bytes(changed)
+        other.replace(weight_file)
+        return inner(*arguments, **named)
+
+    monkeypatch.setattr(module, moment, late)
+    with pytest.raises(CheckpointError, match="the checkpoint changed meanwhile"):
+        load(place, prepared=tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_place_that_can_not_be_written_is_known_before_anything_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(weight: object, what: str) -> Matrix:
+        raise AssertionError(what)
+
+    monkeypatch.setattr(exact, "prepare_matrix", never)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="can't be written"):
+        load(SMALL, prepared=tmp_path / "file" / "below")
 
 
 def test_what_is_in_the_file_is_not_prepared_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,20 @@ def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: P
         assert {one.verdict for one in wrong} == {Verdict.DRIFT}
 
 
+def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_told_or_not(published: Model) -> None:
+    """Else prompts whose tokens went elsewhere would count as errors of 0, and right engines be wrong."""
+    ask, answer = said(published, tells=False)
+    found = []
+    for one in (answer, replace(answer, prompt_logprobs=None)):
+        known = Known()
+        judge(published, "float16", [(ask, one)], known=known)
+        (noise,) = known.loose.values()
+        found.append(noise.spread)
+        (truth,) = known.truths.values()
+        assert truth.known_rows.tolist() == list(range(len(truth.best)))
+    assert np.array_equal(*found)
+
+
 def test_only_near_ties_are_tried_the_nearest_first_and_behind_the_last_change(published: Model) -> None:
     (truth,) = truths_of(published, [said(published, tells=False)], Known()).values()
     gaps = np.full((len(truth.best), 3), LIMIT + 0.1)
