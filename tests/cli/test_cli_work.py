@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from test_cli import answer, failure, overflowing
 
 from lfm2np import load
 from lfm2np.cli import main
+from lfm2np.cli.shared.work import lasting
+from lfm2np.work.shards import map_shards
 
 REQUESTS: list[dict[str, Any]] = [
     {"request_id": "first", "prompt_token_ids": [1, 2, 3]},
@@ -204,3 +207,35 @@ def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pyte
     code = main(["vectors", "verify", "--results", str(tmp_path)])
     assert code == 3
     assert "can't be read" in capsys.readouterr().err
+
+
+class Fragile(ThreadPoolExecutor):
+    """Of one thread; broken from then on when told so."""
+
+    is_broken = is_shut = False
+
+    def submit(self, *work, **named):  # type: ignore[no-untyped-def]
+        if self.is_broken:
+            raise BrokenExecutor("its worker died")
+        return super().submit(*work, **named)
+
+    def shutdown(self, *options, **named):  # type: ignore[no-untyped-def]
+        self.is_shut = True
+        super().shutdown(*options, **named)
+
+
+def test_workers_serve_many_times_and_are_replaced_where_they_broke() -> None:
+    made: list[Fragile] = []
+
+    def make() -> Fragile:
+        made.append(Fragile(1))
+        return made[-1]
+
+    with lasting(make) as executor:
+        for _ in range(3):
+            assert map_shards(abs, [-1, -2], executor) == [1, 2]
+        assert len(made) == 1 and not made[0].is_shut
+        made[0].is_broken = True
+        assert map_shards(abs, [-3], executor) == [3]
+        assert len(made) == 2
+    assert all(one.is_shut for one in made)
