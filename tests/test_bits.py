@@ -46,7 +46,7 @@ for path in sys.argv[2:]:
 ids = list(range(7, 60))
 items = {
     "score": ids,
-    "truth": {"token_ids": ids, "wanted": [[3, [5, 6]]]},
+    "truth-rows": {"token_ids": ids, "wanted": [[row, [5, 6]] for row in range(len(ids) - 1)]},
     "vector": {"prompt": ids[:40], "token_ids": ids[40:], "tensors": None},
 }
 for kind, item in items.items():  # of the last checkpoint
