@@ -20,7 +20,7 @@ MOST_LINES, MOST_MODULES = 400, 16
 
 # What every room may use, and what each may use beside that: only rooms that stand before it in this table, so that the
 # table itself shows that there is no circle of rooms. A module's room is the longest name that covers it.
-ALL_USE = {"lfm2np.errors", "lfm2np.progress", "lfm2np.values"}
+ALL_USE = {"lfm2np.errors", "lfm2np.progress", "lfm2np.values", "lfm2np.whole_file"}
 READ = {"lfm2np.checkpoint", "lfm2np.numerics"}
 COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
@@ -32,6 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.errors": set(),
     "lfm2np.progress": set(),
     "lfm2np.values": set(),
+    "lfm2np.whole_file": set(),
     "lfm2np.numerics": set(),
     "lfm2np.checkpoint": {"lfm2np.numerics"},
     "lfm2np.reference": READ,

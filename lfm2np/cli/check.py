@@ -37,8 +37,8 @@ from lfm2np.oracle.targets.target import Target, TargetError
 from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import ProgressOf
+from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place
-from lfm2np.work.whole_file import write_whole
 
 EXIT_CODES = """exit codes:
   0    right: every difference is within what the declared format explains

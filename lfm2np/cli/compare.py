@@ -25,8 +25,8 @@ from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_
 from lfm2np.oracle.compare.shown import as_json, as_text
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.values import require_count
+from lfm2np.whole_file import write_whole
 from lfm2np.work.place import Place, Source
-from lfm2np.work.whole_file import write_whole
 
 EXAMPLE = """lfm2np compare LFM2-350M LFM2-350M-Q4_0.gguf --requests requests.jsonl --text book.txt
   lfm2np compare LFM2-350M LFM2-350M-Q8_0.gguf LFM2-350M-Q4_0.gguf --requests requests.jsonl --max-tokens 64

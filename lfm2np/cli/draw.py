@@ -18,7 +18,7 @@ from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.work.whole_file import write_whole
+from lfm2np.whole_file import write_whole
 from scheduler import TraceError, replay
 
 EXAMPLE = """lfm2np draw --demo -o page.html

@@ -10,8 +10,8 @@ from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import RequestError
 from lfm2np.loading import load
+from lfm2np.whole_file import write_whole
 from lfm2np.work.results_file import line_of, merged, spot_check
-from lfm2np.work.whole_file import write_whole
 
 MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine
   lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another

@@ -25,7 +25,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.parts import environment
 from lfm2np.oracle.targets.records import answer_as_json, parse_line
-from lfm2np.work.whole_file import write_whole
+from lfm2np.whole_file import write_whole
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
 MOST_BYTES = 64 * 2**20

@@ -59,8 +59,7 @@ def hidden_states(
     table  gives the angles of positions, as rope.rotary_table does
     """
     require_ieee()
-    runs, positions = runs_of(sequences)
-    ids = np.array([token for one in sequences for token in one], np.int64)  # [T]
+    runs, ids, positions = runs_of(sequences)
     if not config.sparse_layers:
         branches, rows = branches_of(sequences)
         first = np.unique(rows, return_index=True)[1]  # where each row that is computed stands
@@ -88,11 +87,12 @@ def final_states(
         return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
 
 
-def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64]]:
-    """The run of each sequence by itself, and the positions [T] of all tokens."""
+def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64], NDArray[np.int64]]:
+    """The run of each sequence by itself, and all tokens [T] and their positions [T]."""
     lengths = [len(one) for one in sequences]
     runs = [Run(slice(start, stop)) for start, stop in pairwise(np.cumsum([0, *lengths]).tolist())]
-    return runs, np.concatenate([np.arange(length) for length in lengths])
+    ids = np.array([token for one in sequences for token in one], np.int64)
+    return runs, ids, np.concatenate([np.arange(length) for length in lengths])
 
 
 def branches_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64]]:

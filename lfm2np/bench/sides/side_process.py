@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any
 
 from lfm2np.errors import Lfm2npError
+from lfm2np.numerics.pieces import THREAD_VARIABLES
 
 GRACE = 5.0  # seconds for a process to end when its input has ended
 STDERR_BYTES = 4000
-THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class SideError(Lfm2npError):

@@ -12,12 +12,9 @@ from other weights, for another arithmetic or by another version is never found,
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -33,6 +30,7 @@ from lfm2np.checkpoint.strict_json import is_present, parse_object
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.numerics.matrix import Grid, Matrix
 from lfm2np.numerics.pieces import over_pieces
+from lfm2np.whole_file import replaced
 
 VERSION = 1  # raised with any change of this format, or of a bit or the grid of a prepared matrix
 PAGE = 2**12  # bytes
@@ -94,21 +92,11 @@ def write(file: Path, origin: Origin, matrices: Mapping[str, Matrix]) -> None:
     ]
     line = json.dumps({**asdict(origin), "bytes": begins[-1], "matrices": entries}).encode() + b"\n"
     head = hashlib.sha256(line).hexdigest().encode() + b"\n" + line
-    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with beside.open("xb") as out:
-                for content in (memoryview(head), *map(bytes_of, arrays)):
-                    out.write(content)
-                    out.write(bytes(-len(content) % PAGE))
-                out.flush()
-                os.fsync(out.fileno())
-            beside.replace(file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        with replaced(file) as out:
+            for content in (memoryview(head), *map(bytes_of, arrays)):
+                out.write(content)
+                out.write(bytes(-len(content) % PAGE))
     except OSError as problem:
         raise RequestError(f"{file}: can't be written: {problem.strerror or problem}") from None
 

@@ -145,8 +145,7 @@ def laid_out(
 ) -> tuple[list[ragged.Run], NDArray[np.int64], tuple[Array, Array]]:
     """Their runs, the tokens [T] of all of them, and the angles of their positions."""
     config = network.layers[0][1]
-    runs, positions = ragged.runs_of(sequences)
-    ids = np.array([token for one in sequences for token in one], np.int64)
+    runs, ids, positions = ragged.runs_of(sequences)
     return runs, ids, rotary_table(positions, config.head_dim, config.rope_theta)
 
 

@@ -24,7 +24,7 @@ from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.parts import number, visible
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.work.whole_file import write_whole
+from lfm2np.whole_file import write_whole
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 

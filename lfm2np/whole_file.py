@@ -5,9 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from lfm2np.errors import RequestError
+
+
+@contextlib.contextmanager
+def replaced(target: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the target's place, on the disk, when the block ends, and is gone if that fails."""
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -20,17 +38,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return
-        target = target.resolve()
-        beside = target.with_name(f".{secrets.token_hex(8)}.part")
-        try:
-            with beside.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        with replaced(target.resolve()) as file:
+            file.write(data)
     except OSError as problem:
         raise RequestError(f"{path}: can't be written: {problem.strerror or problem}") from None
