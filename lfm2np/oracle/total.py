@@ -13,8 +13,9 @@ from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.findings import findings
+from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.formats import others
-from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,
@@ -173,8 +174,7 @@ def explaining_format(
     is_told = bool(input_roundings(model.path, model.config))
     for name in others(declared, is_quantised and is_gguf(model.path), is_told, is_quantised):
         try:
-            found = judge(model, name, first, progress, known)
-            if any(one.verdict in WRONG for one in found):
+            if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
             found = judge(model, name, pairs, progress, known)
         except NumericsError:

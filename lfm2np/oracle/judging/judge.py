@@ -65,6 +65,16 @@ def judge(
     return [one for positions in found for one in positions]
 
 
+def is_far_off(
+    model: LoadedModel, format_name: str, pairs: Sequence[Pair], progress: Progress | None, known: Known | None
+) -> bool:
+    """Whether two engines that could be tell already that none of this format says so: weights that are drawn for each
+    engine are prepared for two only. Never of a mixture of experts, where routes may explain what is far off."""
+    if model.config.sparse_layers:
+        return False
+    return worst(judge(model, format_name, pairs, progress, known, STAGES[:2])) > LIMIT * FAR
+
+
 def staged(
     stages: Sequence[Sequence[int]],
     count: int,
@@ -73,7 +83,7 @@ def staged(
 ) -> list[list[Position]]:
     """The positions of `count` answers, each judged by as many engines as it takes; ask(draws, indices) judges.
 
-    far  units of the noise: what is further off is wrong, once one such answer is wrong by all
+    far  units of the noise: what is further off is wrong, once one such answer is wrong by the last stage
     """
     found = ask(stages[0], range(count))
     doubtful: Sequence[int] = range(count)
@@ -85,7 +95,7 @@ def staged(
     others = sorted((worst(positions), index) for index, positions in enumerate(found) if worst(positions) > far)
     while others and not any(is_wrong(found[index]) for index in doubtful):
         doubtful = [others.pop()[1]]
-        (found[doubtful[0]],) = ask(DRAWS, doubtful)
+        (found[doubtful[0]],) = ask(stages[-1], doubtful)
     return found
 
 

@@ -262,3 +262,13 @@ def test_an_interrupt_leaves_no_thread_behind() -> None:
         if thread.name == "lfm2np-ahead":
             thread.join()
     assert all(thread.name != "lfm2np-ahead" for thread in threading.enumerate())
+
+
+@pytest.mark.rounding
+def test_another_format_that_explains_nothing_by_far_is_tried_by_two_engines_only() -> None:
+    pairs, known = wrong(told("float32"), 5), Known()
+    verdict = found(pairs, known).total.verdict
+    assert verdict is Verdict.BUG
+    tried = {name: noise.draws for (name, _), noise in known.noises.items() if name != "float32"}
+    assert {"float16", "bfloat16", "int8", "int4"} <= tried.keys()
+    assert tried["int8"] == STAGES[1], "weights that are drawn for each engine take longest"
