@@ -1,4 +1,4 @@
-"""The command line: `lfm2np generate | replay | score | check | compare | record | locate | vectors | info | ...`."""
+"""The command line: `lfm2np generate | serve | replay | score | check | compare | record | locate | vectors | ...`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from lfm2np.cli.check import add_check
 from lfm2np.cli.compare import add_compare
 from lfm2np.cli.conformance import add_conformance
 from lfm2np.cli.draw import add_draw, add_replay
+from lfm2np.cli.engine.generate import add_generate
+from lfm2np.cli.engine.serve import add_serve
 from lfm2np.cli.faults import add_faults
 from lfm2np.cli.fuzz import add_fuzz
-from lfm2np.cli.generate import add_generate
 from lfm2np.cli.info import add_digest, add_info
 from lfm2np.cli.locate import add_locate
 from lfm2np.cli.merge import add_merge
@@ -70,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     for add in (
         add_generate,
+        add_serve,
         add_replay,
         add_draw,
         add_faults,

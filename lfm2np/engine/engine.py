@@ -214,6 +214,11 @@ class Engine:
             self.abort(request_id)
 
     @property
+    def is_usable(self) -> bool:
+        """Between steps; False once one was interrupted in its bookkeeping."""
+        return self._doing is None
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self._groups or self._ready)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.cli import generate, main
+from lfm2np.cli import main
+from lfm2np.cli.engine import generate
 
 CHATS = ["sort: 7 2 9 4 1", "add: 20 + 97", "count: 23 to 31"]
 ANSWERS = ["1 2 4 7 9", "117", "23 24 25 26 27 28 29 30 31"]

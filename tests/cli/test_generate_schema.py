@@ -105,7 +105,7 @@ def test_a_refused_request_is_told_in_the_summary(tmp_path: Path, capsys, way: l
 
 
 def test_a_proof_that_fails_is_told_in_the_summary(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lfm2np.cli.generate.compare", lambda *records: "a difference")
+    monkeypatch.setattr("lfm2np.cli.engine.generate.compare", lambda *records: "a difference")
     told = printed(capsys, *ONE, "--prove", code=1)
     VALIDATOR.validate(told)
     assert told["summary"]["proved"] is False

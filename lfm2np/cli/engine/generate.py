@@ -16,29 +16,19 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.loaded import draft_fixture
+from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.cli.shared.requests import Job, read_jobs
 from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
-from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.drawings.runs.recorded import DetailedTrace
-from lfm2np.engine.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.samples import sample_name
 from lfm2np.engine.sequential import answer_alone, difference_at
 from lfm2np.errors import ProofError, RequestError, error_told
-from lfm2np.loading import Model, load
-from lfm2np.speculation.drafters import Drafter, NgramDrafter
-from lfm2np.values import require_count
-from scheduler import POLICIES
-
-ENGINE_OPTIONS = (
-    *("max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks", "num_host_blocks"),
-    *("policy", "waiting_served_ratio", "max_waiting_tokens", "num_speculative_tokens"),
-)
-SPECULATIVE = ("ngram", "draft", "none")
+from lfm2np.loading import Model
+from lfm2np.speculation.drafters import Drafter
 
 
 @dataclass(eq=False)
@@ -54,24 +44,8 @@ class Record:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the engine")
-    group.add_argument("--max-num-seqs", metavar="N", type=int, help="most requests that run at once (64)")
-    group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="most tokens of one step (2048)")
-    group.add_argument("--block-size", metavar="P", type=int, help="tokens of one cache block (16)")
-    group.add_argument("--num-blocks", metavar="N", type=int, help="blocks of the cache (what is needed, within 1 GiB)")
-    group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
-    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="of the policy waiting-served (0.3)")
-    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="of the policy waiting-served (20)")
-    group.add_argument("--num-host-blocks", metavar="N", type=int, help="swap preempted requests to so many (0)")
-    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
-    group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
+    group = add_engine_options(parser)
     group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
-    group.add_argument("--speculative", choices=SPECULATIVE, help="who proposes tokens ahead (none)")
-    group.add_argument("--num-speculative-tokens", metavar="K", type=int, help="most of them a request and step (4)")
-    draft_help = "of --speculative draft (without --model: the draft fixture)"
-    group.add_argument("--draft-model", metavar="DIR", help=draft_help)
-    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
-    group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
     group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
     group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
     group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
@@ -92,7 +66,7 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
     if arguments.trace_detail and arguments.trace is None:
         raise RequestError("--trace-detail goes with --trace FILE")
     jobs = read_jobs(model, arguments)
-    engine_seed = require_count("seed", 0 if arguments.seed is None else arguments.seed, 0, 2**64 - 1)
+    engine_seed = seed_of(arguments)
     drafter = make_drafter(model, arguments)
     is_one = arguments.requests is None and len(jobs) == 1
     display = make_display(model, jobs, is_one) if not arguments.json else None
@@ -145,25 +119,6 @@ def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
         raise RequestError(f"{len(ran.refused)} of the requests refused: {'; '.join(ran.refused.values())}")
 
 
-def make_drafter(model: Model, arguments: argparse.Namespace) -> Drafter | None:
-    """What --speculative asks for. RequestError for options that belong to another choice."""
-    kind = arguments.speculative or "none"
-    for name in ("draft_model", "draft_sampling"):
-        if getattr(arguments, name) is not None and kind != "draft":
-            raise RequestError(f"--{name.replace('_', '-')} goes with --speculative draft")
-    if arguments.num_speculative_tokens is not None and kind == "none":
-        raise RequestError("--num-speculative-tokens goes with --speculative ngram or draft")
-    if kind == "none":
-        return None
-    if kind == "ngram":
-        return NgramDrafter()
-    if arguments.draft_model is None and arguments.model is not None:
-        raise RequestError("--speculative draft: --model needs a --draft-model of the same vocabulary")
-    with progress_bar("loading the draft model") as show:
-        small = load(arguments.draft_model or draft_fixture(), arguments.numerics, show)
-    return ModelDrafter(small, model, arguments.draft_sampling or "greedy")
-
-
 def run_batched(
     model: Model,
     jobs: Sequence[Job],
@@ -174,7 +129,6 @@ def run_batched(
     display: Display | None,
 ) -> Ran:
     """All requests through the engine, each added at its arrival step. One that is refused does not stop the others."""
-    options = {name: getattr(arguments, name) for name in ENGINE_OPTIONS if getattr(arguments, name) is not None}
     outputs: dict[str, RequestOutput] = {}
     refused: dict[str, str] = {}
     budget = max(1, arguments.max_num_batched_tokens or 2048)
@@ -184,13 +138,12 @@ def run_batched(
         engine = Engine(
             model if detailed is None else detailed.model,
             room_for=[positions(model, job) for job in jobs if fits(model, job) for _ in range(job.params.n)],
-            prefix_caching=not arguments.no_prefix_caching,
             seed=seed,
             trace=trace,
             on_logits=record.add if arguments.prove else None,
             progress=watch.layer,
             drafter=drafter,
-            **options,
+            **engine_options(arguments),
         )
         left = sorted(jobs, key=lambda job: job.arrival_step)
         step = 0

@@ -1,0 +1,6 @@
+"""`lfm2np serve`: the engine behind OpenAI's protocol. One thread steps it; an event loop speaks HTTP.
+
+    body -> bodies (form) -> jobs (tokens, sampling) -> desk -> runner: engine -> desk -> answers -> reply or stream
+
+Needs the extra `serve`. Imported by cli/ only; imports the engine and what stands below it.
+"""

@@ -1,0 +1,124 @@
+"""What clients may send, field by field: OpenAI's names, and vLLM's where OpenAI has none.
+
+What may change an answer and is not served is refused, so is a field that nobody knows: an answer to another question
+than was asked would be no right one. Null stands for the default everywhere. Ranges that SamplingParams checks by
+itself are repeated where a document of the protocol can say them.
+
+Sources: OpenAI API reference, "Completions" and "Chat"; vLLM, vllm/entrypoints/openai/protocol.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lfm2np.sampling.params import MAX_SAMPLES, MAX_SEED, MAX_TOKEN_ID
+
+MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class Sampled(Body):
+    """What both kinds of requests share."""
+
+    model: str | None = None
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(None, description="Biases by token id, in decimal.")
+    min_tokens: int | None = Field(None, ge=0)
+    allowed_token_ids: list[TokenId] | None = None
+    banned_token_ids: list[TokenId] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    stop: Text | list[Text] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="Without one the noise hangs on the answer's id.")
+    prompt_logprobs: int | None = Field(None, ge=0)
+    profile: Literal["vllm", "transformers"] | None = Field(
+        None, description="Whose order of penalties, masks and filters is followed."
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="The lower the earlier; of one policy.")
+    cache_salt: str | None = Field(None, description="Prefixes are shared by requests of the same salt only.")
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: TextFormat | None = None
+    user: str | None = Field(None, description="Has no effect.")
+    store: bool | None = Field(None, description="Has no effect.")
+    metadata: dict[str, str] | None = Field(None, description="Has no effect.")
+    service_tier: str | None = Field(None, description="Has no effect.")
+
+
+class CompletionBody(Sampled):
+    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+        description="A text, its tokens, or a list of either; each is answered by itself."
+    )
+    max_tokens: int | None = Field(None, ge=0, description="16 if it is not told; 0 to score the prompt alone.")
+    logprobs: int | None = Field(None, ge=0, description="So many most likely tokens, and the chosen one.")
+    echo: bool | None = Field(None, description="The prompt comes before the text, and so do its log-probabilities.")
+    best_of: int | None = Field(None, ge=1, description="As many as n.")
+    suffix: None = None
+    add_special_tokens: bool | None = Field(None, description="Whether a text gets its BOS; it does if not told.")
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+    tool_call_id: str | None = Field(None, description="Has no effect.")
+    refusal: None = None
+    annotations: list[str] | None = Field(None, max_length=0)
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+
+class ChatBody(Sampled):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, description="What the context and the cache have room for, if not told.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Another name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    tools: list[str] | None = Field(None, max_length=0)
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class TokenizeBody(Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[TokenId]

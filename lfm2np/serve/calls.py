@@ -1,0 +1,228 @@
+"""One call of /v1/completions or /v1/chat/completions: into the engine, and what it says back to the client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.errors import Lfm2npError
+from lfm2np.serve.bodies import Sampled
+from lfm2np.serve.desk import Busy, Call, Closed
+from lfm2np.serve.http_bodies import Left, read_body, require_key
+from lfm2np.serve.refusals import Refusal
+from lfm2np.serve.replies.shared import error_reply, usage_of
+from lfm2np.serve.runner import Failed, Job, Refused
+from lfm2np.serve.service import Service
+
+LOG = logging.getLogger("lfm2np.serve")
+RETRY_SECONDS = "1"
+NONE: Mapping[str, str] = {}
+FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
+
+
+class Answers(Protocol):
+    """How the outputs of one call's jobs are told: completions.Completions, chats.Chats."""
+
+    kind: str
+    kind_of_piece: str
+    counts_new: bool
+
+    def more(self, prompt_index: int, output: RequestOutput) -> Sequence[Mapping[str, Any]]: ...
+
+    def whole(self, choice: Any) -> Mapping[str, Any]: ...
+
+    def prompt_fields(self, output: RequestOutput) -> Mapping[str, Any]: ...
+
+
+class Calls:
+    """An endpoint.
+
+    body_kind   what it takes
+    make_jobs   (service, body, name of the call) -> jobs; RequestError for what can't be met
+    make_answers(model, body) -> how they are told
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        body_kind: type[Sampled],
+        make_jobs: Callable[[Service, Any, str], list[Job]],
+        make_answers: Callable[[LoadedModel, Any], Answers],
+    ) -> None:
+        self._prefix, self._body_kind = prefix, body_kind
+        self._make_jobs, self._make_answers = make_jobs, make_answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began, how = time.monotonic(), "left"
+        service: Service = scope["app"].state.service
+        reply = Reply(send)
+        try:
+            how = await self._answered(service, Request(scope, receive), reply)
+        except Left:
+            pass
+        except Refusal as refusal:
+            how = str(refusal.status)
+            await reply.refuse(refusal)
+        finally:
+            service.metrics.count(how)
+            LOG.info("%s %s %.3f s", scope["path"], how, time.monotonic() - began)
+
+    async def _answered(self, service: Service, request: Request, reply: Reply) -> str:
+        """How it ended; Left or Refusal if it got no answer."""
+        limits = service.settings.limits
+        require_key(request, service.settings.key)
+        body = await read_body(request, self._body_kind, limits)
+        service.require_model(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise Refusal(400, "stream_options: expected stream true beside it", "stream_options")
+        name = f"{self._prefix}-{uuid.uuid4().hex}"
+        try:
+            jobs = await asyncio.to_thread(self._make_jobs, service, body, name)  # long texts take their time
+            call = service.desk.enter(jobs)
+        except Busy as problem:
+            raise Refusal(429, str(problem), headers={"Retry-After": RETRY_SECONDS}) from None
+        except Closed as problem:
+            raise Refusal(503, str(problem), headers={"Retry-After": RETRY_SECONDS}) from None
+        except Lfm2npError as problem:
+            raise Refusal(400, str(problem)) from None
+        head = {"id": name, "created": int(time.time()), "model": service.settings.name}
+        head["system_fingerprint"] = service.fingerprint
+        answers = self._make_answers(service.model, body)
+        tell = self._stream if body.stream else self._whole
+        try:
+            async with asyncio.timeout(limits.request_seconds):
+                await unless_left(request.receive, tell(call, answers, head, body, reply))
+        except TimeoutError:
+            message = f"the answer was not complete within {limits.request_seconds:g} s"
+            raise Refusal(504, message) from None
+        finally:
+            service.desk.leave(call)
+            for output in call.told.values():
+                if isinstance(output, RequestOutput) and output.metrics is not None:
+                    service.metrics.observe(output.metrics)
+        return "200"
+
+    async def _whole(self, call: Call, answers: Answers, head: Mapping[str, Any], body: Sampled, reply: Reply) -> None:
+        while not call.is_finished:
+            require_no_trouble(call.told.values())
+            await call.news()
+        require_no_trouble(call.told.values())
+        outputs = outputs_of(call)
+        choices = [answers.whole(one) for index, output in outputs for one in answers.more(index, output)]
+        fields = answers.prompt_fields(outputs[0][1])
+        usage = usage_of((output for _, output in outputs), answers.counts_new)
+        await reply.json({**head, "object": answers.kind, "choices": choices, "usage": usage, **fields})
+
+    async def _stream(self, call: Call, answers: Answers, head: Mapping[str, Any], body: Sampled, reply: Reply) -> None:
+        head = {**head, "object": answers.kind_of_piece}
+        counts = bool(body.stream_options and body.stream_options.include_usage)
+        async for choice, fields in pieces(call, answers):
+            await reply.event({**head, "choices": [choice], **({"usage": None} if counts else {}), **fields})
+        if counts:
+            usage = usage_of((output for _, output in outputs_of(call)), answers.counts_new)
+            await reply.event({**head, "choices": [], "usage": usage})
+        await reply.end()
+
+
+async def pieces(call: Call, answers: Answers) -> AsyncIterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Choices as they grow, each with the fields of its event beside; Refusal when a job comes to trouble."""
+    is_first = True
+    while True:
+        is_last = call.is_finished  # told before it is looked at: what comes meanwhile is looked at again
+        require_no_trouble(call.told.values())
+        for index, output in outputs_of(call):
+            for choice in answers.more(index, output):
+                yield choice, answers.prompt_fields(output) if is_first else {}
+                is_first = False
+        if is_last:
+            return
+        await call.news()
+
+
+def outputs_of(call: Call) -> list[tuple[int, RequestOutput]]:
+    """Of the jobs that have any, by their place in the call."""
+    told = ((index, call.told.get(job.name)) for index, job in enumerate(call.jobs))
+    return [(index, output) for index, output in told if isinstance(output, RequestOutput)]
+
+
+def require_no_trouble(told: Any) -> None:
+    """Refusal for a job that was refused or failed: one of several prompts ends all of its call."""
+    for one in told:
+        if isinstance(one, Refused):
+            raise Refusal(400, one.why)
+        if isinstance(one, Failed):
+            raise Refusal(500, one.why)
+        for sample in one.outputs:
+            if sample.error is not None:
+                raise Refusal(500, sample.error)
+
+
+class Reply:
+    """What is sent to one client: an object, a refusal, or events."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = self._is_streamed = False
+
+    async def json(self, fields: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = NONE) -> None:
+        content = json.dumps(fields, allow_nan=False).encode()
+        self._is_begun = True
+        all_headers = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+        await self._start(status, all_headers)
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def event(self, fields: Mapping[str, Any]) -> None:
+        """Source: HTML standard, server-sent events."""
+        await self._piece(b"data: " + json.dumps(fields, allow_nan=False).encode() + b"\n\n", True)
+
+    async def end(self) -> None:
+        await self._piece(b"data: [DONE]\n\n", False)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """In a stream that has begun the status is told already: the error is its last event."""
+        told = error_reply(refusal.status, refusal.message, refusal.param)
+        if not self._is_begun:
+            await self.json(told, refusal.status, refusal.headers)
+        elif self._is_streamed:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self.event(told)
+                await self.end()
+
+    async def _piece(self, content: bytes, goes_on: bool) -> None:
+        if not self._is_begun:
+            self._is_begun = self._is_streamed = True
+            await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
+        await self._send({"type": "http.response.body", "body": content, "more_body": goes_on})
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Does it, or raises Left as soon as the client has gone."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(until_left(receive))
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Left
+        doing.result()
+    finally:
+        for one in (doing, leaving):
+            one.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def until_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,99 @@
+"""Where calls of clients wait for the engine: what the event loop knows of jobs under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.serve.limits import Limits
+from lfm2np.serve.runner import Job, Runner, Told
+
+
+class Busy(Lfm2npError):
+    """As many requests are under way as this server takes on."""
+
+
+class Closed(Lfm2npError):
+    """The engine has ended."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One client's request: its jobs, the last that the engine told of each, and whether there is anything new."""
+
+    jobs: tuple[Job, ...]
+    told: dict[str, Told] = field(default_factory=dict)
+    is_new: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(has_ended(self.told.get(job.name)) for job in self.jobs)
+
+    async def news(self) -> None:
+        """Waits until something was told that nobody has looked at. What came meanwhile comes at once."""
+        await self.is_new.wait()
+        self.is_new.clear()
+
+
+class Desk:
+    """The calls of one engine; its methods are the event loop's only."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._calls: dict[str, Call] = {}  # by the name of each job that has not ended
+        self._places: dict[Call, int] = {}  # that it takes of max_requests
+        self.runner = Runner(engine, self._tell)
+
+    @property
+    def num_places(self) -> int:
+        """Prompts times samples under way."""
+        return sum(self._places.values())
+
+    def enter(self, jobs: Sequence[Job]) -> Call:
+        """Busy or Closed if they can't be taken now, RequestError if never; who enters must leave."""
+        if self.runner.broken is not None:
+            raise Closed(f"the engine ended: {self.runner.broken}")
+        places = sum(job.params.n for job in jobs)
+        if places > self._limits.max_requests:
+            raise RequestError(f"{places} prompts times samples: expected at most {self._limits.max_requests}")
+        if self.num_places + places > self._limits.max_requests:
+            raise Busy(
+                f"{places} prompts times samples, and {self.num_places} are under way: expected at most "
+                f"{self._limits.max_requests} together"
+            )
+        call = Call(tuple(jobs))
+        self._places[call] = places
+        self._calls |= {job.name: call for job in jobs}
+        self.runner.add(call.jobs)
+        return call
+
+    def leave(self, call: Call) -> None:
+        """Nothing more is wanted of it: what has not ended is aborted."""
+        del self._places[call]
+        open_jobs = [job.name for job in call.jobs if self._calls.pop(job.name, None) is not None]
+        if open_jobs:
+            self.runner.abort(open_jobs)
+
+    def _tell(self, news: Sequence[tuple[str, Told]]) -> None:
+        """In the engine's thread, which may outlive the loop."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._deliver, news)
+
+    def _deliver(self, news: Sequence[tuple[str, Told]]) -> None:
+        for name, told in news:
+            call = self._calls.get(name)
+            if call is not None:
+                call.told[name] = told
+                call.is_new.set()
+                if has_ended(told):
+                    del self._calls[name]
+
+
+def has_ended(told: Told | None) -> bool:
+    return told is not None and (not isinstance(told, RequestOutput) or told.finished)

@@ -1,0 +1,25 @@
+"""What one server takes on; beyond it a request is refused, or ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lfm2np.errors import RequestError
+from lfm2np.values import require_count
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`max_requests` counts prompts times samples that run or wait, of all clients."""
+
+    max_requests: int = 256
+    max_body_bytes: int = 8 * 2**20
+    body_seconds: float = 30.0  # until all of a body is there
+    request_seconds: float = 600.0  # from then until the client has all of the answer
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_body_bytes"):
+            require_count(name, getattr(self, name), 1, None)
+        for name in ("body_seconds", "request_seconds"):
+            if not 0.0 < getattr(self, name) < 1e9:
+                raise RequestError(f"{name} {getattr(self, name)!r}: expected a number of seconds above 0")

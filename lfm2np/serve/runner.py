@@ -1,0 +1,173 @@
+"""The only thread that touches the engine: requests join and leave between its steps.
+
+Whatever a step raises is as if it had not begun (engine.py); after TRIES such steps in a row all requests under way
+are told so and aborted, and the engine goes on with others. Only an engine that refuses to go on ends the thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
+from lfm2np.errors import Lfm2npError
+from lfm2np.sampling.params import SamplingParams
+
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt for the engine."""
+
+    name: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A job that the engine did not take."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job whose steps failed, through no fault of its own that is known."""
+
+    why: str
+
+
+Told = RequestOutput | Refused | Failed
+Tell = Callable[[Sequence[tuple[str, Told]]], None]  # what is new of jobs, by name; called in the engine's thread
+Command = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class State:
+    """Of the engine between two steps."""
+
+    running: int = 0
+    waiting: int = 0
+    num_blocks: int = 0
+    used_blocks: int = 0  # that requests hold; cached ones are free
+    steps: int = 0
+    scheduled_tokens: int = 0
+    sampled_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class Runner:
+    """An engine and its thread. All methods may be called from any thread."""
+
+    def __init__(self, engine: Engine, tell: Tell) -> None:
+        self._engine, self._tell = engine, tell
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._under_way: set[str] = set()
+        self._failures = 0
+        self._stopping = False
+        self.broken: str | None = None  # why the thread ended, unless it was told to
+        self.state = state_of(engine)
+        self._thread = threading.Thread(target=self._run, name="lfm2np-engine", daemon=True)
+        self._thread.start()
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        """They join before the same step."""
+        self._commands.put(lambda: self._add(jobs))
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Nothing more is told of these, wherever they stand."""
+        self._commands.put(lambda: self._abort(names))
+
+    def stop(self, seconds: float | None = None) -> None:
+        """After the step under way; waits for that, at most so long."""
+        self._commands.put(self._stop)
+        self._thread.join(seconds)
+
+    # --- in the engine's thread
+
+    def _run(self) -> None:
+        while not self._stopping and self.broken is None:
+            self._carry_out()
+            if self._engine.has_unfinished and not self._stopping:
+                self._step()
+            self.state = state_of(self._engine)
+
+    def _carry_out(self) -> None:
+        """All commands that are there; waits for one if there is nothing to compute."""
+        if not self._engine.has_unfinished:
+            self._commands.get()()
+        with contextlib.suppress(Empty):
+            while not self._stopping:
+                self._commands.get_nowait()()
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        refused: list[tuple[str, Told]] = []
+        for job in jobs:
+            try:
+                self._engine.add_request(job.name, job.prompt_token_ids, job.params, job.priority, job.cache_salt)
+                self._under_way.add(job.name)
+            except Lfm2npError as problem:
+                refused.append((job.name, Refused(str(problem))))
+        if refused:
+            self._tell(refused)
+
+    def _abort(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name in self._under_way:
+                self._under_way.discard(name)
+                self._engine.discard(name)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as problem:
+            self._fail(f"{type(problem).__name__}: {problem}")
+            return
+        self._failures = 0
+        news = [(one.request_id, one) for one in outputs if one.request_id in self._under_way]
+        self._under_way.difference_update(one.request_id for one in outputs if one.finished)
+        if news:
+            self._tell(news)
+
+    def _fail(self, why: str) -> None:
+        self._failures += 1
+        if self._failures < TRIES:
+            return
+        self._failures = 0
+        names = sorted(self._under_way)
+        if self._engine.is_usable:
+            self._abort(names)
+        else:
+            self.broken = why
+        self._tell([(name, Failed(why)) for name in names])
+
+
+def state_of(engine: Engine) -> State:
+    scheduler, metrics = engine.scheduler, engine.metrics
+    return State(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        num_blocks=scheduler.config.num_blocks,
+        used_blocks=scheduler.config.num_blocks - scheduler.pool.num_free,
+        steps=metrics.steps,
+        scheduled_tokens=metrics.scheduled_tokens,
+        sampled_tokens=metrics.sampled_tokens,
+        prefix_hit_tokens=metrics.prefix_hit_tokens,
+        preemptions=metrics.preemptions,
+        draft_tokens=metrics.draft_tokens,
+        accepted_tokens=metrics.accepted_tokens,
+    )

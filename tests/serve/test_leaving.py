@@ -1,0 +1,128 @@
+"""Clients that go, do not read, or send nothing: their requests end, and nobody else notices."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from served_app import HEAD, Served, serving
+
+import lfm2np
+from lfm2np.engine.sequential import answer_alone
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.serve.limits import Limits
+
+LONG = {"prompt": [1, 5], "max_tokens": 230, "ignore_eos": True, "temperature": 0}
+
+
+@functools.cache
+def model() -> lfm2np.Model:
+    return lfm2np.load()
+
+
+def put(served: Served, fields: dict[str, Any]) -> socket.socket:
+    content = json.dumps(fields).encode()
+    connection = served.raw()
+    connection.sendall(HEAD + f"{len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def reset(connection: socket.socket) -> None:
+    """Closes it as a client that was killed does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_abrupt", [False, True])
+def test_who_leaves_is_computed_no_further(is_streamed: bool, is_abrupt: bool):
+    with serving(model()) as served:
+        connection = put(served, {**LONG, "stream": is_streamed})
+        while not served.service.desk.runner.state.steps:
+            time.sleep(0.005)
+        if is_streamed:
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        reset(connection) if is_abrupt else connection.close()
+        served.wait_until_empty()
+        assert served.service.desk.runner.state.sampled_tokens < 230
+        assert 'how="left"} 1.0' in served.get("/metrics")[1]
+
+
+def test_who_waits_in_the_queue_may_leave_it():
+    with serving(model(), max_num_seqs=1) as served:
+        first, second = put(served, LONG), put(served, LONG)
+        while not served.service.desk.runner.state.waiting:
+            time.sleep(0.005)
+        second.close()
+        while served.service.desk.num_places > 1:
+            time.sleep(0.005)
+        first.close()
+        served.wait_until_empty()
+
+
+def test_a_client_that_does_not_read_holds_up_nobody():
+    """Its answer is larger than what the sockets between hold."""
+    with serving(model(), Limits(request_seconds=3.0)) as served:
+        slow = put(served, {**LONG, "stream": True, "logprobs": 300})
+        began = time.monotonic()
+        status, _ = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
+        assert status == 200 and time.monotonic() - began < 3.0
+        served.wait_until_empty()
+        slow.close()
+
+
+def test_half_open_connections_and_garbage_hold_up_nobody():
+    with serving(model()) as served:
+        idle = [served.raw() for _ in range(100)]
+        for number, connection in enumerate(idle):
+            connection.sendall(
+                [b"", b"POST /v1/completions HTTP/1.1\r\nHost", b"\x16\x03\x01garbage\r\n\r\n"][number % 3]
+            )
+        assert served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+        for connection in idle:
+            connection.close()
+        assert served.get("/health")[0] == 200
+
+
+def test_clients_that_come_and_go_at_random_change_nothing_for_the_others():
+    """Every answer that is waited for is the reference's; then the pool is empty."""
+    randomly = random.Random(1)
+    asks = [
+        {
+            "prompt": [randomly.randrange(320) for _ in range(randomly.randrange(1, 20))],
+            "temperature": randomly.choice([0.0, 1.0]),
+            "seed": randomly.randrange(1000),
+            "max_tokens": randomly.randrange(1, 20),
+            "return_token_ids": True,
+        }
+        for _ in range(60)
+    ]
+    leaves = [randomly.random() < 0.4 for _ in asks]
+    pauses = [randomly.uniform(0.0, 0.05) for _ in asks]
+
+    def one(number: int) -> list[int] | None:
+        if not leaves[number]:
+            status, reply = served.ask("/v1/completions", asks[number])
+            assert status == 200, reply
+            return list(reply["choices"][0]["token_ids"])
+        connection = put(served, {**asks[number], "stream": bool(number % 2)})
+        time.sleep(pauses[number])
+        reset(connection)
+        return None
+
+    with serving(model(), num_blocks=20, num_host_blocks=10) as served:
+        with ThreadPoolExecutor(20) as pool:
+            told = list(pool.map(one, range(len(asks))))
+        served.wait_until_empty()
+    for ask, ids in zip(asks, told, strict=True):
+        params = SamplingParams(temperature=ask["temperature"], seed=ask["seed"], max_tokens=ask["max_tokens"])
+        if ids is not None:
+            (sample,) = list(answer_alone(model(), "alone", ask["prompt"], params, 0))[-1].outputs
+            assert ids == list(sample.token_ids)

@@ -1,0 +1,226 @@
+"""Whatever is wrong with a call is told in one sentence, with the status that fits, and harms no other call."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from served_app import HEAD, JSON, Served, serving
+
+import lfm2np
+from lfm2np.errors import RequestError
+from lfm2np.serve.limits import Limits
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+
+
+@functools.cache
+def model() -> lfm2np.Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(model(), Limits(max_body_bytes=5000, max_requests=20)) as one:
+        yield one
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "field required"),
+    ({"prompt": None}, "prompt", "valid string, or"),
+    ({"prompt": []}, "None", "prompt []: expected at least one"),
+    ({"prompt": [[]]}, "None", "ids: none"),
+    ({"prompt": [1, "a"]}, "prompt", "valid"),
+    ({"prompt": [1, True]}, "prompt", "valid"),
+    ({"prompt": [512]}, "None", "ids[0]: 512, expected 0 to vocab_size-1=511"),
+    ({"prompt": [-1]}, "None", "ids[0]: -1"),
+    ({"prompt": [1] * 1024, "max_tokens": 1}, "None", "expected fewer than max_position_embeddings=1024"),
+    ({"prompt": [1] * 200, "max_tokens": 300}, "None", "need 125 blocks of 4; the pool has 60"),
+    ({"prompt": "a", "max_tokns": 3}, "max_tokns", "unknown field"),
+    ({"prompt": "a", "max_tokens": "3"}, "max_tokens", "valid integer"),
+    ({"prompt": "a", "max_tokens": 3.5}, "max_tokens", "valid integer"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+    ({"prompt": "a", "temperature": True}, "temperature", "valid number"),
+    ({"prompt": "a", "temperature": -0.1}, "temperature", "greater than or equal to 0"),
+    ({"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+    ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
+    ({"prompt": "a", "n": 2, "temperature": 0}, "None", "n 2: expected 1 with temperature 0"),
+    ({"prompt": "a", "n": 21}, "None", "21 prompts times samples: expected at most 20"),
+    ({"prompt": "a", "best_of": 2}, "None", "best_of 2: expected n=1"),
+    ({"prompt": "a", "seed": -1}, "seed", "greater than or equal to 0"),
+    ({"prompt": "a", "seed": 2**64}, "seed", "less than or equal to"),
+    ({"prompt": "a", "stop": [""]}, "stop", "at least 1 character"),
+    ({"prompt": "a", "stop": 1}, "stop", "valid string, or"),
+    ({"prompt": "a", "logit_bias": {"x": 1.0}}, "None", "logit_bias token id 'x'"),
+    ({"prompt": "a", "logit_bias": {"512": 1.0}}, "None", "logit_bias 512"),
+    ({"prompt": "a", "allowed_token_ids": []}, "None", "expected at least one token id"),
+    ({"prompt": "a", "min_tokens": 20}, "None", "min_tokens 20: expected at most max_tokens=16"),
+    ({"prompt": "a", "logprobs": 1000}, "None", "logprobs 1000"),
+    ({"prompt": "a", "suffix": "b"}, "suffix", "none"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "expected stream true"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "'text'"),
+    ({"prompt": "\ud800"}, "None", "lone surrogate"),
+    ({"prompt": "a", "cache_salt": 1}, "cache_salt", "valid string"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), BAD, ids=[json.dumps(one[0])[:60] for one in BAD])
+def test_a_bad_field_is_named(served: Served, fields: dict[str, Any], param: str, message: str):
+    status, reply = served.ask("/v1/completions", fields)
+    assert (status, reply["error"]["type"], reply["error"]["code"]) == (400, "invalid_request_error", 400)
+    assert str(reply["error"]["param"]) == param
+    assert message.lower() in reply["error"]["message"].lower(), reply
+    assert "\n" not in reply["error"]["message"] and len(reply["error"]["message"]) < 400
+
+
+HELLO = {"role": "user", "content": "a"}
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs 2: expected logprobs true"),
+    ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+    (
+        {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "max_completion_tokens": 2},
+        "max_completion_tokens 2",
+    ),
+    ({"messages": [{"role": "user", "content": "a " * 900}]}, "916 prompt tokens"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=[json.dumps(one[0])[:60] for one in BAD_CHATS])
+def test_a_bad_conversation_is_refused(served: Served, fields: dict[str, Any], message: str):
+    status, reply = served.ask("/v1/chat/completions", fields)
+    assert status == 400 and message in reply["error"]["message"], reply
+
+
+GARBAGE = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'{"prompt": NaN}',
+    b'{"prompt": 1e999}',
+    b'{"a": 1, "a": 2}',
+    b"\xff",
+    b"[" * 1500,
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("content", GARBAGE, ids=repr)
+def test_what_is_no_object_is_refused(served: Served, path: str, content: bytes):
+    status, reply = served.ask(path, content)
+    assert status == 400 and reply["error"]["message"], reply
+
+
+@given(
+    path=st.sampled_from(PATHS),
+    content=st.binary(max_size=200),
+    kind=st.sampled_from(["application/json", "text/plain", ""]),
+)
+@settings(deadline=None)
+def test_any_bytes_get_an_answer(served: Served, path: str, content: bytes, kind: str):
+    status, reply = served.ask(path, content, {"Content-Type": kind})
+    assert status == (400 if kind == "application/json" else 415) and reply["error"]["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_that_is_too_large_is_not_read(served: Served, path: str):
+    status, reply = served.ask(path, {"prompt": "a" * 6000})
+    assert status == 413 and "more than 5000 bytes" in reply["error"]["message"]
+
+
+def test_only_json_is_read(served: Served):
+    status, reply = served.ask("/v1/completions", {"prompt": "a"}, {"Content-Type": "text/plain"})
+    assert status == 415 and "expected application/json" in reply["error"]["message"]
+
+
+def test_another_model_is_not_here(served: Served):
+    status, reply = served.ask("/v1/completions", {"prompt": "a", "model": "gpt"})
+    assert status == 404 and reply["error"]["param"] == "model"
+    assert "expected 'trained'" in reply["error"]["message"]
+    assert served.get("/v1/models/gpt")[0] == 404
+
+
+def test_another_path_or_method_is_told(served: Served):
+    assert served.get("/v1/embeddings")[0] == 404
+    assert served.get("/v1/completions")[0] == 405
+    assert served.ask("/health", {})[0] == 405
+
+
+def test_one_bad_prompt_of_several_ends_the_whole_call(served: Served):
+    status, reply = served.ask("/v1/completions", {"prompt": [[1, 2], [1] * 200], "max_tokens": 100})
+    assert status == 400 and "the pool has 60" in reply["error"]["message"]
+    served.wait_until_empty()
+
+
+def test_a_stream_that_can_not_begin_is_no_stream(served: Served):
+    status, reply = served.ask("/v1/completions", {"prompt": [1] * 200, "max_tokens": 300, "stream": True})
+    assert status == 400 and "the pool has 60" in reply["error"]["message"]
+
+
+def test_a_key_is_asked_for_where_there_is_one():
+    with serving(model(), key="s3cret") as served:
+        right, wrong = {**JSON, "Authorization": "Bearer s3cret"}, {**JSON, "Authorization": "Bearer s3cre"}
+        fields = {"prompt": "a", "max_tokens": 1}
+        for headers in (JSON, wrong, {**JSON, "Authorization": "s3cret"}, {**JSON, "Authorization": "Basic s3cret"}):
+            status, reply = served.ask("/v1/completions", fields, headers)
+            assert status == 401 and "s3cret" not in json.dumps(reply)
+            assert served.get("/metrics", headers)[0] == served.get("/v1/models", headers)[0] == 401
+        assert served.ask("/v1/completions", fields, right)[0] == 200
+        assert served.get("/health")[0] == 200
+
+
+def test_more_than_it_takes_on_is_told_to_come_again():
+    with serving(model(), Limits(max_requests=3)) as served, ThreadPoolExecutor(8) as pool:
+        fields = {"prompt": [1], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+        replies = list(pool.map(lambda _: served.ask("/v1/completions", fields), range(8)))
+        taken = [reply for status, reply in replies if status == 200]
+        refused = [reply for status, reply in replies if status == 429]
+        assert len(taken) >= 3 and len(taken) + len(refused) == 8 and refused
+        assert all("expected at most 3 together" in reply["error"]["message"] for reply in refused)
+        assert len({json.dumps([one["choices"][0]["text"]]) for one in taken}) == 1
+        served.wait_until_empty()
+        assert served.ask("/v1/completions", fields)[0] == 200
+
+
+def test_an_answer_that_takes_too_long_is_ended():
+    with serving(model(), Limits(request_seconds=0.3)) as served:
+        fields = {"prompt": [1], "max_tokens": 230, "ignore_eos": True, "temperature": 0, "min_tokens": 230}
+        status, reply = served.ask("/v1/completions", fields)
+        assert status == 504 and "within 0.3 s" in reply["error"]["message"]
+        status, events = served.ask("/v1/completions", {**fields, "stream": True})
+        assert status == 200 and len(events) > 1
+        assert events[-1]["error"]["code"] == 504 and "choices" not in events[-1]
+        served.wait_until_empty()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for():
+    with serving(model(), Limits(body_seconds=0.2)) as served, served.raw() as connection:
+        connection.sendall(HEAD + b"100\r\n\r\n{")
+        began = time.monotonic()
+        reply = b""
+        while piece := connection.recv(4096):
+            reply += piece
+        assert reply.startswith(b"HTTP/1.1 408") and b"within 0.2 s" in reply
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_requests", 0), ("max_body_bytes", 0), ("body_seconds", 0.0), ("request_seconds", float("nan"))],
+)
+def test_limits_that_allow_nothing_are_refused(field: str, value: Any):
+    with pytest.raises(RequestError, match=field):
+        Limits(**{field: value})

@@ -1,0 +1,103 @@
+"""What the engine's thread does where a step fails."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from served_app import serving
+
+import lfm2np
+from lfm2np.engine.engine import Engine
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.serve.runner import Failed, Job, Refused, Runner, Told
+
+
+@functools.cache
+def model() -> lfm2np.Model:
+    return lfm2np.load()
+
+
+def failing(engine: Engine, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """So many steps fail."""
+    left, step = iter(range(times)), engine.step
+
+    def failed() -> Any:
+        if next(left, None) is not None:
+            raise MemoryError("no room")
+        return step()
+
+    monkeypatch.setattr(engine, "step", failed)
+
+
+def test_a_step_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    with serving(model()) as served:
+        failing(served.engine, monkeypatch, 2)
+        assert served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_steps_that_go_on_failing_end_what_is_under_way_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+):
+    with serving(model()) as served:
+        failing(served.engine, monkeypatch, 3)
+        fields = {"prompt": "a", "max_tokens": 2, "stream": is_streamed}
+        status, reply = served.ask("/v1/completions", fields)
+        assert status == 500 and reply["error"]["message"] == "MemoryError: no room"
+        served.wait_until_empty()
+        assert served.ask("/v1/completions", fields)[0] == 200
+        assert served.get("/health") == (200, {"status": "ok"})
+
+
+def test_an_engine_that_refuses_to_go_on_is_told(monkeypatch: pytest.MonkeyPatch):
+    with serving(model()) as served:
+        monkeypatch.setattr(served.engine.scheduler, "update", lambda *_: {}["no"])
+        status, reply = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        assert status == 500 and "interrupted in its bookkeeping" in reply["error"]["message"]
+        status, reply = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        assert status == 503 and "the engine ended" in reply["error"]["message"]
+        assert served.get("/health")[0] == 503
+
+
+@pytest.fixture
+def told() -> list[tuple[str, Told]]:
+    return []
+
+
+@pytest.fixture
+def runner(told: list[tuple[str, Told]]) -> Iterator[Runner]:
+    one = Runner(Engine(model(), num_blocks=10, block_size=4), told.extend)
+    yield one
+    one.stop()
+
+
+def job(name: str, tokens: int, max_tokens: int = 2) -> Job:
+    return Job(name, tuple(range(1, tokens + 1)), SamplingParams(temperature=0.0, max_tokens=max_tokens))
+
+
+def wait(told: Sequence[Any], until: Any) -> None:
+    """Until it is true of what was told."""
+    for _ in range(1000):
+        if until():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(told)
+
+
+def test_a_job_that_is_refused_keeps_no_other_from_running(runner: Runner, told: list[tuple[str, Told]]):
+    runner.add([job("large", 60), job("small", 3), job("small", 3)])
+    wait(told, lambda: any(name == "small" and getattr(one, "finished", False) for name, one in told))
+    refused = {name: one.why for name, one in told if isinstance(one, Refused)}
+    assert "the pool has 10" in refused["large"] and "already in use" in refused["small"]
+    assert not any(isinstance(one, Failed) for _, one in told)
+
+
+def test_nothing_is_told_of_what_was_aborted(runner: Runner, told: list[tuple[str, Told]]):
+    runner.add([job("a", 3, 30), job("b", 3, 30)])
+    runner.abort(["a", "no such"])
+    wait(told, lambda: any(getattr(one, "finished", False) for _, one in told))
+    assert {name for name, _ in told} == {"b"}
