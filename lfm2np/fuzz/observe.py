@@ -13,15 +13,17 @@ from lfm2np.oracle.targets.records import parse_line
 from lfm2np.oracle.targets.target import TargetError
 
 # Names of /metrics, without what a label adds. Sources: vLLM docs "Production Metrics", SGLang docs "Production
-# Metrics", llama.cpp tools/server/README.md.
+# Metrics", llama.cpp tools/server/README.md; ours: serve/metrics.py.
 UNDER_WAY = (
     *("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    *("lfm2np:num_requests_running", "lfm2np:num_requests_waiting"),
     *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
 )
-IN_USE = ("vllm:kv_cache_usage_perc",)  # cached blocks that nobody uses are not in it
+IN_USE = ("vllm:kv_cache_usage_perc", "lfm2np:kv_cache_usage_perc")  # cached blocks that nobody uses are not in it
 COUNTERS = (
     *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "sglang:num_retracted_reqs"),
+    *("lfm2np:num_preemptions_total", "lfm2np:prefix_cache_hits_total"),
     *("sglang:cache_hit_rate", "llamacpp:n_busy_slots_per_decode"),
 )
 SLOTS = "busy slots"

@@ -27,7 +27,7 @@ from lfm2np.serve.refusals import Refusal
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
-from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, error_reply
+from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply
 from lfm2np.serve.replies.token_texts import token_name
 from lfm2np.serve.runner import Job
 from lfm2np.serve.service import Service, Settings
@@ -61,6 +61,7 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
             Route("/v1/models/{name:path}", plain(one_model)),
             Route("/tokenize", plain(tokenize), methods=["POST"]),
             Route("/detokenize", plain(detokenize), methods=["POST"]),
+            Route("/tokenizer_info", plain(tokenizer_info)),
             Route("/version", plain(version)),
             Route("/metrics", plain(metrics_text)),
             Route("/health", plain(health, is_open=True)),
@@ -144,6 +145,16 @@ async def detokenize(service: Service, request: Request) -> Response:
     service.require_model(body.model)
     text = await asyncio.to_thread(service.model.tokenizer.decode, body.tokens)
     return JSONResponse(Detokenized(prompt=text))
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """As vLLM's; lm-evaluation-harness takes a server's own tokenizer if it is told this."""
+    eos = [token_name(service.model, one) for one in service.model.config.eos_token_ids]
+    chat = service.model.tokenizer.chat
+    told = TokenizerTold(
+        bos_token=chat.special_tokens["bos_token"] or None, eos_token=next(iter(eos), None), chat_template=chat.template
+    )
+    return JSONResponse(told)
 
 
 async def version(service: Service, request: Request) -> Response:

@@ -72,8 +72,8 @@ class Sampled(Body):
 
 
 class CompletionBody(Sampled):
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
-        description="A text, its tokens, or a list of either; each is answered by itself."
+    prompt: str | Tokens | Annotated[list[str], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)] = (
+        Field(description="A text, its tokens, or a list of either; each is answered by itself.")
     )
     max_tokens: int | None = Field(None, ge=0, description="16 if it is not told; 0 to score the prompt alone.")
     logprobs: int | None = Field(None, ge=0, description="So many most likely tokens, and the chosen one.")

@@ -22,7 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
     require_count("--port", port, 0, MAX_PORT)  # getaddrinfo would take its last 16 bits
     try:
         family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, socket.SOCK_STREAM)
+        # Named in full, or asyncio leaves Nagle's algorithm on, and each answer waits 40 ms for an acknowledgement.
+        found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
         found.listen(BACKLOG)

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from lfm2np.cli import main
+from lfm2np.serve.server import listen
 
 LONG = {"prompt": [1, 5], "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 COMMAND = [sys.executable, "-m", "lfm2np", "serve", "--port", "0", "--json"]
@@ -149,3 +150,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     code, told = refused(capsys)
     assert code == 2 and "uvicorn: not installed" in told and "lfm2np[serve]" in told
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """asyncio sets TCP_NODELAY on what it accepts only where the protocol is named."""
+    with contextlib.closing(listen("127.0.0.1", 0)) as listening:
+        assert listening.proto == socket.IPPROTO_TCP

@@ -10,7 +10,7 @@ import lfm2np
 from lfm2np.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.serve.replies.chats import Chat
 from lfm2np.serve.replies.completions import Completion
-from lfm2np.serve.replies.shared import Detokenized, ErrorReply, ModelTold, Tokenized
+from lfm2np.serve.replies.shared import Detokenized, ErrorReply, ModelTold, Tokenized, TokenizerTold
 
 REFUSED = {
     "400": "What was asked can't be met; the message names the field, its value and what was expected.",
@@ -25,6 +25,11 @@ REFUSED = {
     "504": "The answer took too long.",
 }
 OF_BODIES = ("400", "401", "404", "408", "413", "415", "500")
+EVENT = {  # one of them: OpenAPI has no word for a stream
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string", "description": "A piece of the answer as JSON; the last is [DONE]."}},
+}
 REFERENCE = "#/components/schemas/{model}"
 
 
@@ -49,6 +54,9 @@ def openapi() -> dict[str, Any]:
             "/v1/models/{name}": {"get": {**one_model, "parameters": [named]}},
             "/tokenize": {"post": operation(schemas, "Text to tokens", TokenizeBody, Tokenized, OF_BODIES)},
             "/detokenize": {"post": operation(schemas, "Tokens to text", DetokenizeBody, Detokenized, OF_BODIES)},
+            "/tokenizer_info": {
+                "get": operation(schemas, "What texts are framed by", None, TokenizerTold, ("400", "401"))
+            },
             "/version": {"get": operation(schemas, "Version and fingerprint", None, dict[str, str], ("401",))},
             "/health": {"get": operation(schemas, "Whether the engine runs", None, dict[str, str], ("503",))},
             "/metrics": {
@@ -66,7 +74,7 @@ def operation(
 ) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of(schemas, reply)}}
     if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     found: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": "Done.", "content": content}, **refused(schemas, statuses)},

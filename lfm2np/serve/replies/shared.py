@@ -56,6 +56,12 @@ class Detokenized(TypedDict):
     prompt: str
 
 
+class TokenizerTold(TypedDict):
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+
+
 class ErrorTold(TypedDict):
     message: str
     type: str
