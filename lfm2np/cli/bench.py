@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lfm2np.bench import check_time, five, growth, large, measure, profile, table
+from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, table
 from lfm2np.bench.elsewhere import Elsewhere
 from lfm2np.bench.machine import describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
@@ -25,7 +25,7 @@ from lfm2np.values import require_count
 
 Measured = TypeVar("Measured")
 
-STEPS, PROFILE, FIVE, GROWTH, BIG, CHECK = "steps", "profile", "five", "growth", "large", "check"
+STEPS, PROFILE, FIVE, GROWTH, BIG, CHECK, SERVE = "steps", "profile", "five", "growth", "large", "check", "serve"
 EXAMPLE = """lfm2np bench
   lfm2np bench --quick --without-peers
   lfm2np bench steps --cells prefill-512,decode-16x1024 --rounds 9 --json
@@ -33,11 +33,12 @@ EXAMPLE = """lfm2np bench
   lfm2np bench five --new-tokens 256 --numerics float32
   lfm2np bench growth --numerics exact
   lfm2np bench check --model fixtures/trained --rounds 3
+  lfm2np bench serve --model fixtures/trained --rounds 3
   lfm2np bench large --numerics exact
   lfm2np bench large --model-shape 8b-a1b --numerics float32
   lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
 SHAPES = {"350m": SMALL, "2.6b": LARGE, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
-ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1}
+ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1, SERVE: 3}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
 APART = "not all sides fit into memory together: each was loaded anew in each round"
@@ -45,7 +46,7 @@ NO_PEERS = 'transformers is not installed and was not measured: pip install "lfm
 NO_GGUF = "transformers was not measured: it would make float32 of a GGUF file's weights"
 OWN_OPTIONS = {
     "cells": (STEPS, PROFILE),
-    "numerics": (PROFILE, FIVE, GROWTH, BIG),
+    "numerics": (PROFILE, FIVE, GROWTH, BIG, SERVE),
     "quick": (STEPS,),
     "without_peers": (STEPS,),
     "new_tokens": (FIVE,),
@@ -66,7 +67,8 @@ class Found:
 def add_options(parser: argparse.ArgumentParser) -> None:
     what_help = """steps (default): the time of a step beside its floor and transformers; profile: that of its parts;
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
-    LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one"""
+    LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one; serve: what HTTP
+    costs, and how long clients wait, by policy"""
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     default = "random weights with the shapes of LFM2-350M, made once and kept"
     model_help = f"checkpoint directory, or a GGUF file (default: {default})"
@@ -76,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
     parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
     parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
-    numerics_help = "of all but steps and check: one arithmetic only (both)"
+    numerics_help = "of all but steps and check: one arithmetic only (both; serve: exact)"
     parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
     group = parser.add_argument_group("steps, profile")
     group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten; profile: six)")
@@ -174,6 +176,14 @@ def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
     return Found(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
 
 
+def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+    serve_time.require_extra()
+    directory, numerics = chosen_checkpoint(arguments), arguments.numerics or "exact"
+    with progress_bar("serve") as show:
+        found = serve_time.measure_serve(directory, numerics, rounds, threads, show)
+    return Found(directory, {SERVE: serve_time.as_json(found)}, serve_time.as_text(numerics, found))
+
+
 def each_numerics(
     arguments: argparse.Namespace,
     directory: Path,
@@ -196,6 +206,7 @@ MEASUREMENTS = {
     GROWTH: run_growth,
     BIG: run_large,
     CHECK: run_check,
+    SERVE: run_serve,
 }
 
 

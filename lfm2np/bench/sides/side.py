@@ -5,6 +5,9 @@
 {"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
 {"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
 {"ask": "check", "engine": "m:f", "first": true}       {"verdict": "BUG", "judging": 7.1, ...}   (of check-float32 only)
+{"ask": "direct", "prompts": [[[1, 2]]], "new_tokens": 9}    {"seconds": 0.2}   (of serve-..., as the next two)
+{"ask": "open", "policy": "fcfs", "slots": 8}          {"port": 40000}
+{"ask": "shut"}                                        {}
 
 An error is {"error": "..."}. The process ends with its input.
 """
@@ -25,6 +28,7 @@ from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.floor_side import FloorSide
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes
 from lfm2np.bench.sides.profile_side import ProfileSide
+from lfm2np.bench.sides.serve_side import ServeSide
 from lfm2np.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
 
@@ -37,8 +41,11 @@ class Side(Protocol):
         """Of each step its "seconds", and those of its parts by name, if they are timed."""
 
 
-def make_side(name: str) -> Side | CheckSide:
-    """ "exact", "float32", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", "check-..." """
+AnySide = Side | CheckSide | ServeSide
+
+
+def make_side(name: str) -> AnySide:
+    """ "exact", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", "check-float32", "serve-..." """
     kind, _, dtype = name.rpartition("-")
     match kind:
         case "floor":
@@ -49,13 +56,15 @@ def make_side(name: str) -> Side | CheckSide:
             return ProfileSide(dtype)
         case "check":
             return CheckSide()
+        case "serve":
+            return ServeSide(dtype)
         case "streamed":
             return EngineSide(dtype, "streamed")
         case _:
             return EngineSide(name)
 
 
-def answer(side: Side | CheckSide, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
+def answer(side: AnySide, directory: Path, threads: int, ask: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     forget_peak()
     match ask["ask"]:
@@ -72,13 +81,17 @@ def answer(side: Side | CheckSide, directory: Path, threads: int, ask: dict[str,
         case "check":
             assert isinstance(side, CheckSide)
             return side.check(ask["engine"], ask["first"])
+        case "direct" | "open" | "shut" as what:
+            assert isinstance(side, ServeSide)
+            fields = {name: value for name, value in ask.items() if name != "ask"}
+            return dict(getattr(side, what)(**fields))
         case _:
-            assert not isinstance(side, CheckSide)
+            assert not isinstance(side, CheckSide | ServeSide)
             steps = side.time(cell_named(ask["cell"]), ask["steps"])
             return {"steps": steps, "peak_bytes": peak_bytes()}
 
 
-def serve(lines: TextIO, answers: TextIO, side: Side | CheckSide, directory: Path, threads: int) -> None:
+def serve(lines: TextIO, answers: TextIO, side: AnySide, directory: Path, threads: int) -> None:
     for line in lines:
         try:
             said = answer(side, directory, threads, json.loads(line))

@@ -1,0 +1,65 @@
+"""The engine behind HTTP as a side, and the same engine called directly: each client asks again when it is answered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lfm2np.bench.sides.engines import greedy
+from lfm2np.engine.engine import Engine
+from lfm2np.errors import RequestError
+from lfm2np.loading import load
+
+START_SECONDS = 60.0
+
+
+class ServeSide:
+    def __init__(self, numerics: str) -> None:
+        self._numerics = numerics
+        self._server: Any = None
+        self._thread: threading.Thread | None = None
+
+    def load(self, directory: Path, threads: int) -> dict[str, str]:
+        self._model = load(directory, self._numerics)
+        return {}
+
+    def direct(self, prompts: list[list[list[int]]], new_tokens: int) -> dict[str, float]:
+        """Seconds until all is answered, of clients that each have these prompts, one after another."""
+        engine = Engine(self._model, max_num_seqs=len(prompts), prefix_caching=False)
+        waiting = {f"{client}-0": own for client, own in enumerate(prompts)}
+        began = time.perf_counter()
+        for name, own in waiting.items():
+            engine.add_request(name, own[0], greedy(new_tokens))
+        for output in engine.stream():
+            if output.finished:
+                client, number = map(int, output.request_id.split("-"))
+                if number + 1 < len(prompts[client]):
+                    engine.add_request(f"{client}-{number + 1}", prompts[client][number + 1], greedy(new_tokens))
+        return {"seconds": time.perf_counter() - began}
+
+    def open(self, policy: str, slots: int) -> dict[str, int]:
+        """Serves from now on, on this port."""
+        from lfm2np.serve.app import make_app
+        from lfm2np.serve.server import Server, config_of, listen
+        from lfm2np.serve.service import Settings
+
+        engine = Engine(self._model, max_num_seqs=slots, prefix_caching=False, policy=policy)
+        listening = listen("127.0.0.1", 0)
+        self._server = Server(config_of(make_app(engine, Settings("model"))))
+        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[listening]), daemon=True)
+        self._thread.start()
+        until = time.monotonic() + START_SECONDS
+        while not self._server.started:
+            if time.monotonic() > until or not self._thread.is_alive():
+                raise RequestError("the server did not begin")
+            time.sleep(0.01)
+        return {"port": listening.getsockname()[1]}
+
+    def shut(self) -> dict[str, int]:
+        """Serves no more."""
+        assert self._thread is not None
+        self._server.should_exit = True
+        self._thread.join()
+        return {}
