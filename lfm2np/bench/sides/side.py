@@ -45,7 +45,7 @@ AnySide = Side | CheckSide | ServeSide
 
 
 def make_side(name: str) -> AnySide:
-    """ "exact", "streamed-exact", "profile-exact", "floor-float64", "transformers-bfloat16", "check-float32", "serve-..." """
+    """ "exact", "streamed-...", "profile-...", "floor-float64", "transformers-float32", "check-...", "serve-..." """
     kind, _, dtype = name.rpartition("-")
     match kind:
         case "floor":
