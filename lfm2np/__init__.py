@@ -9,6 +9,7 @@ model.score([1, 17, 42])                    # log-probability, rank, margin of e
 lfm2np.score_many(model, prompts, executor) # the same of many, on any concurrent.futures.Executor
 """
 
+import lfm2np.before_numpy  # noqa: F401  (first, as it says)
 from lfm2np.checkpoint.loaded import draft_fixture, moe_fixture, trained_fixture
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine

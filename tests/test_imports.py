@@ -29,6 +29,7 @@ ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
 PROTOCOL, TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("protocol", "trials", "machines"))
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
+    "lfm2np.before_numpy": set(),
     "lfm2np.errors": set(),
     "lfm2np.progress": set(),
     "lfm2np.values": set(),
@@ -45,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.scoring": {*COMPUTE, "lfm2np.work"},
     "lfm2np.loading": RUN,
     "lfm2np.llm": {*RUN, "lfm2np.loading"},
-    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm"},
+    "lfm2np": {*RUN, "lfm2np.loading", "lfm2np.llm", "lfm2np.before_numpy"},
     PROTOCOL: {"lfm2np.sampling"},
     "lfm2np.faults": set(),
     "lfm2np.oracle.targets": {*READ, "lfm2np.sampling", "lfm2np.work", PROTOCOL},

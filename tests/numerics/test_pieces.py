@@ -290,3 +290,15 @@ def test_a_program_has_the_threads_of_its_environment_and_ends(given: str, more:
 def test_the_environment_says_how_many(environment: dict[str, str], expected: int | None) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert threads_of(environment) == (cores if expected is None else expected)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "20"), ({"OPENBLAS_THREAD_TIMEOUT": "26"}, "26")])
+def test_the_threads_of_blas_are_told_to_rest_unless_somebody_told_them_otherwise(
+    given: dict[str, str], expected: str
+) -> None:
+    """While they wait for the next product they would keep the cores from the threads here: see before_numpy.py."""
+    asked = "import os, sys, lfm2np; names = list(sys.modules); "
+    asked += "print(os.environ['OPENBLAS_THREAD_TIMEOUT'], names.index('lfm2np.before_numpy') < names.index('numpy'))"
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_THREAD_TIMEOUT"} | given
+    ran = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"{expected} True\n"
