@@ -41,6 +41,7 @@ def _ask_worker(request: Mapping[str, object]) -> dict[str, str]:
             capture_output=True,
             timeout=PATIENCE,
             check=False,
+            start_new_session=True,  # an interrupt from the terminal is this process's, which may want the answer still
         )
     except subprocess.TimeoutExpired:
         return {"error": f"no end after {PATIENCE} seconds"}

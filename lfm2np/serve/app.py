@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import wraps
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,11 +21,12 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.serve.calls import LOG, Calls
+from lfm2np.serve.connections import HEAD_SECONDS, TRANSPORTS
 from lfm2np.serve.desk import Desk
-from lfm2np.serve.http_bodies import Left, read_body, require_key
-from lfm2np.serve.jobs import chat_jobs, completion_jobs, plain_messages, prompt_ids
+from lfm2np.serve.http_bodies import Left, read_body, require_access
+from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
 from lfm2np.serve.metrics import Metrics
-from lfm2np.serve.refusals import Refusal
+from lfm2np.serve.refusals import Refusal, refusal_for
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
@@ -33,6 +36,7 @@ from lfm2np.serve.runner import Job
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
+PREPARING = 4  # threads
 LEFT = 499  # as nginx logs it; nobody reads it
 
 
@@ -40,18 +44,19 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
     """The application of one engine, which no one else may touch while it runs; `app.state.service` is there then."""
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         desk = Desk(engine, settings.limits)
         sizes, metrics = engine.scheduler.config, Metrics(lambda: desk.runner.state)
-        app.state.service = Service(
-            engine.model, settings, sizes.num_blocks * sizes.block_size, desk, metrics, int(time.time())
-        )
+        capacity, preparing = sizes.num_blocks * sizes.block_size, ThreadPoolExecutor(PREPARING)
+        now = int(time.time())
+        app.state.service = Service(engine.model, settings, capacity, desk, metrics, preparing, now)
         try:
-            yield
+            yield {TRANSPORTS: {}, HEAD_SECONDS: settings.limits.body_seconds}
         finally:
+            preparing.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(desk.runner.stop)
 
-    return Starlette(
+    app = Starlette(
         lifespan=lifespan,
         exception_handlers={HTTPException: not_served, Exception: failed},
         routes=[
@@ -68,14 +73,16 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
             Route("/openapi.json", plain(document, is_open=True)),
         ],
     )
+    app.router.redirect_slashes = False  # to wherever the client says that it is
+    return app
 
 
 def jobs_of_completion(service: Service, body: CompletionBody, name: str) -> list[Job]:
-    return completion_jobs(service.model, body, name)
+    return completion_jobs(service.model, body, name, service.settings.limits)
 
 
 def jobs_of_chat(service: Service, body: ChatBody, name: str) -> list[Job]:
-    return chat_jobs(service.model, body, name, service.capacity)
+    return chat_jobs(service.model, body, name, service.settings.limits, service.capacity)
 
 
 def plain(endpoint: Endpoint, is_open: bool = False) -> Callable[[Request], Awaitable[Response]]:
@@ -86,16 +93,16 @@ def plain(endpoint: Endpoint, is_open: bool = False) -> Callable[[Request], Awai
         service: Service = request.app.state.service
         try:
             if not is_open:
-                require_key(request, service.settings.key)
-            return await endpoint(service, request)
+                require_access(request, service.settings)
+            reply = await endpoint(service, request)
         except Left:
-            return Response(status_code=LEFT)
-        except Lfm2npError as problem:
-            return JSONResponse(error_reply(400, str(problem)), 400)
-        except Refusal as refusal:
-            return JSONResponse(
-                error_reply(refusal.status, refusal.message, refusal.param), refusal.status, refusal.headers
-            )
+            reply = Response(status_code=LEFT)
+        except (Refusal, Lfm2npError) as problem:
+            refusal = refusal_for(problem, service.settings.limits.request_seconds)
+            told = error_reply(refusal.status, refusal.message, refusal.param)
+            reply = JSONResponse(told, refusal.status, refusal.headers)
+        LOG.info("%s %d", request.url.path[:200], reply.status_code)
+        return reply
 
     return answered
 
@@ -135,20 +142,22 @@ def tokens_of(service: Service, body: TokenizeBody) -> list[int]:
     """Refusal unless there is either a text or a conversation."""
     if body.prompt is not None and body.messages is None:
         return prompt_ids(service.model, body.prompt, body.add_special_tokens)
-    if body.messages is not None and body.prompt is None:
-        return service.model.tokenizer.encode_chat(plain_messages(body.messages))
-    raise Refusal(400, "prompt, messages: expected one of them", "prompt")
+    if body.messages is not None and body.prompt is None and body.add_special_tokens is not False:
+        return chat_ids(service.model, body.messages)
+    raise Refusal(400, "prompt, messages: expected one of them; messages have their special tokens", "prompt")
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, DetokenizeBody, service.settings.limits)
     service.require_model(body.model)
+    require_tokenizer(service.model)
     text = await asyncio.to_thread(service.model.tokenizer.decode, body.tokens)
     return JSONResponse(Detokenized(prompt=text))
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
     """As vLLM's; lm-evaluation-harness takes a server's own tokenizer if it is told this."""
+    require_tokenizer(service.model)
     eos = [token_name(service.model, one) for one in service.model.config.eos_token_ids]
     chat = service.model.tokenizer.chat
     told = TokenizerTold(

@@ -9,16 +9,69 @@ Sources: OpenAI API reference, "Completions" and "Chat"; vLLM, vllm/entrypoints/
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from lfm2np.sampling.params import MAX_SAMPLES, MAX_SEED, MAX_TOKEN_ID
 
 MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
+MOST_STOPS, MOST_BIASES, LONGEST_STOP = 16, 1024, 256
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
-Text = Annotated[str, Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)]
+Prompt = str | list[int] | list[str] | list[list[int]]
+
+
+WORDS: dict[type, str] = {
+    str: "a text, as the first is one",
+    int: "a token id, as the first is one",
+    list: "a list of token ids, as the first is one",
+}
+
+
+def checked_prompt(value: Any) -> Prompt:
+    """ValueError for another form, at the first element: a list may be long, and of a union all kinds would be told."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("expected a text, its tokens, or a list of either that is not empty")
+    kind = type(value[0])
+    for index, one in enumerate(value):
+        if kind not in (str, int, list) or type(one) is not kind:
+            raise ValueError(f"[{index}]: expected {WORDS.get(kind, 'a text, a token id, or a list of token ids')}")
+        if kind is list and (not one or not all(type(token) is int for token in one)):
+            raise ValueError(f"[{index}]: expected token ids, at least one")
+    found: Prompt = value
+    return found
+
+
+def few_biases(value: Any) -> Any:
+    """ValueError for so many that looking at each takes long."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"{len(value)} biases: expected at most {MOST_BIASES}")
+    return value
+
+
+AnyPrompt = Annotated[
+    Any,
+    BeforeValidator(checked_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "minItems": 1, "items": {"type": "string"}},
+                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+                },
+            ]
+        }
+    ),
+]
 
 
 class Body(BaseModel):
@@ -45,16 +98,18 @@ class Sampled(Body):
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = Field(None, description="Biases by token id, in decimal.")
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(few_biases)] = Field(
+        None, description="Biases by token id, in decimal.", max_length=MOST_BIASES
+    )
     min_tokens: int | None = Field(None, ge=0)
-    allowed_token_ids: list[TokenId] | None = None
-    banned_token_ids: list[TokenId] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    stop: Text | list[Text] | None = None
+    allowed_token_ids: TokenIds | None = None
+    banned_token_ids: TokenIds | None = None
+    stop_token_ids: TokenIds | None = None
+    stop: StopText | Stops | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="Without one the noise hangs on the answer's id.")
-    prompt_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0, description="At most what the server allows, as logprobs.")
     profile: Literal["vllm", "transformers"] | None = Field(
         None, description="Whose order of penalties, masks and filters is followed."
     )
@@ -72,12 +127,12 @@ class Sampled(Body):
 
 
 class CompletionBody(Sampled):
-    prompt: str | Tokens | Annotated[list[str], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)] = (
-        Field(description="A text, its tokens, or a list of either; each is answered by itself.")
-    )
+    prompt: AnyPrompt = Field(description="A text, its tokens, or a list of either; each is answered by itself.")
     max_tokens: int | None = Field(None, ge=0, description="16 if it is not told; 0 to score the prompt alone.")
     logprobs: int | None = Field(None, ge=0, description="So many most likely tokens, and the chosen one.")
-    echo: bool | None = Field(None, description="The prompt comes before the text, and so do its log-probabilities.")
+    echo: bool | None = Field(
+        None, description="The prompt, as its tokens spell it, comes before the text; so do its log-probabilities."
+    )
     best_of: int | None = Field(None, ge=1, description="As many as n.")
     suffix: None = None
     add_special_tokens: bool | None = Field(None, description="Whether a text gets its BOS; it does if not told.")
@@ -90,7 +145,7 @@ class TextPart(Body):
 
 class Message(Body):
     role: Literal["system", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
     tool_call_id: str | None = Field(None, description="Has no effect.")
     refusal: None = None
@@ -101,7 +156,7 @@ class Message(Body):
 
 
 class ChatBody(Sampled):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, description="What the context and the cache have room for, if not told.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Another name of max_tokens.")
     logprobs: bool | None = None
@@ -114,11 +169,11 @@ class ChatBody(Sampled):
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -17,15 +18,16 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import Sampled
-from lfm2np.serve.desk import Busy, Call, Closed
-from lfm2np.serve.http_bodies import Left, read_body, require_key
-from lfm2np.serve.refusals import Refusal
+from lfm2np.serve.connections import cut
+from lfm2np.serve.desk import Call
+from lfm2np.serve.http_bodies import Left, read_body, require_access
+from lfm2np.serve.jobs import has_text, num_places
+from lfm2np.serve.refusals import Refusal, refusal_for
 from lfm2np.serve.replies.shared import error_reply, usage_of
 from lfm2np.serve.runner import Failed, Job, Refused
 from lfm2np.serve.service import Service
 
 LOG = logging.getLogger("lfm2np.serve")
-RETRY_SECONDS = "1"
 NONE: Mapping[str, str] = {}
 FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
 
@@ -63,54 +65,52 @@ class Calls:
         self._make_jobs, self._make_answers = make_jobs, make_answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began, how = time.monotonic(), "left"
+        began, how = time.monotonic(), "500"
         service: Service = scope["app"].state.service
         reply = Reply(send)
         try:
-            how = await self._answered(service, Request(scope, receive), reply)
-        except Left:
-            pass
-        except Refusal as refusal:
+            await self._answer(service, Request(scope, receive), reply)
+            how = "200"
+        except (Left, asyncio.CancelledError) as problem:
+            how = "left"
+            if isinstance(problem, asyncio.CancelledError):
+                raise
+        except (Refusal, Lfm2npError, TimeoutError) as problem:
+            refusal = refusal_for(problem, service.settings.limits.request_seconds)
             how = str(refusal.status)
-            await reply.refuse(refusal)
+            if not await reply.refuse(refusal):
+                cut(scope)
         finally:
             service.metrics.count(how)
             LOG.info("%s %s %.3f s", scope["path"], how, time.monotonic() - began)
 
-    async def _answered(self, service: Service, request: Request, reply: Reply) -> str:
-        """How it ended; Left or Refusal if it got no answer."""
+    async def _answer(self, service: Service, request: Request, reply: Reply) -> None:
+        """Left, Refusal, RequestError or TimeoutError if there is none."""
         limits = service.settings.limits
-        require_key(request, service.settings.key)
+        require_access(request, service.settings)
         body = await read_body(request, self._body_kind, limits)
         service.require_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options: expected stream true beside it", "stream_options")
-        name = f"{self._prefix}-{uuid.uuid4().hex}"
-        try:
-            jobs = await asyncio.to_thread(self._make_jobs, service, body, name)  # long texts take their time
-            call = service.desk.enter(jobs)
-        except Busy as problem:
-            raise Refusal(429, str(problem), headers={"Retry-After": RETRY_SECONDS}) from None
-        except Closed as problem:
-            raise Refusal(503, str(problem), headers={"Retry-After": RETRY_SECONDS}) from None
-        except Lfm2npError as problem:
-            raise Refusal(400, str(problem)) from None
-        head = {"id": name, "created": int(time.time()), "model": service.settings.name}
-        head["system_fingerprint"] = service.fingerprint
-        answers = self._make_answers(service.model, body)
-        tell = self._stream if body.stream else self._whole
+        call = service.desk.enter(num_places(body))
         try:
             async with asyncio.timeout(limits.request_seconds):
-                await unless_left(request.receive, tell(call, answers, head, body, reply))
-        except TimeoutError:
-            message = f"the answer was not complete within {limits.request_seconds:g} s"
-            raise Refusal(504, message) from None
+                await unless_left(request.receive, self._tell(service, call, body, reply))
         finally:
             service.desk.leave(call)
             for output in call.told.values():
                 if isinstance(output, RequestOutput) and output.metrics is not None:
                     service.metrics.observe(output.metrics)
-        return "200"
+
+    async def _tell(self, service: Service, call: Call, body: Sampled, reply: Reply) -> None:
+        name = f"{self._prefix}-{uuid.uuid4().hex}"
+        make = partial(self._make_jobs, service, body, name)
+        in_thread = asyncio.get_running_loop().run_in_executor
+        service.desk.start(call, await in_thread(service.preparing, make) if has_text(body) else make())
+        head = {"id": name, "created": int(time.time()), "model": service.settings.name}
+        head["system_fingerprint"] = service.fingerprint
+        tell = self._stream if body.stream else self._whole
+        await tell(call, self._make_answers(service.model, body), head, body, reply)
 
     async def _whole(self, call: Call, answers: Answers, head: Mapping[str, Any], body: Sampled, reply: Reply) -> None:
         while not call.is_finished:
@@ -179,7 +179,8 @@ class Reply:
         self._is_begun = True
         all_headers = {"content-type": "application/json", "content-length": str(len(content)), **headers}
         await self._start(status, all_headers)
-        await self._send({"type": "http.response.body", "body": content})
+        await self._send({"type": "http.response.body", "body": content, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})  # waits until the client has read nearly all
 
     async def event(self, fields: Mapping[str, Any]) -> None:
         """Source: HTML standard, server-sent events."""
@@ -188,15 +189,22 @@ class Reply:
     async def end(self) -> None:
         await self._piece(b"data: [DONE]\n\n", False)
 
-    async def refuse(self, refusal: Refusal) -> None:
-        """In a stream that has begun the status is told already: the error is its last event."""
+    async def refuse(self, refusal: Refusal) -> bool:
+        """Whether the client could be told. In a stream that has begun the status is told already: the error is its
+        last event."""
         told = error_reply(refusal.status, refusal.message, refusal.param)
-        if not self._is_begun:
-            await self.json(told, refusal.status, refusal.headers)
-        elif self._is_streamed:
+        try:
             async with asyncio.timeout(FAREWELL_SECONDS):
-                await self.event(told)
-                await self.end()
+                if not self._is_begun:
+                    await self.json(told, refusal.status, refusal.headers)
+                elif self._is_streamed:
+                    await self.event(told)
+                    await self.end()
+                else:
+                    return False
+        except TimeoutError:
+            return False
+        return True
 
     async def _piece(self, content: bytes, goes_on: bool) -> None:
         if not self._is_begun:

@@ -9,24 +9,19 @@ from dataclasses import dataclass, field
 
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
-from lfm2np.errors import Lfm2npError, RequestError
+from lfm2np.errors import RequestError
 from lfm2np.serve.limits import Limits
+from lfm2np.serve.refusals import Refusal
 from lfm2np.serve.runner import Job, Runner, Told
 
-
-class Busy(Lfm2npError):
-    """As many requests are under way as this server takes on."""
-
-
-class Closed(Lfm2npError):
-    """The engine has ended."""
+RETRY_SECONDS = "1"
 
 
 @dataclass(eq=False)
 class Call:
     """One client's request: its jobs, the last that the engine told of each, and whether there is anything new."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[Job, ...] = ()
     told: dict[str, Told] = field(default_factory=dict)
     is_new: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,23 +50,25 @@ class Desk:
         """Prompts times samples under way."""
         return sum(self._places.values())
 
-    def enter(self, jobs: Sequence[Job]) -> Call:
-        """Busy or Closed if they can't be taken now, RequestError if never; who enters must leave."""
+    def enter(self, places: int) -> Call:
+        """A call for so many prompts times samples. RequestError if there can't be so many, Refusal if not now; who
+        enters must leave."""
         if self.runner.broken is not None:
-            raise Closed(f"the engine ended: {self.runner.broken}")
-        places = sum(job.params.n for job in jobs)
-        if places > self._limits.max_requests:
-            raise RequestError(f"{places} prompts times samples: expected at most {self._limits.max_requests}")
-        if self.num_places + places > self._limits.max_requests:
-            raise Busy(
-                f"{places} prompts times samples, and {self.num_places} are under way: expected at most "
-                f"{self._limits.max_requests} together"
-            )
-        call = Call(tuple(jobs))
+            raise Refusal(503, f"the engine ended: {self.runner.broken}")
+        most, taken = self._limits.max_requests, self.num_places
+        if places > most:
+            raise RequestError(f"{places} prompts times samples: expected at most {most}")
+        if taken + places > most:
+            message = f"{places} prompts times samples, and {taken} are under way: expected at most {most} together"
+            raise Refusal(429, message, headers={"Retry-After": RETRY_SECONDS})
+        call = Call()
         self._places[call] = places
+        return call
+
+    def start(self, call: Call, jobs: Sequence[Job]) -> None:
+        call.jobs = tuple(jobs)
         self._calls |= {job.name: call for job in jobs}
         self.runner.add(call.jobs)
-        return call
 
     def leave(self, call: Call) -> None:
         """Nothing more is wanted of it: what has not ended is aborted."""

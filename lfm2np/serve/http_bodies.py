@@ -1,10 +1,13 @@
-"""What comes over HTTP before anything is asked: size, time, kind and form of a body, and the key."""
+"""What comes over HTTP before anything is asked: who asks, and size, time, kind and form of a body."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+from collections.abc import AsyncIterator
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -13,20 +16,37 @@ from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import RequestError
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.refusals import Refusal, refusal_of
+from lfm2np.serve.service import Settings
 
 B = TypeVar("B", bound=BaseModel)
+LARGE = 2**16  # bytes: from here on a body is parsed beside the event loop
+LOCAL = ("localhost", "127.0.0.1", "::1")
+DISCARD_SECONDS = 1.0  # for the rest of a body that is too large: who writes before he reads then sees the answer
 
 
 class Left(Exception):
     """The client has gone: nobody waits for an answer."""
 
 
-def require_key(request: Request, key: str | None) -> None:
-    """A server without a key asks for none."""
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    fits = kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), (key or "").encode())
-    if key is not None and not fits:
-        raise Refusal(401, "expected the header Authorization: Bearer and this server's key")
+def require_access(request: Request, settings: Settings) -> None:
+    """Refusal unless the client shows the key; where there is none, unless it knows the server by a name of its own.
+
+    Else a page in a browser, whose own name is made to mean this machine, could ask a server that only listens here.
+    """
+    if settings.key is not None:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        fits = hmac.compare_digest(given.strip().encode("latin-1"), settings.key.encode("latin-1"))
+        if kind.lower() != "bearer" or not fits:
+            raise Refusal(401, "expected the header Authorization: Bearer and this server's key")
+    elif settings.hosts is not None and host_of(request) not in (*LOCAL, *settings.hosts):
+        raise Refusal(421, f"Host {request.headers.get('host', '')[:100]!r}: expected the name of this server")
+
+
+def host_of(request: Request) -> str:
+    """Without the port; empty for what is none."""
+    with contextlib.suppress(ValueError):
+        return urlsplit("//" + request.headers.get("host", "")).hostname or ""
+    return ""
 
 
 async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
@@ -43,17 +63,25 @@ async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
         raise Refusal(408, message, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise Left from None
-    return parsed(content, kind)
+    return parsed(content, kind) if len(content) < LARGE else await asyncio.to_thread(parsed, content, kind)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
-    content = bytearray()
-    async for piece in request.stream():
+    content, pieces = bytearray(), request.stream()
+    async for piece in pieces:
         content += piece
         if len(content) > most:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DISCARD_SECONDS):
+                    await discard(pieces)
             message = f"a body of more than {most} bytes: expected at most that"
             raise Refusal(413, message, headers={"Connection": "close"})
     return bytes(content)
+
+
+async def discard(pieces: AsyncIterator[bytes]) -> None:
+    async for _ in pieces:
+        pass
 
 
 def parsed(content: bytes, kind: type[B]) -> B:

@@ -8,7 +8,8 @@ from typing import Any
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams, from_json
-from lfm2np.serve.bodies import ChatBody, CompletionBody, Message, Sampled
+from lfm2np.serve.bodies import ChatBody, CompletionBody, Message, Prompt, Sampled
+from lfm2np.serve.limits import Limits
 from lfm2np.serve.runner import Job
 
 SAMPLING = (
@@ -19,20 +20,35 @@ SAMPLING = (
 )
 
 
-def completion_jobs(model: LoadedModel, body: CompletionBody, name: str) -> list[Job]:
+def num_places(body: Sampled) -> int:
+    """Prompts times samples."""
+    prompts = len(prompts_of(body.prompt)) if isinstance(body, CompletionBody) else 1
+    return prompts * (body.n or 1)
+
+
+def has_text(body: Sampled) -> bool:
+    """Whether something has to be made tokens, which may take long."""
+    return not isinstance(body, CompletionBody) or any(isinstance(one, str) for one in prompts_of(body.prompt))
+
+
+def completion_jobs(model: LoadedModel, body: CompletionBody, name: str, limits: Limits) -> list[Job]:
     """A job for each prompt. RequestError for what can't be met; the engine checks the rest."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(f"best_of {body.best_of}: expected n={body.n or 1}")
+    if body.max_tokens == 0 and body.min_tokens:
+        raise RequestError(f"min_tokens {body.min_tokens}: expected at most max_tokens=0")
     prompts = [prompt_ids(model, one, body.add_special_tokens) for one in prompts_of(body.prompt)]
     # What only scores its prompt computes a token that is not told.
     max_tokens = 16 if body.max_tokens is None else max(1, body.max_tokens)
+    for ids in prompts if body.max_tokens else ():
+        require_room(model, ids, max_tokens)
     told = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
     told += [body.logprobs] if body.echo and body.logprobs is not None else []
-    params = sampling(body, max_tokens, body.logprobs, max(told, default=None))
+    params = sampling(body, max_tokens, body.logprobs, max(told, default=None), limits)
     return made_jobs(body, name, prompts, params)
 
 
-def chat_jobs(model: LoadedModel, body: ChatBody, name: str, capacity: int) -> list[Job]:
+def chat_jobs(model: LoadedModel, body: ChatBody, name: str, limits: Limits, capacity: int) -> list[Job]:
     """The conversation's only job. Errors as of completion_jobs.
 
     capacity  tokens that the cache holds: as long an answer as fits, where none is told
@@ -43,14 +59,30 @@ def chat_jobs(model: LoadedModel, body: ChatBody, name: str, capacity: int) -> l
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError(f"top_logprobs {body.top_logprobs}: expected logprobs true beside it")
-    ids = model.tokenizer.encode_chat(plain_messages(body.messages))
+    ids = chat_ids(model, body.messages)
+    told = next((one for one in (body.max_tokens, body.max_completion_tokens) if one is not None), None)
+    if told is not None:
+        require_room(model, ids, told)
     room = max(1, min(model.room_after(ids), capacity - len(ids)))
-    max_tokens = next((one for one in (body.max_tokens, body.max_completion_tokens) if one is not None), room)
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return made_jobs(body, name, [ids], sampling(body, max_tokens, top, body.prompt_logprobs))
+    params = sampling(body, room if told is None else told, top, body.prompt_logprobs, limits)
+    return made_jobs(body, name, [ids], params)
 
 
-def sampling(body: Sampled, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+def require_room(model: LoadedModel, ids: Sequence[int], max_tokens: int) -> None:
+    """RequestError for more tokens than the context leaves: they would never come."""
+    room = model.room_after(ids)
+    if max_tokens > room:
+        raise RequestError(f"max_tokens {max_tokens}: expected at most {room}, what {len(ids)} prompt tokens leave")
+
+
+def sampling(
+    body: Sampled, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, limits: Limits
+) -> SamplingParams:
+    most = limits.max_logprobs
+    for field, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+        if count is not None and count > most:
+            raise RequestError(f"{field} {count}: expected at most {most}, which this server allows")
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING if getattr(body, name) is not None}
     return from_json(given | {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs})
 
@@ -61,21 +93,31 @@ def made_jobs(body: Sampled, name: str, prompts: Sequence[Sequence[int]], params
     return [Job(one, tuple(ids), *rest) for one, ids in zip(names, prompts, strict=True)]
 
 
-def prompts_of(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """Each prompt by itself. RequestError for none."""
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+    """Each prompt by itself."""
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
-        raise RequestError("prompt []: expected at least one token, or one prompt")
     if isinstance(prompt[0], int):
         return [[one for one in prompt if isinstance(one, int)]]
     return [one for one in prompt if not isinstance(one, int)]
 
 
 def prompt_ids(model: LoadedModel, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
+    if isinstance(prompt, str):
+        require_tokenizer(model)
     if isinstance(prompt, str) and add_special_tokens is False:
         return model.prompt_ids(model.tokenizer.encode_more(prompt))
     return model.prompt_ids(prompt)
+
+
+def chat_ids(model: LoadedModel, messages: Sequence[Message]) -> list[int]:
+    require_tokenizer(model)
+    return model.tokenizer.encode_chat(plain_messages(messages))
+
+
+def require_tokenizer(model: LoadedModel) -> None:
+    if not model.has_tokenizer:
+        raise RequestError("this model has no tokenizer: expected token ids")
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -13,13 +13,14 @@ class Limits:
     """`max_requests` counts prompts times samples that run or wait, of all clients."""
 
     max_requests: int = 256
+    max_logprobs: int = 20  # that a token may be told with, of answer and prompt; vLLM's default
     max_body_bytes: int = 8 * 2**20
-    body_seconds: float = 30.0  # until all of a body is there
-    request_seconds: float = 600.0  # from then until the client has all of the answer
+    body_seconds: float = 30.0  # until all of a head, and then of a body, is there
+    request_seconds: float = 600.0  # from then until the answer is on its way to the client, all of it
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_body_bytes"):
-            require_count(name, getattr(self, name), 1, None)
+        for name, least in (("max_requests", 1), ("max_logprobs", 0), ("max_body_bytes", 1)):
+            require_count(name, getattr(self, name), least, None)
         for name in ("body_seconds", "request_seconds"):
             if not 0.0 < getattr(self, name) < 1e9:
                 raise RequestError(f"{name} {getattr(self, name)!r}: expected a number of seconds above 0")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from lfm2np.errors import RequestError, TokenizerError
+
 
 class Refusal(Exception):
     """Ends a call with an HTTP status; `param` is the field that it is about."""
@@ -15,6 +17,15 @@ class Refusal(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.headers = status, message, param, dict(headers or {})
+
+
+def refusal_for(problem: Exception, seconds: float) -> Refusal:
+    """What a client is told of an error; `seconds` is what its request may take."""
+    if isinstance(problem, Refusal):
+        return problem
+    if isinstance(problem, TimeoutError):
+        return Refusal(504, f"the answer was not complete within {seconds:g} s")
+    return Refusal(400 if isinstance(problem, RequestError | TokenizerError) else 500, str(problem))
 
 
 def refusal_of(problem: ValidationError) -> Refusal:

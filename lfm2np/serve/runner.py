@@ -1,7 +1,8 @@
 """The only thread that touches the engine: requests join and leave between its steps.
 
 Whatever a step raises is as if it had not begun (engine.py); after TRIES such steps in a row all requests under way
-are told so and aborted, and the engine goes on with others. Only an engine that refuses to go on ends the thread.
+are told so and aborted, and the engine goes on with others. An engine that refuses to go on, or anything else that goes
+wrong here, ends the thread: then all are told, and so is who comes later.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
-from lfm2np.errors import Lfm2npError
+from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.sampling.params import SamplingParams
 
 TRIES = 3
@@ -84,6 +85,8 @@ class Runner:
     def add(self, jobs: Sequence[Job]) -> None:
         """They join before the same step."""
         self._commands.put(lambda: self._add(jobs))
+        if self.broken is not None:  # the thread may have ended just before
+            self._tell([(job.name, Failed(self.broken)) for job in jobs])
 
     def abort(self, names: Sequence[str]) -> None:
         """Nothing more is told of these, wherever they stand."""
@@ -97,11 +100,19 @@ class Runner:
     # --- in the engine's thread
 
     def _run(self) -> None:
-        while not self._stopping and self.broken is None:
-            self._carry_out()
-            if self._engine.has_unfinished and not self._stopping:
-                self._step()
-            self.state = state_of(self._engine)
+        try:
+            while not self._stopping and self.broken is None:
+                self._carry_out()
+                if self._engine.has_unfinished and not self._stopping:
+                    self._step()
+                self.state = state_of(self._engine)
+        except Exception as problem:
+            self.broken = f"{type(problem).__name__}: {problem}"
+        if self.broken is not None:
+            self._tell([(name, Failed(self.broken)) for name in sorted(self._under_way)])
+            with contextlib.suppress(Empty):
+                while True:
+                    self._commands.get_nowait()()
 
     def _carry_out(self) -> None:
         """All commands that are there; waits for one if there is nothing to compute."""
@@ -114,17 +125,24 @@ class Runner:
     def _add(self, jobs: Sequence[Job]) -> None:
         refused: list[tuple[str, Told]] = []
         for job in jobs:
+            if self.broken is not None:
+                refused.append((job.name, Failed(self.broken)))
+                continue
+            is_new = job.name not in self._under_way
+            self._under_way.add(job.name)  # first: whatever happens to it, it is told
             try:
                 self._engine.add_request(job.name, job.prompt_token_ids, job.params, job.priority, job.cache_salt)
-                self._under_way.add(job.name)
             except Lfm2npError as problem:
-                refused.append((job.name, Refused(str(problem))))
+                if is_new:
+                    self._under_way.discard(job.name)
+                is_own = isinstance(problem, RequestError) and self._engine.is_usable
+                refused.append((job.name, (Refused if is_own else Failed)(str(problem))))
         if refused:
             self._tell(refused)
 
     def _abort(self, names: Sequence[str]) -> None:
         for name in names:
-            if name in self._under_way:
+            if name in self._under_way and self.broken is None:
                 self._under_way.discard(name)
                 self._engine.discard(name)
 
@@ -148,11 +166,11 @@ class Runner:
         if self._failures < TRIES:
             return
         self._failures = 0
-        names = sorted(self._under_way)
-        if self._engine.is_usable:
-            self._abort(names)
-        else:
+        if not self._engine.is_usable:
             self.broken = why
+            return
+        names = sorted(self._under_way)
+        self._abort(names)
         self._tell([(name, Failed(why)) for name in names])
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import math
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 from lfm2np.errors import RequestError
+from lfm2np.serve.connections import Connection
+from lfm2np.serve.limits import Limits
 from lfm2np.values import require_count
 
 BACKLOG = 2048
 MAX_PORT = 2**16 - 1
-KEEP_ALIVE_SECONDS = 30
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to which clients can connect from now on. RequestError for an address that can't be had."""
+    """A socket with that address; clients can connect when the server begins. RequestError where it can't be had."""
     require_count("--port", port, 0, MAX_PORT)  # getaddrinfo would take its last 16 bits
     try:
         family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
@@ -26,7 +30,6 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-        found.listen(BACKLOG)
     except (OSError, UnicodeError, OverflowError) as problem:
         raise RequestError(f"--host {host} --port {port}: {problem}") from None
     return found
@@ -42,17 +45,30 @@ def is_loopback(listening: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """No signal is raised again when it has ended: that it drained is what was asked for."""
+    """No signal is raised again when it has ended: that it drained is what was asked for.
+
+    on_start  called when clients can connect, and signals drain
+    """
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit:  # what is cut off then is nothing to tell
+            logging.getLogger("uvicorn.error").disabled = True
 
 
-def config_of(app: Starlette) -> uvicorn.Config:
+def config_of(app: Starlette, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         loop="asyncio",
         ws="none",
         lifespan="on",
@@ -60,12 +76,13 @@ def config_of(app: Starlette) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=math.ceil(limits.body_seconds),
+        timeout_graceful_shutdown=math.ceil(limits.body_seconds + limits.request_seconds) + 1,
     )
 
 
-def serve(app: Starlette, listening: socket.socket) -> bool:
+def serve(app: Starlette, limits: Limits, listening: socket.socket, on_start: Callable[[], None]) -> bool:
     """Until a signal; whether all that was under way was answered."""
-    server = Server(config_of(app))
+    server = Server(config_of(app, limits), on_start)
     server.run(sockets=[listening])
     return not server.force_exit

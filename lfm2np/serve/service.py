@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.errors import RequestError
 from lfm2np.serve.desk import Desk
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.metrics import Metrics
@@ -15,20 +17,27 @@ from lfm2np.serve.replies.shared import fingerprint_of
 @dataclass(frozen=True)
 class Settings:
     """
-    name  under which the model is served
-    key   that clients must show; None asks for none
+    name   under which the model is served
+    key    that clients must show; None asks for none
+    hosts  names, beside this machine's own, by which clients without a key may know the server; None: any
     """
 
     name: str
     key: str | None = None
     limits: Limits = field(default_factory=Limits)
+    hosts: tuple[str, ...] | None = ()
+
+    def __post_init__(self) -> None:
+        if self.key is not None and (not self.key.isascii() or not self.key.isprintable() or " " in self.key):
+            raise RequestError("the key: expected printable ASCII letters without spaces")
 
 
 @dataclass(frozen=True, eq=False)
 class Service:
     """
-    capacity  tokens that the cache holds
-    created   seconds since 1970, when it began
+    capacity   tokens that the cache holds
+    preparing  threads where texts become tokens
+    created    seconds since 1970, when it began
     """
 
     model: LoadedModel
@@ -36,6 +45,7 @@ class Service:
     capacity: int
     desk: Desk
     metrics: Metrics
+    preparing: ThreadPoolExecutor
     created: int
 
     @property

@@ -20,7 +20,7 @@ from lfm2np.serve.server import Server, config_of, listen
 from lfm2np.serve.service import Service, Settings
 
 JSON = {"Content-Type": "application/json"}
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: "
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 SMALL = {"block_size": 4, "num_blocks": 60, "max_num_seqs": 4, "max_num_batched_tokens": 24}
 
 
@@ -85,7 +85,7 @@ def serving(
     engine = Engine(model, **{**SMALL, **options})
     app = make_app(engine, Settings("trained", key, limits or Limits()))
     listening = listen("127.0.0.1", 0)
-    server = Server(config_of(app))
+    server = Server(config_of(app, limits or Limits()))
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
     thread.start()
     try:

@@ -79,7 +79,25 @@ def test_a_second_signal_ends_at_once():
         assert process.wait(60) == 130
         with contextlib.suppress(http.client.HTTPException, OSError, ValueError):  # as far as it gets
             assert asked.result()[0] != 200
-        assert process.stderr is not None and process.stderr.read().splitlines()[-1] == "lfm2np: interrupted"
+        assert process.stderr is not None and process.stderr.read() == "lfm2np: interrupted\n"
+
+
+def test_a_signal_right_after_it_says_where_it_listens_is_a_drain():
+    with started() as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_trace_that_can_not_be_written_fails_no_request():
+    with started("--trace", "/dev/full") as (process, port):
+        for _ in range(3):
+            assert ask(port, {"prompt": "a", "max_tokens": 2})[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert told.count("\n") == 1 and "--trace /dev/full: can't be written, and ends here" in told
 
 
 def test_a_kill_in_mid_stream_and_a_restart_on_the_same_port():

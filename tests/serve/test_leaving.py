@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
@@ -67,15 +68,31 @@ def test_who_waits_in_the_queue_may_leave_it():
         served.wait_until_empty()
 
 
-def test_a_client_that_does_not_read_holds_up_nobody():
-    """Its answer is larger than what the sockets between hold."""
-    with serving(model(), Limits(request_seconds=3.0)) as served:
-        slow = put(served, {**LONG, "stream": True, "logprobs": 300})
-        began = time.monotonic()
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_does_not_read_holds_up_nobody_and_no_end(is_streamed: bool):
+    """Its answer is larger than what the sockets between hold; the server ends without it."""
+    limits = Limits(request_seconds=8.0, body_seconds=1.0, max_logprobs=512)
+    with serving(model(), limits, num_blocks=300) as served:
+        slow = put(served, {**LONG, "prompt": [[1, 5]] * 4, "stream": is_streamed, "logprobs": 512})
         status, _ = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
-        assert status == 200 and time.monotonic() - began < 3.0
+        assert status == 200 and served.service.desk.num_places == 4
         served.wait_until_empty()
-        slow.close()
+        assert served.service.desk.runner.state.sampled_tokens > 4 * 230
+        while 'how="504"} 1.0' not in served.get("/metrics")[1]:
+            time.sleep(0.05)
+    slow.close()
+
+
+def test_connections_that_ask_nothing_are_closed():
+    with serving(model(), Limits(body_seconds=0.3)) as served:
+        idle = [served.raw() for _ in range(3)]
+        idle[1].sendall(b"POST /v1/compl")
+        idle[2].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
+        for connection in idle:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(4096):
+                    pass
+            connection.close()
 
 
 def test_half_open_connections_and_garbage_hold_up_nobody():

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from served_app import HEAD, JSON, Served, serving
 
 import lfm2np
+from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.errors import RequestError
 from lfm2np.serve.limits import Limits
+from lfm2np.serve.service import Settings
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
@@ -28,20 +30,29 @@ def model() -> lfm2np.Model:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with serving(model(), Limits(max_body_bytes=5000, max_requests=20)) as one:
+    with serving(model(), Limits(max_body_bytes=20000, max_requests=20)) as one:
         yield one
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "prompt", "field required"),
-    ({"prompt": None}, "prompt", "valid string, or"),
-    ({"prompt": []}, "None", "prompt []: expected at least one"),
-    ({"prompt": [[]]}, "None", "ids: none"),
-    ({"prompt": [1, "a"]}, "prompt", "valid"),
-    ({"prompt": [1, True]}, "prompt", "valid"),
+    ({"prompt": None}, "prompt", "expected a text, its tokens"),
+    ({"prompt": {"a": 1}}, "prompt", "expected a text, its tokens"),
+    ({"prompt": []}, "prompt", "a list of either that is not empty"),
+    ({"prompt": [[]]}, "prompt", "[0]: expected token ids, at least one"),
+    ({"prompt": [1, "a"]}, "prompt", "[1]: expected a token id, as the first is one"),
+    ({"prompt": [1, True]}, "prompt", "[1]: expected a token id, as the first is one"),
+    ({"prompt": ["a", 1]}, "prompt", "[1]: expected a text, as the first is one"),
+    ({"prompt": [[1], [None]]}, "prompt", "[1]: expected token ids, at least one"),
+    ({"prompt": [None]}, "prompt", "[0]: expected a text, a token id"),
     ({"prompt": [512]}, "None", "ids[0]: 512, expected 0 to vocab_size-1=511"),
     ({"prompt": [-1]}, "None", "ids[0]: -1"),
     ({"prompt": [1] * 1024, "max_tokens": 1}, "None", "expected fewer than max_position_embeddings=1024"),
+    (
+        {"prompt": [1] * 1000, "max_tokens": 30},
+        "None",
+        "max_tokens 30: expected at most 24, what",
+    ),
     ({"prompt": [1] * 200, "max_tokens": 300}, "None", "need 125 blocks of 4; the pool has 60"),
     ({"prompt": "a", "max_tokns": 3}, "max_tokns", "unknown field"),
     ({"prompt": "a", "max_tokens": "3"}, "max_tokens", "valid integer"),
@@ -57,6 +68,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "seed": -1}, "seed", "greater than or equal to 0"),
     ({"prompt": "a", "seed": 2**64}, "seed", "less than or equal to"),
     ({"prompt": "a", "stop": [""]}, "stop", "at least 1 character"),
+    ({"prompt": "a", "stop": ["a"] * 17}, "stop", "at most 16 items"),
+    ({"prompt": "a", "stop": "a" * 257}, "stop", "at most 256 characters"),
+    ({"prompt": "a", "logit_bias": {str(one): 0.0 for one in range(1025)}}, "logit_bias", "1025 biases"),
+    ({"prompt": "a", "max_tokens": 0, "min_tokens": 1}, "None", "min_tokens 1: expected at most max_tokens=0"),
+    ({"prompt": "a", "prompt_logprobs": 21}, "None", "prompt_logprobs 21: expected at most 20"),
+    ({"prompt": ["a"] * 21}, "None", "21 prompts times samples: expected at most 20"),
     ({"prompt": "a", "stop": 1}, "stop", "valid string, or"),
     ({"prompt": "a", "logit_bias": {"x": 1.0}}, "None", "logit_bias token id 'x'"),
     ({"prompt": "a", "logit_bias": {"512": 1.0}}, "None", "logit_bias 512"),
@@ -137,8 +154,8 @@ def test_any_bytes_get_an_answer(served: Served, path: str, content: bytes, kind
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_that_is_too_large_is_not_read(served: Served, path: str):
-    status, reply = served.ask(path, {"prompt": "a" * 6000})
-    assert status == 413 and "more than 5000 bytes" in reply["error"]["message"]
+    status, reply = served.ask(path, {"prompt": "a" * 30000})
+    assert status == 413 and "more than 20000 bytes" in reply["error"]["message"]
 
 
 def test_only_json_is_read(served: Served):
@@ -180,6 +197,53 @@ def test_a_key_is_asked_for_where_there_is_one():
             assert served.get("/metrics", headers)[0] == served.get("/v1/models", headers)[0] == 401
         assert served.ask("/v1/completions", fields, right)[0] == 200
         assert served.get("/health")[0] == 200
+
+
+def test_a_server_without_a_key_is_known_by_its_own_names_only(served: Served):
+    """Else a page could make its own name mean this machine, and ask (DNS rebinding)."""
+    fields = {"prompt": "a", "max_tokens": 1}
+    for host in ("evil.example", "evil.example:80", "", "127.0.0.1.evil.example", "[::"):
+        status, reply = served.ask("/v1/completions", fields, {**JSON, "Host": host})
+        assert status == 421 and "expected the name of this server" in reply["error"]["message"], host
+        assert served.get("/metrics", {"Host": host})[0] == 421
+    for host in ("localhost", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
+        assert served.ask("/v1/completions", fields, {**JSON, "Host": host})[0] == 200, host
+
+
+def test_a_slash_too_many_leads_nowhere(served: Served):
+    assert served.ask("/v1/completions/", {"prompt": "a"})[0] == 404
+
+
+def test_what_is_no_http_gets_an_error_object(served: Served):
+    with served.raw() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
+        reply = b""
+        while piece := connection.recv(4096):
+            reply += piece
+    head, _, content = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(content)["error"]["code"] == 400
+
+
+def test_texts_are_refused_where_there_is_no_tokenizer():
+    with serving(lfm2np.load(hand_fixture())) as served:
+        for path, fields in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [HELLO]}),
+            ("/tokenize", {"prompt": "a"}),
+            ("/detokenize", {"tokens": [1]}),
+        ):
+            status, reply = served.ask(path, fields)
+            assert (status, reply["error"]["message"]) == (400, "this model has no tokenizer: expected token ids"), path
+        status, reply = served.ask(
+            "/v1/completions", {"prompt": [1, 2], "max_tokens": 2, "logprobs": 1, "temperature": 0}
+        )
+        assert status == 200 and reply["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")
+
+
+@pytest.mark.parametrize("key", ["a b", "schl\u00fcssel", "a\n"])
+def test_a_key_that_no_client_can_show_is_refused(key: str):
+    with pytest.raises(RequestError, match="the key: expected printable ASCII"):
+        Settings("a", key)
 
 
 def test_more_than_it_takes_on_is_told_to_come_again():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,6 +62,19 @@ def test_an_engine_that_refuses_to_go_on_is_told(monkeypatch: pytest.MonkeyPatch
         status, reply = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})
         assert status == 503 and "the engine ended" in reply["error"]["message"]
         assert served.get("/health")[0] == 503
+
+
+def test_whatever_goes_wrong_between_steps_is_told_to_all(monkeypatch: pytest.MonkeyPatch):
+    """What is under way, what comes with it, and what comes later."""
+    with serving(model()) as served, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(served.ask, "/v1/completions", {"prompt": [1], "max_tokens": 200, "ignore_eos": True})
+        while not served.service.desk.runner.state.steps:
+            threading.Event().wait(0.005)
+        monkeypatch.setattr(served.engine, "add_request", lambda *_: {}["no"])
+        second = served.ask("/v1/completions", {"prompt": [2]})
+        assert [first.result()[0], second[0]] == [500, 500]
+        assert "KeyError" in second[1]["error"]["message"]
+        assert served.ask("/v1/completions", {"prompt": [3]})[0] == served.get("/health")[0] == 503
 
 
 @pytest.fixture

@@ -47,7 +47,8 @@ class ServeSide:
 
         engine = Engine(self._model, max_num_seqs=slots, prefix_caching=False, policy=policy)
         listening = listen("127.0.0.1", 0)
-        self._server = Server(config_of(make_app(engine, Settings("model"))))
+        settings = Settings("model")
+        self._server = Server(config_of(make_app(engine, settings), settings.limits))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[listening]), daemon=True)
         self._thread.start()
         until = time.monotonic() + START_SECONDS

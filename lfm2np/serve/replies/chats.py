@@ -10,7 +10,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import ChatBody
-from lfm2np.serve.replies.shared import PromptLogprobs, Told, Usage, prompt_logprobs_told
+from lfm2np.serve.replies.shared import Progress, PromptLogprobs, Usage, prompt_logprobs_told
 from lfm2np.serve.replies.token_texts import token_bytes, token_name
 
 
@@ -68,18 +68,18 @@ class Chats:
 
     def __init__(self, model: LoadedModel, body: ChatBody) -> None:
         self._model, self._body = model, body
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, Progress] = {}
 
     def more(self, prompt_index: int, output: RequestOutput) -> list[ChatChoice]:
         """What is new of each sample, as pieces."""
         found = []
         for one in output.outputs:
-            told = self._told.setdefault(one.index, Told())
+            told = self._told.setdefault(one.index, Progress())
             if told.has_news(one):
                 found.append(self._piece(told, one))
         return found
 
-    def _piece(self, told: Told, sample: CompletionOutput) -> ChatChoice:
+    def _piece(self, told: Progress, sample: CompletionOutput) -> ChatChoice:
         delta: Delta = {} if told.is_begun else {"role": "assistant"}
         delta["content"] = (sample.text or "")[told.num_characters :]
         own = (sample.logprobs or ())[told.num_tokens :]

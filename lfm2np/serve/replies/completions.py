@@ -11,7 +11,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import CompletionBody
-from lfm2np.serve.replies.shared import PromptLogprobs, Told, Usage, prompt_logprobs_told
+from lfm2np.serve.replies.shared import Progress, PromptLogprobs, Usage, prompt_logprobs_told
 from lfm2np.serve.replies.token_texts import TokenTexts
 
 
@@ -43,7 +43,7 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
 
 
-class Sample(Told):
+class Sample(Progress):
     """One choice as far as it is told."""
 
     def __init__(self, index: int, texts: TokenTexts) -> None:
@@ -85,8 +85,11 @@ class Completions:
         logprobs: Logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if not told.is_begun and body.echo:
             text = self._prompt_text(output) + text
-            prompt = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
-            add_logprobs(logprobs, told.texts, output.prompt_token_ids, prompt, body.logprobs or 0)
+            if wants_logprobs:
+                add_logprobs(
+                    logprobs, told.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
+                )
+                told.texts.end()
         if wants_logprobs and self.counts_new:
             own = (sample.logprobs or ())[told.num_tokens :]
             add_logprobs(logprobs, told.texts, ids, own, body.logprobs or 0)
@@ -97,6 +100,8 @@ class Completions:
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }
+        if not self.counts_new:
+            choice |= {"finish_reason": "length", "stop_reason": None}
         if body.return_token_ids:
             choice["token_ids"] = ids
         if not told.is_begun:

@@ -21,10 +21,11 @@ REFUSED = {
     "415": "The body is no application/json.",
     "429": "As many requests are under way as this server takes on; Retry-After tells when to come again.",
     "500": "The answer could not be computed.",
-    "503": "The server is ending.",
+    "421": "The Host header names another server: only where no key is asked for.",
+    "503": "The engine has ended.",
     "504": "The answer took too long.",
 }
-OF_BODIES = ("400", "401", "404", "408", "413", "415", "500")
+OF_BODIES = ("400", "401", "404", "408", "413", "415", "421", "500")
 EVENT = {  # one of them: OpenAPI has no word for a stream
     "type": "object",
     "required": ["data"],
@@ -38,7 +39,7 @@ def openapi() -> dict[str, Any]:
     completion = operation(schemas, "Continue prompts", CompletionBody, Completion, tuple(REFUSED), streams=True)
     chat = operation(schemas, "Answer a conversation", ChatBody, Chat, tuple(REFUSED), streams=True)
     named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    one_model = operation(schemas, "The model", None, ModelTold, ("401", "404"))
+    one_model = operation(schemas, "The model", None, ModelTold, ("401", "404", "421"))
     return {
         "openapi": "3.1.0",
         "info": {"title": "lfm2np serve", "version": lfm2np.__version__},
@@ -50,19 +51,19 @@ def openapi() -> dict[str, Any]:
         "paths": {
             "/v1/completions": {"post": completion},
             "/v1/chat/completions": {"post": chat},
-            "/v1/models": {"get": operation(schemas, "The models: one", None, dict[str, Any], ("401",))},
+            "/v1/models": {"get": operation(schemas, "The models: one", None, dict[str, Any], ("401", "421"))},
             "/v1/models/{name}": {"get": {**one_model, "parameters": [named]}},
             "/tokenize": {"post": operation(schemas, "Text to tokens", TokenizeBody, Tokenized, OF_BODIES)},
             "/detokenize": {"post": operation(schemas, "Tokens to text", DetokenizeBody, Detokenized, OF_BODIES)},
             "/tokenizer_info": {
-                "get": operation(schemas, "What texts are framed by", None, TokenizerTold, ("400", "401"))
+                "get": operation(schemas, "What texts are framed by", None, TokenizerTold, ("400", "401", "421"))
             },
-            "/version": {"get": operation(schemas, "Version and fingerprint", None, dict[str, str], ("401",))},
+            "/version": {"get": operation(schemas, "Version and fingerprint", None, dict[str, str], ("401", "421"))},
             "/health": {"get": operation(schemas, "Whether the engine runs", None, dict[str, str], ("503",))},
             "/metrics": {
                 "get": {
                     "summary": "Prometheus' text format",
-                    "responses": {"200": texts(), **refused(schemas, ("401",))},
+                    "responses": {"200": texts(), **refused(schemas, ("401", "421"))},
                 }
             },
         },

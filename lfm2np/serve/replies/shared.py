@@ -79,6 +79,7 @@ TYPES = {
     404: "not_found_error",
     405: "method_not_allowed_error",
     408: "timeout_error",
+    421: "permission_error",
     413: "request_too_large_error",
     415: "unsupported_media_type_error",
     429: "rate_limit_error",
@@ -88,8 +89,8 @@ TYPES = {
 }
 
 
-class Told:
-    """How much of one sample was."""
+class Progress:
+    """How much of one sample was told."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_characters = 0
@@ -118,18 +119,18 @@ def fingerprint_of(model: LoadedModel) -> str:
 
 
 def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage:
-    """`counts_new` is False where a token was computed that is not told."""
-    prompt = new = cached = 0
-    for output in outputs:
-        prompt += len(output.prompt_token_ids)
-        new += sum(len(sample.token_ids) for sample in output.outputs) if counts_new else 0
-        cached += min(output.metrics.cached_tokens, len(output.prompt_token_ids)) if output.metrics else 0
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": new,
-        "total_tokens": prompt + new,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    """`counts_new` is False where a token was computed that is not told.
+
+    What a preempted request took from the cache is partly its own: then that is not told.
+    """
+    every = list(outputs)
+    prompt = sum(len(output.prompt_token_ids) for output in every)
+    new = sum(len(sample.token_ids) for output in every for sample in output.outputs) if counts_new else 0
+    usage: Usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    metrics = [output.metrics for output in every if output.metrics is not None]
+    if not any(one.preemptions for one in metrics):
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(one.cached_tokens for one in metrics)}
+    return usage
 
 
 def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None]) -> PromptLogprobs:

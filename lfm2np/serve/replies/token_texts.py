@@ -24,6 +24,12 @@ class TokenTexts:
             self.length += len(self._stream.push(token_id))
         return start
 
+    def end(self) -> None:
+        """Of a text: another goes on behind it."""
+        if self._stream is not None:
+            self.length += len(self._stream.finish())
+            self._stream = self._model.tokenizer.stream()
+
     def name(self, token_id: int) -> str:
         return token_name(self._model, token_id, self._as_ids)
 

@@ -1,0 +1,74 @@
+"""One connection: what HTTP itself needs, before there is a request and where a client does not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+import h11
+from starlette.types import Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lfm2np.serve.replies.shared import error_reply
+
+TRANSPORTS, HEAD_SECONDS = "transports", "head_seconds"  # names in the state that an application and its server share
+
+
+class Connection(H11Protocol):
+    """Cut where the head of a request does not come; what is no HTTP gets an error object, too."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.client is not None:
+            self.app_state[TRANSPORTS][self.client] = transport
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.client is not None:
+            self.app_state[TRANSPORTS].pop(self.client, None)
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._head_is_there()
+        elif self._waiting is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        self._head_is_there()  # from now on uvicorn's own limit on idle connections holds
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        content = json.dumps(error_reply(400, msg)).encode()
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=content),
+            h11.EndOfMessage(),
+        ):
+            sent = self.conn.send(event)
+            if sent is not None:
+                self.transport.write(sent)
+        self.transport.close()
+
+    def _wait_for_head(self) -> None:
+        self._waiting = self.loop.call_later(self.app_state[HEAD_SECONDS], self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def cut(scope: Scope) -> None:
+    """Ends the connection of a request whatever it still holds: to close it would wait for who does not read."""
+    state: MutableMapping[str, Any] = scope.get("state", {})
+    transport = state.get(TRANSPORTS, {}).get(tuple(scope["client"] or ()))
+    if transport is not None:
+        transport.abort()
