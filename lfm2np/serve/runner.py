@@ -92,10 +92,10 @@ class Runner:
         """Nothing more is told of these, wherever they stand."""
         self._commands.put(lambda: self._abort(names))
 
-    def stop(self, seconds: float | None = None) -> None:
-        """After the step under way; waits for that, at most so long."""
+    def stop(self) -> None:
+        """After the step under way; waits for that."""
         self._commands.put(self._stop)
-        self._thread.join(seconds)
+        self._thread.join()
 
     # --- in the engine's thread
 
@@ -123,17 +123,17 @@ class Runner:
                 self._commands.get_nowait()()
 
     def _add(self, jobs: Sequence[Job]) -> None:
-        refused: list[tuple[str, Told]] = []
+        if self.broken is not None:
+            self._tell([(job.name, Failed(self.broken)) for job in jobs])
+            return
+        taken, refused = set(self._under_way), list[tuple[str, Told]]()
+        self._under_way.update(job.name for job in jobs)  # first: whatever happens, they are told
         for job in jobs:
-            if self.broken is not None:
-                refused.append((job.name, Failed(self.broken)))
-                continue
-            is_new = job.name not in self._under_way
-            self._under_way.add(job.name)  # first: whatever happens to it, it is told
             try:
                 self._engine.add_request(job.name, job.prompt_token_ids, job.params, job.priority, job.cache_salt)
+                taken.add(job.name)
             except Lfm2npError as problem:
-                if is_new:
+                if job.name not in taken:
                     self._under_way.discard(job.name)
                 is_own = isinstance(problem, RequestError) and self._engine.is_usable
                 refused.append((job.name, (Refused if is_own else Failed)(str(problem))))

@@ -114,7 +114,7 @@ def test_five_as_json(capsys):
         (("--whole",), "--whole goes with bench five"),
         (("--model", "x", "--model-shape", "350m"), "--model and --model-shape: expected one of them"),
         (("profile", "--quick"), "--quick goes with bench steps"),
-        (("--numerics", "exact"), "--numerics goes with bench profile, five, growth, large"),
+        (("--numerics", "exact"), "--numerics goes with bench profile, five, growth, large, serve"),
         (("five", "--quick"), "--quick goes with bench steps"),
         (("five", "--new-tokens", "0"), "--new-tokens 0: expected a whole number, 1 to 1048576"),
         (("growth", "--cells", "prefill-1"), "--cells goes with bench steps, profile"),

@@ -71,7 +71,7 @@ def test_whatever_goes_wrong_between_steps_is_told_to_all(monkeypatch: pytest.Mo
         while not served.service.desk.runner.state.steps:
             threading.Event().wait(0.005)
         monkeypatch.setattr(served.engine, "add_request", lambda *_: {}["no"])
-        second = served.ask("/v1/completions", {"prompt": [2]})
+        second = served.ask("/v1/completions", {"prompt": [[2], [3]]})
         assert [first.result()[0], second[0]] == [500, 500]
         assert "KeyError" in second[1]["error"]["message"]
         assert served.ask("/v1/completions", {"prompt": [3]})[0] == served.get("/health")[0] == 503
