@@ -240,8 +240,9 @@ def test_without_a_seed_two_answers_differ_and_with_one_they_do_not(served: Serv
 
 
 def test_prompt_log_probabilities_are_told_as_vllm_does(served: Served):
-    fields = {"prompt": [1, 5, 9], "max_tokens": 1, "prompt_logprobs": 0}
+    fields = {"prompt": [1, 5, 9], "max_tokens": 1, "prompt_logprobs": 0, "echo": True, "logprobs": 3}
     _, reply = served.ask("/v1/completions", fields)
+    assert all(len(one) == 1 for one in reply["choices"][0]["prompt_logprobs"][1:]), "none but the prompt's own"
     first, *rest = reply["choices"][0]["prompt_logprobs"]
     assert first is None
     scores = model().score([1, 5, 9])

@@ -105,8 +105,9 @@ class Chats:
         fields: dict[str, Any] = {}
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = list(output.prompt_token_ids)
-        if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs)
+        count = self._body.prompt_logprobs
+        if count is not None and output.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs, count)
         return fields
 
     def _token(self, one: TokenLogprobs) -> TokenLogprob:

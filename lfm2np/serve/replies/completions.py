@@ -120,8 +120,9 @@ class Completions:
     def _add_prompt(self, choice: Choice, output: RequestOutput) -> None:
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(output.prompt_token_ids)
-        if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs)
+        count = self._body.prompt_logprobs
+        if count is not None and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs, count)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         """As its tokens spell it, so that offsets fit whatever came: special tokens have none."""

@@ -133,14 +133,14 @@ def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage
     return usage
 
 
-def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
-    """As vLLM tells them: null for the first token, then by token id."""
+def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None], count: int) -> PromptLogprobs:
+    """As vLLM tells them: null for the first token, then by token id the prompt's own and the `count` most likely."""
     return [
         None
         if one is None
         else {
             str(token_id): {"logprob": logprob, "decoded_token": token_name(model, token_id)}
-            for token_id, logprob in {one.token_id: one.logprob, **dict(one.top)}.items()
+            for token_id, logprob in {one.token_id: one.logprob, **dict(one.top[:count])}.items()
         }
         for one in told
     ]
