@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic.config import JsonDict
 
 from lfm2np.sampling.params import MAX_SAMPLES, MAX_SEED, MAX_TOKEN_ID
 
@@ -54,24 +55,15 @@ def few_biases(value: Any) -> Any:
     return value
 
 
-AnyPrompt = Annotated[
-    Any,
-    BeforeValidator(checked_prompt),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-                },
-            ]
-        }
-    ),
-]
+IDS: JsonDict = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPT_SCHEMA: JsonDict = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        IDS,
+        {"type": "array", "minItems": 1, "items": IDS},
+    ]
+}
 
 
 class Body(BaseModel):
@@ -127,7 +119,10 @@ class Sampled(Body):
 
 
 class CompletionBody(Sampled):
-    prompt: AnyPrompt = Field(description="A text, its tokens, or a list of either; each is answered by itself.")
+    prompt: Any = Field(
+        description="A text, its tokens, or a list of either; each is answered by itself.",
+        json_schema_extra=PROMPT_SCHEMA,
+    )
     max_tokens: int | None = Field(None, ge=0, description="16 if it is not told; 0 to score the prompt alone.")
     logprobs: int | None = Field(None, ge=0, description="So many most likely tokens, and the chosen one.")
     echo: bool | None = Field(
@@ -136,6 +131,12 @@ class CompletionBody(Sampled):
     best_of: int | None = Field(None, ge=1, description="As many as n.")
     suffix: None = None
     add_special_tokens: bool | None = Field(None, description="Whether a text gets its BOS; it does if not told.")
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def check_prompt(cls, value: Any) -> Prompt:
+        """See checked_prompt."""
+        return checked_prompt(value)
 
 
 class TextPart(Body):
