@@ -8,6 +8,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_errors_as_the_openai_package_knows_them(served: Served):
     assert [one.id for one in client(served, "OpenAI").models.list()] == ["trained"]
 
 
-def test_schemathesis_finds_nothing(served: Served):
+def test_schemathesis_finds_nothing(served: Served, tmp_path: Path):
     """All its checks but one: a JSON schema can't say which values can't go together or lie beyond this model, so that
     some that fit it are refused with 400."""
     if importlib.util.find_spec("schemathesis") is None:
@@ -112,6 +113,10 @@ def test_schemathesis_finds_nothing(served: Served):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{served.port}/openapi.json"]
     options = ["--exclude-checks", "positive_data_acceptance", "--max-examples", "30", "--seed", "1"]
     ran = subprocess.run(
-        [*command, *options, "-H", "Authorization: Bearer a-key"], capture_output=True, text=True, check=False
+        [*command, *options, "-H", "Authorization: Bearer a-key"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]
