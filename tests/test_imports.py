@@ -69,7 +69,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.drawings": {*CALL, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
     "lfm2np.serve": CALL,
     "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
-    "lfm2np.bench": {*CALL, "lfm2np.bench.sides"},
+    "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve"},
 }
 ROOMS["lfm2np.cli.shared"] = set(ROOMS)  # all of them
 ROOMS["lfm2np.cli"] = set(ROOMS)

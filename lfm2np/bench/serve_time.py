@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import random
 import statistics
@@ -21,6 +20,7 @@ from lfm2np.bench.table import columns
 from lfm2np.checkpoint.files import read_config
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
+from lfm2np.serve.extra import require_extra
 from scheduler import POLICIES
 
 CLIENTS, EACH = 16, 2  # clients, and how often each asks
@@ -28,7 +28,6 @@ PROMPT, NEW_TOKENS = 64, 48
 ARRIVALS, SHORT, LONG = 24, 32, 384  # requests that come one after another, every third with a long prompt
 SLOTS = 8
 SEED = 0
-NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,9 @@ class ServeTime:
     waited: dict[str, list[Waited]]
 
 
-def require_extra() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RequestError(f"{', '.join(missing)}: not installed; bench serve needs the extra `serve`")
-
-
 def measure_serve(directory: Path, numerics: str, rounds: int, threads: int, show: Progress) -> ServeTime:
     """One side, by turns called directly and over HTTP; then each policy under the same arrivals."""
-    require_extra()
+    require_extra("bench serve")
     randomly = random.Random(SEED)
     size = read_config(directory).vocab_size
 
@@ -68,21 +61,23 @@ def measure_serve(directory: Path, numerics: str, rounds: int, threads: int, sho
 
     prompts = [[prompt(PROMPT) for _ in range(EACH)] for _ in range(CLIENTS)]
     arrivals = [prompt(LONG if number % 3 == 0 else SHORT) for number in range(ARRIVALS)]
-    turns, found = Turns(2 * rounds + len(POLICIES), show), ServeTime([], [], 0.0, {})
+    turns = Turns(2 * rounds + len(POLICIES), show)
+    directly, served = list[float](), list[float]()
+    waited: dict[str, list[Waited]] = {}
     with SideProcess(f"serve-{numerics}", directory, threads) as side:
         side.ask("load")
         side.ask("direct", prompts=[[[1, 2, 3]]], new_tokens=2)
         for _ in range(rounds):
-            found.direct.append(side.ask("direct", prompts=prompts, new_tokens=NEW_TOKENS)["seconds"])
+            directly.append(side.ask("direct", prompts=prompts, new_tokens=NEW_TOKENS)["seconds"])
             turns.next()
-            found.over_http.append(over_http(side, prompts))
+            served.append(over_http(side, prompts))
             turns.next()
         # As fast as they are answered in a full batch, so that some wait and the queue does not grow for ever.
-        interval = statistics.median(found.direct) / (CLIENTS * EACH)
+        interval = statistics.median(directly) / (CLIENTS * EACH)
         for policy in POLICIES:
-            found.waited[policy] = under_load(side, policy, arrivals, interval)
+            waited[policy] = under_load(side, policy, arrivals, interval)
             turns.next()
-    return ServeTime(found.direct, found.over_http, interval, found.waited)
+    return ServeTime(directly, served, interval, waited)
 
 
 def over_http(side: SideProcess, prompts: Sequence[Sequence[Sequence[int]]]) -> float:

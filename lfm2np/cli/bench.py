@@ -21,6 +21,7 @@ from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
+from lfm2np.serve.extra import require_extra
 from lfm2np.values import require_count
 
 Measured = TypeVar("Measured")
@@ -177,7 +178,7 @@ def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
 
 
 def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
-    serve_time.require_extra()
+    require_extra("bench serve")
     directory, numerics = chosen_checkpoint(arguments), arguments.numerics or "exact"
     with progress_bar("serve") as show:
         found = serve_time.measure_serve(directory, numerics, rounds, threads, show)

@@ -32,7 +32,6 @@ from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
 from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply
 from lfm2np.serve.replies.token_texts import token_name
-from lfm2np.serve.runner import Job
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -60,8 +59,8 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
         lifespan=lifespan,
         exception_handlers={HTTPException: not_served, Exception: failed},
         routes=[
-            Route("/v1/completions", Calls("cmpl", CompletionBody, jobs_of_completion, Completions), methods=["POST"]),
-            Route("/v1/chat/completions", Calls("chatcmpl", ChatBody, jobs_of_chat, Chats), methods=["POST"]),
+            Route("/v1/completions", Calls("cmpl", CompletionBody, completion_jobs, Completions), methods=["POST"]),
+            Route("/v1/chat/completions", Calls("chatcmpl", ChatBody, chat_jobs, Chats), methods=["POST"]),
             Route("/v1/models", plain(models)),
             Route("/v1/models/{name:path}", plain(one_model)),
             Route("/tokenize", plain(tokenize), methods=["POST"]),
@@ -75,14 +74,6 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
     )
     app.router.redirect_slashes = False  # to wherever the client says that it is
     return app
-
-
-def jobs_of_completion(service: Service, body: CompletionBody, name: str) -> list[Job]:
-    return completion_jobs(service.model, body, name, service.settings.limits)
-
-
-def jobs_of_chat(service: Service, body: ChatBody, name: str) -> list[Job]:
-    return chat_jobs(service.model, body, name, service.settings.limits, service.capacity)
 
 
 def plain(endpoint: Endpoint, is_open: bool = False) -> Callable[[Request], Awaitable[Response]]:
@@ -131,7 +122,7 @@ def model_told(service: Service) -> ModelTold:
 async def tokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, TokenizeBody, service.settings.limits)
     service.require_model(body.model)
-    ids = await asyncio.to_thread(tokens_of, service, body)
+    ids = await service.beside(lambda: tokens_of(service, body))
     told: Tokenized = {"count": len(ids), "max_model_len": model_told(service)["max_model_len"], "tokens": ids}
     if body.return_token_strs:
         told["token_strs"] = [token_name(service.model, one) for one in ids]
@@ -151,7 +142,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, DetokenizeBody, service.settings.limits)
     service.require_model(body.model)
     require_tokenizer(service.model)
-    text = await asyncio.to_thread(service.model.tokenizer.decode, body.tokens)
+    text = await service.beside(lambda: service.model.tokenizer.decode(body.tokens))
     return JSONResponse(Detokenized(prompt=text))
 
 

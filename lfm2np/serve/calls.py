@@ -71,10 +71,11 @@ class Calls:
         try:
             await self._answer(service, Request(scope, receive), reply)
             how = "200"
-        except (Left, asyncio.CancelledError) as problem:
+        except Left:
             how = "left"
-            if isinstance(problem, asyncio.CancelledError):
-                raise
+        except asyncio.CancelledError:
+            how = "left"
+            raise
         except (Refusal, Lfm2npError, TimeoutError) as problem:
             refusal = refusal_for(problem, service.settings.limits.request_seconds)
             how = str(refusal.status)
@@ -105,8 +106,7 @@ class Calls:
     async def _tell(self, service: Service, call: Call, body: Sampled, reply: Reply) -> None:
         name = f"{self._prefix}-{uuid.uuid4().hex}"
         make = partial(self._make_jobs, service, body, name)
-        in_thread = asyncio.get_running_loop().run_in_executor
-        service.desk.start(call, await in_thread(service.preparing, make) if has_text(body) else make())
+        service.desk.start(call, await service.beside(make) if has_text(body) else make())
         head = {"id": name, "created": int(time.time()), "model": service.settings.name}
         head["system_fingerprint"] = service.fingerprint
         tell = self._stream if body.stream else self._whole

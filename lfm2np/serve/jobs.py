@@ -8,9 +8,10 @@ from typing import Any
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams, from_json
-from lfm2np.serve.bodies import ChatBody, CompletionBody, Message, Prompt, Sampled
+from lfm2np.serve.bodies import ChatBody, CompletionBody, Message, Sampled
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.runner import Job
+from lfm2np.serve.service import Service
 
 SAMPLING = (
     *("n", "temperature", "top_p", "top_k", "min_p"),
@@ -31,12 +32,13 @@ def has_text(body: Sampled) -> bool:
     return not isinstance(body, CompletionBody) or any(isinstance(one, str) for one in prompts_of(body.prompt))
 
 
-def completion_jobs(model: LoadedModel, body: CompletionBody, name: str, limits: Limits) -> list[Job]:
+def completion_jobs(service: Service, body: CompletionBody, name: str) -> list[Job]:
     """A job for each prompt. RequestError for what can't be met; the engine checks the rest."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(f"best_of {body.best_of}: expected n={body.n or 1}")
     if body.max_tokens == 0 and body.min_tokens:
         raise RequestError(f"min_tokens {body.min_tokens}: expected at most max_tokens=0")
+    model, limits = service.model, service.settings.limits
     prompts = [prompt_ids(model, one, body.add_special_tokens) for one in prompts_of(body.prompt)]
     # What only scores its prompt computes a token that is not told.
     max_tokens = 16 if body.max_tokens is None else max(1, body.max_tokens)
@@ -48,11 +50,9 @@ def completion_jobs(model: LoadedModel, body: CompletionBody, name: str, limits:
     return made_jobs(body, name, prompts, params)
 
 
-def chat_jobs(model: LoadedModel, body: ChatBody, name: str, limits: Limits, capacity: int) -> list[Job]:
-    """The conversation's only job. Errors as of completion_jobs.
-
-    capacity  tokens that the cache holds: as long an answer as fits, where none is told
-    """
+def chat_jobs(service: Service, body: ChatBody, name: str) -> list[Job]:
+    """The conversation's only job, with as long an answer as fits where none is told. Errors as of completion_jobs."""
+    model, limits = service.model, service.settings.limits
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
             f"max_completion_tokens {body.max_completion_tokens}: expected max_tokens={body.max_tokens}, or one of them"
@@ -63,7 +63,7 @@ def chat_jobs(model: LoadedModel, body: ChatBody, name: str, limits: Limits, cap
     told = next((one for one in (body.max_tokens, body.max_completion_tokens) if one is not None), None)
     if told is not None:
         require_room(model, ids, told)
-    room = max(1, min(model.room_after(ids), capacity - len(ids)))
+    room = max(1, min(model.room_after(ids), service.capacity - len(ids)))
     top = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling(body, room if told is None else told, top, body.prompt_logprobs, limits)
     return made_jobs(body, name, [ids], params)
@@ -93,13 +93,9 @@ def made_jobs(body: Sampled, name: str, prompts: Sequence[Sequence[int]], params
     return [Job(one, tuple(ids), *rest) for one, ids in zip(names, prompts, strict=True)]
 
 
-def prompts_of(prompt: Prompt) -> list[str | list[int]]:
-    """Each prompt by itself."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [[one for one in prompt if isinstance(one, int)]]
-    return [one for one in prompt if not isinstance(one, int)]
+def prompts_of(prompt: Any) -> list[str | list[int]]:
+    """Each prompt by itself, of what bodies.checked_prompt has let pass."""
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
 def prompt_ids(model: LoadedModel, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import math
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -19,6 +21,7 @@ from lfm2np.values import require_count
 
 BACKLOG = 2048
 MAX_PORT = 2**16 - 1
+START_SECONDS = 60.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -86,3 +89,19 @@ def serve(app: Starlette, limits: Limits, listening: socket.socket, on_start: Ca
     server = Server(config_of(app, limits), on_start)
     server.run(sockets=[listening])
     return not server.force_exit
+
+
+@contextlib.contextmanager
+def serving_beside(app: Starlette, limits: Limits) -> Iterator[int]:
+    """Serves this machine in a thread of its own; its port. At the end what is under way is answered."""
+    listening, begun = listen("127.0.0.1", 0), threading.Event()
+    server = Server(config_of(app, limits), begun.set)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listening]), name="lfm2np-server", daemon=True)
+    thread.start()
+    try:
+        if not begun.wait(START_SECONDS):
+            raise RequestError(f"the server did not begin within {START_SECONDS:g} s")
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
@@ -12,6 +15,8 @@ from lfm2np.serve.limits import Limits
 from lfm2np.serve.metrics import Metrics
 from lfm2np.serve.refusals import Refusal
 from lfm2np.serve.replies.shared import fingerprint_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,10 @@ class Service:
     @property
     def fingerprint(self) -> str:
         return fingerprint_of(self.model)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """What it returns, done in one of the threads where texts become tokens, and back."""
+        return await asyncio.get_running_loop().run_in_executor(self.preparing, work)
 
     def require_model(self, name: str | None) -> None:
         """Refusal for another model than the one that is served."""

@@ -11,6 +11,7 @@ from lfm2np.bench import serve_time
 from lfm2np.bench.serve_time import ServeTime, Waited, as_json, as_text, asked, measure_serve
 from lfm2np.bench.sides.serve_side import ServeSide
 from lfm2np.errors import RequestError
+from lfm2np.serve import extra
 from scheduler import POLICIES
 
 SMALL = Path(__file__).parents[2] / "fixtures" / "torture" / "six_heads_two_kv"
@@ -46,6 +47,6 @@ def test_an_answer_that_is_none_is_an_error():
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serve_time, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(extra, "NEEDED", ("no_such_package",))
     with pytest.raises(RequestError, match="no_such_package: not installed; bench serve needs the extra `serve`"):
         measure_serve(SMALL, "float32", 1, 1, lambda done, total: None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +16,17 @@ import lfm2np
 from lfm2np.engine.engine import Engine
 from lfm2np.serve.app import make_app
 from lfm2np.serve.limits import Limits
-from lfm2np.serve.server import Server, config_of, listen
+from lfm2np.serve.server import serving_beside
 from lfm2np.serve.service import Service, Settings
 
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 SMALL = {"block_size": 4, "num_blocks": 60, "max_num_seqs": 4, "max_num_batched_tokens": 24}
+
+
+@functools.cache
+def model() -> lfm2np.Model:
+    return lfm2np.load()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,21 +84,11 @@ def events_of(content: str) -> list[Any]:
 
 @contextlib.contextmanager
 def serving(
-    model: lfm2np.Model, limits: Limits | None = None, key: str | None = None, **options: Any
+    served: lfm2np.Model, limits: Limits | None = None, key: str | None = None, **options: Any
 ) -> Iterator[Served]:
     """Until the block ends: then what is under way is drained, as after a signal."""
-    engine = Engine(model, **{**SMALL, **options})
-    app = make_app(engine, Settings("trained", key, limits or Limits()))
-    listening = listen("127.0.0.1", 0)
-    server = Server(config_of(app, limits or Limits()))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield Served(listening.getsockname()[1], engine, app.state.service)
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        assert not thread.is_alive()
+    engine = Engine(served, **{**SMALL, **options})
+    settings = Settings("trained", key, limits or Limits())
+    app = make_app(engine, settings)
+    with serving_beside(app, settings.limits) as port:
+        yield Served(port, engine, app.state.service)

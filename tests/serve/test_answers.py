@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from served_app import Served, serving
+from served_app import Served, model, serving
 
 import lfm2np
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.serve.replies.token_texts import token_name
-
-
-@functools.cache
-def model() -> lfm2np.Model:
-    return lfm2np.load()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib.util
 import subprocess
 import sys
@@ -12,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_app import Served, serving
+from served_app import Served, model, serving
 
-import lfm2np
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.clients
 MESSAGES: list[Any] = [{"role": "user", "content": "sort: 7 2 9 4"}]
-
-
-@functools.cache
-def model() -> lfm2np.Model:
-    return lfm2np.load()
 
 
 @pytest.fixture(scope="module")

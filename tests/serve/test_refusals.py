@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_app import HEAD, JSON, Served, serving
+from served_app import HEAD, JSON, Served, model, serving
 
 import lfm2np
 from lfm2np.checkpoint.loaded import hand_fixture
@@ -21,11 +20,6 @@ from lfm2np.serve.limits import Limits
 from lfm2np.serve.service import Settings
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
-
-
-@functools.cache
-def model() -> lfm2np.Model:
-    return lfm2np.load()
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from served_app import serving
+from served_app import model, serving
 
-import lfm2np
 from lfm2np.engine.engine import Engine
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.serve.runner import Failed, Job, Refused, Runner, Told
-
-
-@functools.cache
-def model() -> lfm2np.Model:
-    return lfm2np.load()
 
 
 def failing(engine: Engine, monkeypatch: pytest.MonkeyPatch, times: int) -> None:

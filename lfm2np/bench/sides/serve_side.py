@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 from lfm2np.bench.sides.engines import greedy
 from lfm2np.engine.engine import Engine
-from lfm2np.errors import RequestError
 from lfm2np.loading import load
-
-START_SECONDS = 60.0
 
 
 class ServeSide:
     def __init__(self, numerics: str) -> None:
         self._numerics = numerics
-        self._server: Any = None
-        self._thread: threading.Thread | None = None
+        self._serving = contextlib.ExitStack()
 
     def load(self, directory: Path, threads: int) -> dict[str, str]:
         self._model = load(directory, self._numerics)
@@ -42,25 +37,14 @@ class ServeSide:
     def open(self, policy: str, slots: int) -> dict[str, int]:
         """Serves from now on, on this port."""
         from lfm2np.serve.app import make_app
-        from lfm2np.serve.server import Server, config_of, listen
+        from lfm2np.serve.server import serving_beside
         from lfm2np.serve.service import Settings
 
         engine = Engine(self._model, max_num_seqs=slots, prefix_caching=False, policy=policy)
-        listening = listen("127.0.0.1", 0)
         settings = Settings("model")
-        self._server = Server(config_of(make_app(engine, settings), settings.limits))
-        self._thread = threading.Thread(target=lambda: self._server.run(sockets=[listening]), daemon=True)
-        self._thread.start()
-        until = time.monotonic() + START_SECONDS
-        while not self._server.started:
-            if time.monotonic() > until or not self._thread.is_alive():
-                raise RequestError("the server did not begin")
-            time.sleep(0.01)
-        return {"port": listening.getsockname()[1]}
+        return {"port": self._serving.enter_context(serving_beside(make_app(engine, settings), settings.limits))}
 
     def shut(self) -> dict[str, int]:
         """Serves no more."""
-        assert self._thread is not None
-        self._server.should_exit = True
-        self._thread.join()
+        self._serving.close()
         return {}

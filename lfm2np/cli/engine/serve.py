@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import io
 import json
 import logging
@@ -18,10 +17,10 @@ from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.http_client import KEY_VARIABLE
+from lfm2np.serve.extra import require_extra
 
 LOG = logging.getLogger("lfm2np.serve")
-KEY_VARIABLE = "LFM2NP_API_KEY"
-NEEDED = ("starlette", "uvicorn", "pydantic", "prometheus_client")
 EXAMPLE = """lfm2np serve --model LFM2-350M --port 8000
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "sort: 7 2 9 ="}'"""
 EXIT_CODES = """exit codes:
@@ -33,7 +32,7 @@ EXIT_CODES = """exit codes:
 
 
 def run_serve(arguments: argparse.Namespace) -> None:
-    require_extra()
+    require_extra("serve")
     from lfm2np.serve.app import make_app
     from lfm2np.serve.limits import Limits
     from lfm2np.serve.replies.shared import fingerprint_of
@@ -64,14 +63,6 @@ def run_serve(arguments: argparse.Namespace) -> None:
         engine = Engine(model, trace=trace, **options)
         if not serve(make_app(engine, settings), limits, listening, on_start):
             raise KeyboardInterrupt
-
-
-def require_extra() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RequestError(
-            f"{', '.join(missing)}: not installed; install the extra `serve`: pip install 'lfm2np[serve]'"
-        )
 
 
 class Lines(io.TextIOBase):

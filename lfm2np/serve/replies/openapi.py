@@ -19,9 +19,9 @@ REFUSED = {
     "408": "The body took too long.",
     "413": "The body is too large.",
     "415": "The body is no application/json.",
+    "421": "The Host header names another server: only where no key is asked for.",
     "429": "As many requests are under way as this server takes on; Retry-After tells when to come again.",
     "500": "The answer could not be computed.",
-    "421": "The Host header names another server: only where no key is asked for.",
     "503": "The engine has ended.",
     "504": "The answer took too long.",
 }
