@@ -117,6 +117,15 @@ def require_stopped(begun: list[slice]) -> None:
     assert len(begun) == seen
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """As in a terminal: what a shell runs in the background may have them ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_of_the_caller_comes_at_once_and_leaves_nothing_computing() -> None:
     begun: list[slice] = []
     by_caller: list[slice] = []
@@ -160,6 +169,7 @@ def test_an_interrupt_while_work_is_handed_out_leaves_nothing_computing(monkeypa
     require_stopped(begun)
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_of_the_wait_for_others_comes_when_they_are_done() -> None:
     """The caller has no piece any more, and another thread still has one."""
     ended, main = [], threading.main_thread()

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from served_app import Served, model, serving
@@ -139,6 +139,7 @@ def test_several_prompts_and_samples_are_numbered_prompt_after_prompt(served: Se
 
 
 @given(ids=st.lists(token_ids, min_size=1, max_size=30), is_streamed=st.booleans(), goes_on=st.booleans())
+@example(ids=[172], is_streamed=False, goes_on=True)  # a byte that is no whole character by itself
 @settings(deadline=None, max_examples=30)
 def test_an_echoed_prompt_has_the_log_probabilities_that_scoring_it_gives(
     served: Served, ids: list[int], is_streamed: bool, goes_on: bool
