@@ -87,7 +87,11 @@ def prompt(model: Model, text: str) -> str | list[int]:
 
 
 def leaking(model: Model) -> Leak:
-    return leak(model, LEAKING, LEAKING_BUDGET, texts(model, (), range(model.config.vocab_size)))
+    """A step with a decode, the rest of a prompt, and a whole prompt."""
+    *early, late = LEAKING
+    coming = [Coming(name, LEAKING[name], greedy(2), int(name == late)) for name in (*early, late)]
+    words = texts(model, (), range(model.config.vocab_size))
+    return leak(model, coming, 1, words, num_blocks=64, max_num_batched_tokens=LEAKING_BUDGET)
 
 
 def dot_product(model: Model) -> tuple[Orders, str]:

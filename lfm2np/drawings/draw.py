@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lfm2np.drawings import demo
 from lfm2np.drawings.page.markup import Markup, element, joined, visible
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.leaks import Leak
+from lfm2np.drawings.runs.orders import Orders
 from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
 from lfm2np.drawings.views.experts import experts
@@ -18,7 +20,7 @@ from lfm2np.drawings.views.order import order
 from lfm2np.drawings.views.policies import policies
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.ragged import request_level, token_level
-from lfm2np.drawings.views.single import single
+from lfm2np.drawings.views.single import Weights, single
 from lfm2np.drawings.views.speculation import speculation
 from lfm2np.drawings.views.timeline import timeline
 from lfm2np.drawings.views.worksheet import worksheet
@@ -26,36 +28,55 @@ from lfm2np.loading import Model
 from lfm2np.progress import Progress
 
 
-def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
-    """The page. `run` is what views 5 and 7 to 10 show; the others show the hand model and the trained fixture.
+@dataclass(frozen=True)
+class Still:
+    """What a page shows that is not of its run: the hand model's runs, and a dot product of the trained fixture's."""
+
+    alone: Run
+    together: Run
+    weights: Weights
+    chosen: Orders
+    where: str
+
+
+def still(trained: Model) -> Still:
+    model, words, weights = demo.hand_model()
+    chosen, where = demo.dot_product(trained)
+    return Still(demo.hand_alone(model, words), demo.hand_together(model, words), weights, chosen, where)
+
+
+def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
+    """In the order of the page. `run` is what views from the fifth on show; without a `leaking` step there is none.
 
     A run with a mixture of experts has a view more, the sixth, and exercises of its own.
     """
-    model, words, weights = demo.hand_model()
-    alone, together = demo.hand_alone(model, words), demo.hand_together(model, words)
-    progress(1, 4)
-    leaking = demo.leaking(trained)
-    progress(2, 4)
-    chosen, where = demo.dot_product(trained)
-    progress(3, 4)
-    views = [
-        single(alone, weights),
-        request_level(together),
-        token_level(together),
-        positions(together),
+    return [
+        single(beside.alone, beside.weights),
+        request_level(beside.together),
+        token_level(beside.together),
+        positions(beside.together),
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
-        isolation(leaking),
+        *([isolation(leaking)] if leaking is not None else []),
         memory(run),
         timeline(run),
         policies(run),
         speculation(run),
-        worksheet(alone, together, weights, run),
-        order(chosen, where),
+        worksheet(beside.alone, beside.together, beside.weights, run),
+        order(beside.chosen, beside.where),
     ]
+
+
+def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
+    """The page of a recorded run."""
+    beside = still(trained)
+    progress(1, 3)
+    leaking = demo.leaking(trained)
+    progress(2, 3)
+    views = views_of(run, beside, leaking)
     numbered = [replace(view, title=f"{index}. {view.title}") for index, view in enumerate(views, start=1)]
     text = page("Continuous batching of LFM2, on real numbers", about(run, source, command), numbered)
-    progress(4, 4)
+    progress(3, 3)
     return text
 
 

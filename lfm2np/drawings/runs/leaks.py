@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.drawings.runs.recorded import Coming
 from lfm2np.engine.engine import Engine
 from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.network.step import forward
-from lfm2np.sampling.params import SamplingParams
 from scheduler import BatchPlan
 
 SOUND = "sound"
@@ -47,15 +47,12 @@ class Leak:
         return [bool(np.any(a != b)) for a, b in zip(sound, broken, strict=True)]
 
 
-def leak(model: Model, prompts: Mapping[str, str], budget: int, words: Mapping[int, str]) -> Leak:
-    """All but the last prompt begin in a first step of `budget` tokens; the last comes with the second, which is shown.
-
-    It has a decode, the rest of a prompt, and a whole prompt.
-    """
+def leak(model: Model, coming: Sequence[Coming], step: int, words: Mapping[int, str], **sizes: Any) -> Leak:
+    """Of these requests, on an engine of these sizes, the step of that number, counted from 0."""
     found: dict[str, Mapping[str, NDArray[Any]]] = {}
     shares: tuple[Share, ...] = ()
     for what in (SOUND, *BROKEN):
-        engine, plan = second_step(model, prompts, budget)
+        engine, plan = before_step(model, coming, step, **sizes)
         with inject(BROKEN[what]) if what in BROKEN else nullcontext():
             found[what] = dict(forward(model.weights, model.config, model.numerics, engine.cache, plan).logits)
         shares = tuple(
@@ -70,12 +67,14 @@ def leak(model: Model, prompts: Mapping[str, str], budget: int, words: Mapping[i
     return Leak(shares, model.config.conv_L_cache, found, words)
 
 
-def second_step(model: Model, prompts: Mapping[str, str], budget: int) -> tuple[Engine, BatchPlan]:
-    engine = Engine(model, num_blocks=64, prefix_caching=False, max_num_batched_tokens=budget)
-    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-    *early, late = prompts
-    for name in early:
-        engine.add_request(name, prompts[name], params)
-    engine.step()
-    engine.add_request(late, prompts[late], params)
+def before_step(model: Model, coming: Sequence[Coming], step: int, **sizes: Any) -> tuple[Engine, BatchPlan]:
+    """An engine that has computed so many steps, and the plan of the next. All rows of a prompt get logits."""
+    engine = Engine(model, prefix_caching=False, **sizes)
+    for number in range(step + 1):
+        for one in coming:
+            if one.arrival == number:
+                params = replace(one.params, n=1, prompt_logprobs=0)
+                engine.add_request(one.request_id, one.prompt, params)
+        if number < step:
+            engine.step()
     return engine, engine.scheduler.schedule()
