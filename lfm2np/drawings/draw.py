@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lfm2np.drawings import demo
-from lfm2np.drawings.page.markup import Markup, element, joined, visible
+from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
 from lfm2np.drawings.runs.leaks import Leak
 from lfm2np.drawings.runs.orders import Orders
 from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.experts import experts
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.ledger import ledger
@@ -19,7 +20,6 @@ from lfm2np.drawings.views.memory import memory
 from lfm2np.drawings.views.order import order
 from lfm2np.drawings.views.policies import policies
 from lfm2np.drawings.views.positions import positions
-from lfm2np.drawings.views.ragged import request_level, token_level
 from lfm2np.drawings.views.single import Weights, single
 from lfm2np.drawings.views.speculation import speculation
 from lfm2np.drawings.views.timeline import timeline
@@ -46,14 +46,13 @@ def still(trained: Model) -> Still:
 
 
 def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
-    """In the order of the page. `run` is what views from the fifth on show; without a `leaking` step there is none.
+    """In the order of the page. `run` is what views from the fourth on show; without a `leaking` step there is none.
 
-    A run with a mixture of experts has a view more, the sixth, and exercises of its own.
+    A run with a mixture of experts has a view more, the fifth, and exercises of its own.
     """
     return [
         single(beside.alone, beside.weights),
-        request_level(beside.together),
-        token_level(beside.together),
+        batching(beside.together),
         positions(beside.together),
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
@@ -74,29 +73,26 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
     leaking = demo.leaking(trained)
     progress(2, 3)
     views = views_of(run, beside, leaking)
-    numbered = [replace(view, title=f"{index}. {view.title}") for index, view in enumerate(views, start=1)]
-    text = page("Continuous batching of LFM2, on real numbers", about(run, source, command), numbered)
+    text = page("Continuous batching of LFM2, on real numbers", about(run, source, command), views)
     progress(3, 3)
     return text
 
 
 def about(run: Run, source: str, command: str) -> Markup:
     config = run.config
-    views, paper = "views 5 and 7 to 10", "the worksheet"
+    views, paper = "views 4 and 6 to 9", "the worksheet"
     if is_sparse(run):
-        views, paper = "views 5, 6 and 8 to 11 and what the worksheet asks of experts", "the rest of the worksheet"
+        views, paper = "views 4, 5 and 7 to 10 and what the worksheet asks of experts", "the rest of the worksheet"
     return joined(
         [
             element(
                 "p",
-                f"Every number here comes from a run. Views 1 to 4 and {paper} show a model that fits on paper, "
-                f"{views} {visible(source)} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
+                f"Every number here comes from a run. Views 1 to 3 and {paper} show a model that fits on paper, "
+                f"{views} {source} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
                 f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
                 f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
             ),
-            element(
-                "p", "Made by ", element("code", visible(command)), ". Arrow keys step the run of the view in sight."
-            ),
+            element("p", "Made by ", element("code", command), ". Arrow keys step the run of the view in sight."),
         ]
     )
 

@@ -27,7 +27,7 @@ from lfm2np.sampling.params import SamplingParams
 pytestmark = pytest.mark.browser
 
 VIEWS = (
-    *("single", "request-level", "token-level", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
+    *("single", "batching", "positions", "ledger", "isolation", "memory", "timeline", "policies"),
     *("speculation", "worksheet", "order"),
 )
 
@@ -297,9 +297,9 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
     opened = Opened(browser, sparse_file)
     page = opened.page
     assert [one.get_attribute("id") for one in page.query_selector_all(".view")] == [
-        *VIEWS[:5],
+        *VIEWS[:4],
         "experts",
-        *VIEWS[5:],
+        *VIEWS[4:],
     ]
     page.evaluate("location.hash = 'experts'")
     compared = 0

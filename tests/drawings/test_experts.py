@@ -24,7 +24,7 @@ from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.page.markup import counted, number
 from lfm2np.drawings.runs.derive import DECODE, moments
-from lfm2np.drawings.runs.detail import EXPERT, MOST_CALLS, PRODUCT, REQUEST
+from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, Kept
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.routes import Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.run import Run, Step, read_run
@@ -161,9 +161,9 @@ def test_numbers_are_kept_of_few_experts_and_sizes_of_all(run: Run) -> None:
             of = [one for one in step.operations if one["layer"] == layer.layer and one["class"] == EXPERT]
             first = [one for one in of if one["name"].endswith("w3")]
             assert [bool(one["output"]["values"]) for one in first] == [
-                index < MOST_CALLS for index in range(len(first))
+                index < Kept().calls for index in range(len(first))
             ]
-            seen |= len(first) > MOST_CALLS
+            seen |= len(first) > Kept().calls
     assert seen
 
 

@@ -113,7 +113,7 @@ def figure(title: str, description: str, width: float, height: float, *shapes: o
         element("desc", description, id=f"{identity}-d"),
         shapes,
         viewBox=f"0 0 {number(width)} {number(height)}",
-        width=number(width),
+        style=f"width:{number(width / 16)}rem",
         role="img",
         aria_labelledby=f"{identity}-t {identity}-d",
         class_=class_ or None,
@@ -133,7 +133,7 @@ def rectangle(x: float, y: float, width: float, height: float, *children: object
     return element("rect", children, **sizes, **attributes)
 
 
-def words(x: float, y: float, text: object, anchor: str = "start", **attributes: object) -> Markup:
+def words(x: float, y: float, text: object, anchor: str | None = None, **attributes: object) -> Markup:
     return element("text", text, x=number(x), y=number(y), text_anchor=anchor, **attributes)
 
 

@@ -5,35 +5,65 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 
 from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.view import NUM_COLOURS, View
 
+BUTTONS = (
+    ("first", "First", "First step of"),
+    ("back", "Back", "Step back in"),
+    ("play", "Play", "Play"),
+    ("on", "On", "Step on in"),
+)
 PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main": "the run"}
 
 
-def page(title: str, about: Markup, views: Sequence[View]) -> str:
-    style, script = asset("page.css"), asset("page.js")
+@dataclass(frozen=True)
+class Panel:
+    """What a page has beside its views: controls above them, and a script of theirs. Such a page has a server."""
+
+    above: Markup
+    script: str = ""
+    start: str = ""  # the view that is shown first
+
+
+def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None) -> str:
+    """Without a panel the page asks for nothing; with one it may ask the server that it came from."""
+    style, script = asset("page.css"), asset("page.js") + (panel.script if panel else "")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    asks = "; connect-src 'self'; form-action 'self'; img-src data:" if panel else "; form-action 'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'{asks}"
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,") if panel else None,
         element("title", title),
         element("style", Markup(style)),
     )
     body = element(
         "body",
         element("a", "Skip to the views", href="#views", class_="skip"),
-        element("header", element("h1", title), about, contents(views)),
         patterns(),
-        [player(name, views) for name in PLAYERS],
-        element("main", [section(view) for view in views], id="views"),
+        element(
+            "div",
+            element("header", element("h1", title), class_="top"),
+            element("div", contents(views), [player(name, views) for name in PLAYERS], class_="side"),
+            element(
+                "main",
+                panel.above if panel else None,
+                [section(view, number, views) for number, view in enumerate(views)],
+                element("footer", about, class_="about"),
+                id="views",
+            ),
+            class_="layout",
+        ),
         element("script", Markup(script)),
+        data_start=panel.start if panel and panel.start else None,
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
@@ -43,16 +73,27 @@ def asset(name: str) -> str:
 
 
 def contents(views: Sequence[View]) -> Markup:
-    links = [element("li", element("a", view.title, href=f"#{view.id}")) for view in views]
-    return element("nav", element("ol", links), aria_label="Views")
+    links = [
+        element("li", element("a", element("span", number, class_="num"), " ", view.title, href=f"#{view.id}"))
+        for number, view in enumerate(views, start=1)
+    ]
+    return element("nav", element("ol", links, role="list"), aria_label="Views")
 
 
-def section(view: View) -> Markup:
+def section(view: View, index: int, views: Sequence[View]) -> Markup:
+    """A screen: its title, its lesson, what it shows, and the way to its neighbours."""
+    before, after = views[index - 1] if index else None, views[index + 1] if index + 1 < len(views) else None
     return element(
         "section",
-        element("h2", view.title, id=f"{view.id}-title"),
-        element("p", view.lesson, class_="lesson"),
+        element("h2", element("span", index + 1, class_="num"), " ", view.title, id=f"{view.id}-title"),
+        element("p", view.lesson, class_="lesson") if view.lesson else None,
         view.body,
+        element(
+            "p",
+            element("a", f"\u2190 {before.title}", href=f"#{before.id}") if before else element("span"),
+            element("a", f"{after.title} \u2192", href=f"#{after.id}") if after else None,
+            class_="neighbours",
+        ),
         id=view.id,
         class_="view",
         aria_labelledby=f"{view.id}-title",
@@ -68,18 +109,15 @@ def player(name: str, views: Sequence[View]) -> Markup:
     what, start = PLAYERS[name], max(view.start for view in views if view.player == name)
     return element(
         "div",
-        element("button", "First", type="button", class_="first", aria_label=f"First step of {what}"),
-        element("button", "Back", type="button", class_="back", aria_label=f"Step back in {what}"),
-        element("button", "Play", type="button", class_="play", aria_label=f"Play {what}", aria_pressed="false"),
-        element("button", "On", type="button", class_="on", aria_label=f"Step on in {what}"),
         element(
-            "input",
-            type="range",
-            min=0,
-            max=steps - 1,
-            value=steps - 1,
-            aria_label=f"Step of {what}",
+            "div",
+            [
+                element("button", text, type="button", class_=kind, aria_label=f"{told} {what}")
+                for kind, text, told in BUTTONS
+            ],
+            class_="buttons",
         ),
+        element("input", type="range", min=0, max=steps - 1, value=steps - 1, aria_label=f"Step of {what}"),
         element("output", f"step {steps - 1} of {steps - 1}"),
         class_="player",
         id=f"player-{name}",
@@ -111,4 +149,16 @@ def patterns() -> Markup:
                 patternTransform=f"rotate({angle})",
             )
         )
+    hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")
+    made.append(
+        element(
+            "pattern",
+            hatch,
+            id="waste",
+            width=5,
+            height=6,
+            patternUnits="userSpaceOnUse",
+            patternTransform="rotate(45)",
+        )
+    )
     return element("svg", element("defs", joined(made)), width=0, height=0, class_="defs", aria_hidden="true")

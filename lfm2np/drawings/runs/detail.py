@@ -12,6 +12,7 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,18 @@ Array = NDArray[Any]
 PACKAGE = Path(__file__).resolve().parents[2]
 PRODUCT, EXPERT = "one product over all tokens", "one product per expert"
 ROW, REQUEST = "row by row", "per request"
-MOST_NUMBERS = 64  # of a tensor that are kept; of a larger one the first rows and columns
 FIRST_ROWS, FIRST_COLUMNS = 3, 5
-MOST_CALLS = 4  # of one line of code in one layer, a call for each request or expert, whose numbers are kept
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much of a step's numbers enters the trace."""
+
+    numbers: int = 64  # of a tensor; of a larger one the first rows and columns
+    calls: int = 4  # of one line of code in one layer, a call for each request or expert
+
+
+ALL_OF_PAPER = Kept(numbers=128, calls=16)  # whatever a step of the hand model computes, if it has 8 rows at most
 
 
 class Detail:
@@ -39,8 +49,8 @@ class Detail:
     The network must run on `self.weights`: those given, whose experts are known by name once they are asked for.
     """
 
-    def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
-        self._numerics = numerics
+    def __init__(self, weights: ModelWeights, numerics: Numerics, kept: Kept | None = None) -> None:
+        self._numerics, self._kept = numerics, kept or Kept()
         self._names = names_of(weights)
         self.weights = naming_experts(weights, self._names)
         self._layer: int | None = None
@@ -150,15 +160,18 @@ class Detail:
         source = called_from()
         calls = self._layer, operation, source[1]
         self._calls[calls] += 1
-        kept = (batching != REQUEST and expert is None) or self._calls[calls] <= MOST_CALLS
+        if (batching == REQUEST or expert is not None) and self._calls[calls] > self._kept.calls:
+            most = 0
+        else:
+            most = self._kept.numbers
         self._operations.append(
             {
                 "operation": operation,
                 "class": batching,
                 "layer": self._layer,
                 "name": name,
-                "inputs": {key: tensor(value, kept) for key, value in inputs.items()},
-                "output": tensor(made, kept),
+                "inputs": {key: tensor(value, most) for key, value in inputs.items()},
+                "output": tensor(made, most),
                 "source": source,
                 **({} if expert is None else {"expert": expert}),
                 **more,
@@ -173,12 +186,12 @@ def detail_line(operations: list[dict[str, Any]], texts: Mapping[int, str]) -> s
     return json.dumps(line, separators=(",", ":")) + "\n"
 
 
-def tensor(values: Array, with_numbers: bool = True) -> dict[str, Any]:
-    """Shape, and the numbers row by row, heads side by side; of a large one the first rows and columns."""
-    if not with_numbers:
+def tensor(values: Array, most: int) -> dict[str, Any]:
+    """Shape, and the numbers row by row, heads side by side; of more than `most` the first rows and columns."""
+    if most == 0:
         return {"shape": list(values.shape), "values": []}
     rows = np.asarray(values).reshape(len(values), -1)
-    kept = rows if rows.size <= MOST_NUMBERS else rows[:FIRST_ROWS, :FIRST_COLUMNS]
+    kept = rows if rows.size <= most else rows[:FIRST_ROWS, :FIRST_COLUMNS]
     return {"shape": list(values.shape), "values": [[float(str(one)) for one in row] for row in kept]}
 
 

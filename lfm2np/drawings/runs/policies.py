@@ -16,29 +16,47 @@ MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One step: of each request of its batch the state slot and the tokens that it gets."""
+
+    shares: Mapping[str, tuple[int, int]]  # in the order of the flat array: slot, tokens
+    batch: Mapping[str, int]  # the requests that a rectangle would have rows for, and their slots
+
+    @property
+    def rows(self) -> int:
+        return sum(count for _, count in self.shares.values())
+
+    @property
+    def longest(self) -> int:
+        return max((count for _, count in self.shares.values()), default=0)
+
+    @property
+    def padding(self) -> int:
+        """Cells that a rectangle wastes: the batch's requests by the longest share."""
+        return len(self.batch) * self.longest - self.rows
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a policy made of the requests. Steps are counted from 0; times are steps after the arrival."""
 
     name: str
-    tokens: tuple[tuple[int, int, int], ...]  # of each step: rows computed, requests of the batch, longest share
+    passes: tuple[Pass, ...]
     first: Mapping[str, int]  # request -> steps until its first token
     last: Mapping[str, int]  # request -> steps until its last
 
     @property
     def steps(self) -> int:
-        return sum(count > 0 for count, _, _ in self.tokens)
+        return sum(one.rows > 0 for one in self.passes)
 
     @property
     def rows(self) -> int:
-        return sum(count for count, _, _ in self.tokens)
+        return sum(one.rows for one in self.passes)
 
     @property
     def padding(self) -> int:
-        """Cells that rectangles waste: each step the batch's requests by the longest share.
-
-        Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests.
-        """
-        return sum(requests * longest - count for count, requests, longest in self.tokens)
+        """Under `static` a request stays in its batch until the longest ends; else a batch is a step's requests."""
+        return sum(one.padding for one in self.passes)
 
 
 def answers(run: Run) -> dict[str, list[int]]:
@@ -58,8 +76,8 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
     arrived: dict[str, int] = {}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    tokens = []
-    batch: set[str] = set()
+    passes = []
+    batch: dict[str, int] = {}
     for step in range(MOST_STEPS):
         for one in [one for one in left if one.arrival <= step]:
             left.remove(one)
@@ -68,7 +86,7 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
         if not left and not scheduler.has_unfinished:
             break
         if scheduler.config.policy != "static" or not scheduler.running:
-            batch = set()
+            batch = {}
         plan = scheduler.schedule()
         said = {
             name_: [known[name_][scheduler.requests[name_].num_output_tokens]]
@@ -79,10 +97,10 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
             last[ended.request_id] = step - arrived[ended.request_id]
         for name_ in said:
             first.setdefault(name_, step - arrived[name_])
-        shares = [len(entry.token_ids) for entry in plan.scheduled]
-        batch |= {entry.request_id for entry in plan.scheduled}
-        tokens.append((sum(shares), len(batch), max(shares, default=0)))
-    return Outcome(name, tuple(tokens), first, last)
+        shares = {entry.request_id: (entry.slot, len(entry.token_ids)) for entry in plan.scheduled}
+        batch |= {one: slot for one, (slot, _) in shares.items()}
+        passes.append(Pass(shares, dict(batch)))
+    return Outcome(name, tuple(passes), first, last)
 
 
 def one_after_another(run: Run) -> tuple[int, int, int]:

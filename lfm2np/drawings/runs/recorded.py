@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO, cast
 
-from lfm2np.drawings.runs.detail import Detail, detail_line
+from lfm2np.drawings.runs.detail import ALL_OF_PAPER, Detail, detail_line
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.loading import Model
@@ -26,10 +26,13 @@ class Coming:
 
 
 class DetailedTrace:
-    """Adds a line of detail after each step's line of a trace. The engine must run `model`."""
+    """Adds a line of detail after each step's line of a trace. The engine must run `model`.
+
+    words  of the vocabulary, for a model that fits on paper: then all of its numbers are kept
+    """
 
     def __init__(self, model: Model, trace: TextIO, words: Sequence[str] = ()) -> None:
-        self._detail = Detail(model.weights, model.numerics)
+        self._detail = Detail(model.weights, model.numerics, ALL_OF_PAPER if words else None)
         self._trace, self._words = trace, words
         self._told: set[int] = set()
         self._original = model

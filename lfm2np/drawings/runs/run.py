@@ -23,6 +23,7 @@ class Entry:
     slot: int
     num_drafts: int
     samples: tuple[str, ...]
+    checkpoints: tuple[tuple[int, int], ...] = ()  # position, block: the state after that many tokens goes there
 
     @property
     def stop(self) -> int:
@@ -125,6 +126,7 @@ def step_from(line: Mapping[str, Any], number: int) -> Step:
             slot=one["slot"],
             num_drafts=one["num_drafts"],
             samples=tuple(one["samples"]),
+            checkpoints=tuple((position, block) for position, block in one["checkpoints"]),
         )
         for one in plan["scheduled"]
     )

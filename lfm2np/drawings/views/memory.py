@@ -15,9 +15,11 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, legend, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, short_names
+from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import colours, loads, owners
 from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.views.memory_map import map_legend, map_of
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0
 MOVES = {
@@ -41,16 +43,13 @@ def memory(run: Run) -> View:
         "is a few columns for each request, however long it is.",
         body=joined(
             [
-                legend(
-                    [
-                        ("a block and its owner", cell(1, 1, 16, 16, 0, "a")),
-                        ("shared by two requests", cell(1, 1, 16, 16, 0, "+")),
-                        ("free, or free and still cached", cell(1, 1, 16, 16, None, "")),
-                        *owners_legend(run),
-                    ]
-                ),
+                map_legend(owners_legend(run)),
+                [
+                    at_step(step.number, last, map_of(run, step, owned[step.number], held), now(run, step))
+                    for step, held in zip(run.steps, contents(run), strict=True)
+                ],
+                element("h3", "All steps"),
                 scrolled(chart(run, owned), "Block pool"),
-                [at_step(step.number, last, now(run, step, owned[step.number])) for step in run.steps],
                 growth(run),
                 details("The numbers of the figure", pool_table(run, owned)),
             ]
@@ -103,7 +102,7 @@ def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int,
     return found
 
 
-def now(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]]) -> Markup:
+def now(run: Run, step: Step) -> Markup:
     """What moves in this step, and the block tables of those that take part."""
     told = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
     hits = [
@@ -120,20 +119,11 @@ def now(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]]) -> Markup:
         ]
         for entry in step.entries
     ]
-    pool = int(run.config["num_blocks"])
+    head = ["request", "block table", "positions written", "state slot"]
     return joined(
         [
-            element(
-                "p",
-                element("strong", f"Step {step.number}. "),
-                f"{len(owned)} of {pool} blocks are owned.",
-            ),
             element("ul", [element("li", one) for one in (*hits, *told)]) if hits or told else None,
-            table(
-                f"Block tables in step {step.number}",
-                ["request", "block table", "positions written", "state slot"],
-                rows,
-            ),
+            table(f"Block tables in step {step.number}", head, rows),
         ]
     )
 

@@ -74,16 +74,16 @@ def summary(run: Run, outcomes: Sequence[Outcome]) -> Markup:
 
 def chart(outcomes: Sequence[Outcome]) -> Markup:
     """A band a policy: the rows that each step computes."""
-    most = max((count for one in outcomes for count, _, _ in one.tokens), default=1)
-    longest = max(len(one.tokens) for one in outcomes)
+    most = max((step.rows for one in outcomes for step in one.passes), default=1)
+    longest = max(len(one.passes) for one in outcomes)
     width, height = LEFT + SIDE * longest + 10, (TALL + 14) * len(outcomes) + 20
     shapes: list[object] = []
     for index, one in enumerate(outcomes):
         base = (index + 1) * (TALL + 14)
         shapes.append(words(LEFT - 8, base - TALL / 2, one.name, "end", class_="label"))
-        for step, (count, requests, _) in enumerate(one.tokens):
-            tall = TALL * count / most
-            title = element("title", f"{one.name}, step {step}: {count} rows of {requests} requests")
+        for step, computed in enumerate(one.passes):
+            tall = TALL * computed.rows / most
+            title = element("title", f"{one.name}, step {step}: {computed.rows} rows of {len(computed.batch)} requests")
             shapes.append(rectangle(LEFT + step * SIDE, base - tall, SIDE - 1.5, tall, title, class_="bar"))
     for step in range(0, longest, 10):
         shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))

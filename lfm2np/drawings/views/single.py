@@ -1,122 +1,128 @@
-"""A single request: prefill, then one token at a time, with every matrix of every block and the cache that grows."""
+"""The whole network on one step of a model that fits on paper: every matrix, and what each number is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-import numpy as np
-
-from lfm2np.drawings.page.markup import Markup, details, element, joined, number, table, visible
-from lfm2np.drawings.page.numbers import matrix, opened
+from lfm2np.drawings.page.markup import Markup, counted, element, joined, visible
 from lfm2np.drawings.page.view import View, at_step
+from lfm2np.drawings.runs.paged import before_steps
 from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.views.picture import MOST_ROWS, Stage, Weights, block, tokens_in, tokens_out
 
-Weights = Mapping[str, Any]  # by name in the checkpoint, NumPy arrays
+__all__ = ["Weights", "single"]
+
+KINDS = {"convolve": "convolution", "attend": "attention"}
+KEYS = (
+    ("c0", "one product over all tokens"),
+    ("c1", "row by row"),
+    ("c2", "per request"),
+)
 
 
-def single(run: Run, weights: Weights) -> View:
-    """`run` has one request, and the detail of every step."""
-    last = len(run.steps) - 1
+def single(run: Run, weights: Weights, player: str = "single") -> View:
+    """`run` is of the hand model, with the detail of every step."""
+    last, kinds = len(run.steps) - 1, layers_of(run)
+    stages = zip(run.steps, before_steps(run), strict=True)
+    drawn = [at_step(step.number, last, of_step(Stage(run, step, weights, cells), kinds)) for step, cells in stages]
+    alone = len(run.requests) == 1
     return View(
         id="single",
-        title="A single request",
-        lesson="First the whole prompt in one pass; then one token a pass, since the cache keeps what the others left: "
-        "keys and values of attention, and the last columns of the convolution.",
+        title="Inside a block" if not alone else "A single request",
+        lesson="First the whole prompt in one pass, then a token a pass: the cache keeps what is needed of the others."
+        if alone
+        else "All tokens of a step are the rows of one matrix. Only the convolution and attention ask whose they are.",
         body=joined(
             [
+                chooser(kinds),
                 element(
                     "p",
-                    f"This model fits on paper: {len(layers_of(run))} blocks, hidden size 4, two heads, whole numbers "
-                    "as weights, ten words. Open a block to see its numbers.",
+                    "Point at a number, tap it, or go to it by Tab and arrow keys: what it is made of lights up, and "
+                    "its sum stands here.",
+                    class_="readout needs-script",
+                    role="status",
                 ),
-                [at_step(step.number, last, of_step(run, step)) for step in run.steps],
-                details("All weights", [matrix(name, stored(values)) for name, values in weights.items()]),
+                drawn,
+                element("p", [element("span", text, class_=f"key {class_}") for class_, text in KEYS], class_="legend"),
+                element(
+                    "p",
+                    f"This model fits on paper: {counted(len(kinds), 'block')}, hidden size 4, two heads, whole "
+                    "numbers as weights, ten words. A product has its weights above it and its rows at the left; "
+                    "dashed cells were there before the step.",
+                ),
             ]
         ),
-        player="single",
+        player=player,
         num_steps=len(run.steps),
     )
 
 
-def stored(values: Any) -> dict[str, Any]:
-    rows = np.asarray(values, np.float64).reshape(len(values), -1)
-    return {"shape": list(np.shape(values)), "values": rows.tolist()}
-
-
 def layers_of(run: Run) -> dict[int, str]:
     """Layer -> convolution or attention."""
-    kinds: dict[int, str] = {}
-    for one in run.steps[0].operations:
-        if one["operation"] in ("convolve", "attend"):
-            kinds[one["layer"]] = "convolution" if one["operation"] == "convolve" else "attention"
-    return kinds
+    found: dict[int, str] = {}
+    for step in run.steps:
+        found |= {one["layer"]: KINDS[one["operation"]] for one in step.operations if one["operation"] in KINDS}
+    return found
 
 
-def of_step(run: Run, step: Step) -> Markup:
-    (entry,) = step.entries
-    labels = [f"{entry.start + index} {visible(run.word(token))}" for index, token in enumerate(entry.token_ids)]
-    phase = "Prefill" if entry.start == 0 else "Decode"
-    said = ", ".join(visible(run.word(one)) for one in step.tokens.get(entry.request_id, ()))
-    kinds = layers_of(run)
-    parts: list[object] = [
-        element(
-            "p",
-            element("strong", f"Step {step.number}: {phase}. "),
-            f"{len(entry.token_ids)} tokens go in at positions {entry.start} to {entry.stop - 1}: {', '.join(labels)}. "
-            f"Out comes: {said}.",
-        ),
-        [opened(one, labels) for one in step.operations if one["operation"] == "embed"],
-    ]
-    for layer, kind in kinds.items():
-        mine = [one for one in step.operations if one["layer"] == layer]
-        parts.append(details(f"Block {layer}: {kind}", [opened(one, labels) for one in mine], class_="block"))
-    parts.append(
-        [opened(one, labels) for one in step.operations if one["layer"] is None and one["operation"] != "embed"]
-    )
-    parts.append(logits_table(run, step))
-    parts.append(cache_of(run, step, kinds))
-    return joined(parts)
-
-
-def logits_table(run: Run, step: Step) -> Markup:
-    """The last row of logits, largest first."""
-    head = [one for one in step.operations if one["name"] == "lm_head"][-1]
-    row = head["output"]["values"][-1]
-    ranked = sorted(range(len(row)), key=lambda token: (-row[token], token))
-    rows = [[visible(run.word(token)), number(row[token], 4)] for token in ranked]
-    return details("Logits of the next token, largest first", table("Logits", ["token", "logit"], rows))
-
-
-def cache_of(run: Run, step: Step, kinds: Mapping[int, str]) -> Markup:
-    """What is kept after this step: keys and values of all positions so far, and each convolution's last columns."""
+def chooser(kinds: Mapping[int, str]) -> Markup:
+    """The network as a row of buttons: tokens, its blocks, the next token."""
+    names = {
+        "in": "tokens",
+        **{str(layer): f"{layer} {kind}" for layer, kind in kinds.items()},
+        "out": "next token",
+    }
+    arrow = element("span", "\u2192", class_="to", aria_hidden="true")
     parts: list[object] = []
-    for layer, kind in kinds.items():
-        if kind == "attention":
-            parts.append(
-                joined(
-                    [matrix(f"block {layer}: {what}", kept_rows(run, step, layer, what)) for what in ("keys", "values")]
-                )
-            )
-        else:
-            parts.append(matrix(f"block {layer}: state, the last columns of u", state_after(step, layer)))
-    held = f"{step.entries[0].stop} positions of keys and values; the state has as many columns as before."
-    return joined(
-        [element("h3", "The cache after this step"), element("p", held), element("div", parts, class_="matrices")]
+    for value, name in names.items():
+        parts += [arrow if parts else None, element("button", name, type="button", value=value, aria_pressed="false")]
+    return element(
+        "div", parts, class_="parts needs-script", role="group", aria_label="Parts of the network", data_first="0"
     )
 
 
-def kept_rows(run: Run, step: Step, layer: int, what: str) -> dict[str, Any]:
-    values: list[Sequence[float]] = []
-    for earlier in run.steps[: step.number + 1]:
-        for one in earlier.operations:
-            if one["operation"] == "cache_entries" and one["layer"] == layer:
-                values += one["inputs"][what]["values"]
-    return {"shape": [len(values), len(values[0])], "values": values}
+def of_step(stage: Stage, kinds: Mapping[int, str]) -> Markup:
+    step = stage.step
+    if not step.entries:
+        return element("p", element("strong", f"Step {step.number} "), "computed nothing.")
+    if step.num_tokens > MOST_ROWS:
+        return joined(
+            [
+                sentence(stage.run, step),
+                element(
+                    "p",
+                    f"{step.num_tokens} rows are too many for a picture, which has at most {MOST_ROWS}: a smaller "
+                    "budget of tokens cuts the prompts.",
+                ),
+            ]
+        )
+    parts = {"in": ("Tokens", tokens_in(stage))}
+    parts |= {str(layer): (f"Block {layer}: {kind}", block(stage, layer)) for layer, kind in kinds.items()}
+    parts["out"] = ("The next token", tokens_out(stage))
+    return joined(
+        [
+            sentence(stage.run, step),
+            [
+                element(
+                    "div", element("h3", title), element("div", drawn, class_="picture"), class_="part", data_part=name
+                )
+                for name, (title, drawn) in parts.items()
+            ],
+        ]
+    )
 
 
-def state_after(step: Step, layer: int) -> dict[str, Any]:
-    (one,) = [one for one in step.operations if one["operation"] == "convolve" and one["layer"] == layer]
-    rows = [*one["inputs"]["history"]["values"], *one["inputs"]["u"]["values"]]
-    kept = rows[len(rows) - len(one["inputs"]["history"]["values"]) :]
-    return {"shape": [len(kept), len(kept[0])], "values": kept}
+def sentence(run: Run, step: Step) -> Markup:
+    """What goes in and what comes out."""
+    told = []
+    for entry in step.entries:
+        going = " ".join(visible(run.word(one)) for one in entry.token_ids)
+        said = " ".join(visible(run.word(one)) for one in step.tokens.get(entry.request_id, ()))
+        positions = (
+            f"position {entry.start}" if len(entry.token_ids) == 1 else f"positions {entry.start} to {entry.stop - 1}"
+        )
+        name = f"{visible(entry.request_id)}: " if len(run.requests) > 1 else ""
+        phase = "decode" if entry.start >= len(run.requests[entry.request_id].prompt) else "prefill"
+        out = f", out comes \u201c{said}\u201d" if said else ""
+        told.append(f"{name}{phase} of \u201c{going}\u201d at {positions}{out}")
+    return element("p", element("strong", f"Step {step.number}. "), "; ".join(told) + ".")

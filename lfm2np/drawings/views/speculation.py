@@ -8,6 +8,8 @@ from lfm2np.drawings.page.markup import (
     element,
     figure,
     joined,
+    line,
+    rectangle,
     scrolled,
     table,
     visible,
@@ -18,6 +20,7 @@ from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Entry, Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 16.0
+ROUTE_TOP, ROUTE_TALL, WIDE, BOX = 20.0, 62.0, 110.0, 84.0
 
 
 def speculation(run: Run) -> View:
@@ -42,7 +45,7 @@ def speculation(run: Run) -> View:
                 ]
             ),
             scrolled(chart(run), "Drafts by step"),
-            [at_step(step.number, last, now(run, step)) for step in run.steps],
+            [at_step(step.number, last, routes_of(run, step), now(run, step)) for step in run.steps],
             details("The numbers of the figure", totals(run)),
         ]
     return View(
@@ -108,3 +111,52 @@ def totals(run: Run) -> Markup:
         if proposed:
             rows.append([visible(name), proposed, taken, proposed - taken])
     return table("Drafts by request", ["request", "proposed", "accepted", "rejected"], rows)
+
+
+def routes_of(run: Run, step: Step) -> Markup:
+    """Each request's guesses as a line that goes on while the network agrees, and branches off where it does not."""
+    drafting = [entry for entry in step.entries if entry.num_drafts]
+    if not drafting:
+        return joined([])
+    most = max(entry.num_drafts for entry in drafting)
+    shapes: list[object] = []
+    for row, entry in enumerate(drafting):
+        shapes += route(run, step, entry, ROUTE_TOP + row * ROUTE_TALL)
+    width, height = LEFT + (most + 2) * WIDE, ROUTE_TOP + len(drafting) * ROUTE_TALL
+    told = "A line for each request: accepted guesses stay on it; the first wrong one leaves it, and the network's own "
+    drawn = figure(f"Routes of step {step.number}", told + "token goes on.", width, height, shapes)
+    return scrolled(drawn, f"Routes of step {step.number}")
+
+
+def route(run: Run, step: Step, entry: Entry, y: float) -> list[object]:
+    answer, taken = step.tokens.get(entry.request_id, ()), accepted(step, entry)
+    first = len(entry.token_ids) - entry.num_drafts
+    drafts = entry.token_ids[first:]
+    shapes: list[object] = [
+        words(LEFT - 12, y, visible(entry.request_id), "end", class_="label"),
+        station(run, LEFT, y, entry.token_ids[first - 1], "none", "the last token"),
+    ]
+    for index, draft in enumerate(drafts):
+        x = LEFT + (index + 1) * WIDE
+        if index < taken:
+            shapes.append(line(x - WIDE + BOX, y, x, y, class_="route"))
+            shapes.append(station(run, x, y, draft, "accepted", "a guess, accepted"))
+        else:
+            off = y + 26
+            shapes.append(line(x - WIDE + BOX, y if index == taken else off, x, off, class_="route off"))
+            shapes.append(station(run, x, off, draft, "rejected", "a guess, rejected"))
+    if answer:
+        x = LEFT + (taken + 1) * WIDE
+        shapes.append(line(x - WIDE + BOX, y, x, y, class_="route"))
+        shapes.append(station(run, x, y, answer[-1], "own", "the network's own token"))
+    return shapes
+
+
+def station(run: Run, x: float, y: float, token: int, kind: str, told: str) -> Markup:
+    text = visible(run.word(token))
+    return element(
+        "g",
+        element("title", f"{told}: {text}"),
+        rectangle(x, y - 10, BOX, 20, class_=f"cell none {kind}", rx=10 if kind == "own" else 2),
+        words(x + BOX / 2, y, text[:9], "middle", class_="letter"),
+    )

@@ -1,0 +1,67 @@
+"""What attention finds in the blocks: keys and values by block and place, followed through a run's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lfm2np.drawings.runs.derive import num_kept
+from lfm2np.drawings.runs.run import Run, Step
+
+Row = Sequence[float]
+Place = tuple[int, int]  # block, place in it; blocks on the host have negative numbers
+Cells = dict[int, dict[Place, tuple[Row, Row]]]  # layer -> place -> key, value
+
+
+def before_steps(run: Run) -> Iterator[Cells]:
+    """For each step what its own tokens find: after its moves, before they are written. The same object every time.
+
+    The run has the detail of every step, with all numbers of keys and values.
+    """
+    cells: Cells = {}
+    size = int(run.config["block_size"])
+    for step in run.steps:
+        for kind, source, destination in step.moves:
+            pair = moved(kind, source, destination)
+            if pair is not None:
+                copy(cells, *pair, size)
+        yield cells
+        if not step.abandoned:
+            write(cells, step, size)
+
+
+def moved(kind: str, source: int, destination: int) -> tuple[int, int] | None:
+    """From which block to which a move of the plan copies; None for one of the state."""
+    host = -1 - destination, -1 - source
+    return {
+        "copy_block": (source, destination),
+        "save_block": (source, host[0]),
+        "load_block": (host[1], destination),
+    }.get(kind)
+
+
+def copy(cells: Cells, source: int, destination: int, size: int) -> None:
+    for own in cells.values():
+        for place in range(size):
+            if (source, place) in own:
+                own[destination, place] = own[source, place]
+
+
+def write(cells: Cells, step: Step, size: int) -> None:
+    """The step's tokens but rejected drafts, which are not written."""
+    for one in step.operations:
+        if one["operation"] != "cache_entries":
+            continue
+        own, first = cells.setdefault(one["layer"], {}), 0
+        keys, values = one["inputs"]["keys"]["values"], one["inputs"]["values"]["values"]
+        for entry in step.entries:
+            for index in range(num_kept(step, entry)):
+                block, place = divmod(entry.start + index, size)
+                own[entry.block_table[block], place] = keys[first + index], values[first + index]
+            first += len(entry.token_ids)
+
+
+def context(cells: Cells, layer: int, table: Sequence[int], stop: int, size: int) -> tuple[list[Row], list[Row]]:
+    """Keys and values of the positions before `stop`. KeyError for one that was never written."""
+    own = cells.get(layer, {})
+    found = [own[table[position // size], position % size] for position in range(stop)]
+    return [key for key, _ in found], [value for _, value in found]

@@ -1,0 +1,156 @@
+"""Request-level beside token-level batching: the same requests, step by step, with the cells that are wasted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lfm2np.drawings.page.markup import (
+    Markup,
+    counted,
+    element,
+    figure,
+    joined,
+    rectangle,
+    scrolled,
+    table,
+    visible,
+    words,
+)
+from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, mark, short_names
+from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.policies import Outcome, Pass, under
+from lfm2np.drawings.runs.run import Run, Step
+
+SIDE, LEFT, TOP, GAP = 20.0, 46.0, 34.0, 6.0
+MOST_WIDE = 160  # cells side by side that are drawn
+
+
+def batching(run: Run, player: str = "hand") -> View:
+    """`run` is what the steps below show; both pictures are of its requests, under either way to batch."""
+    by_requests = under(run, "request-level", policy="static")
+    by_tokens = under(run, "token-level", policy="fcfs")
+    last = len(run.steps) - 1
+    cells = by_requests.rows + by_requests.padding
+    return View(
+        id="batching",
+        title="Request-level against token-level batching",
+        lesson=f"By requests, {by_requests.padding} of {cells} cells are computed for nothing: short prompts wait for "
+        "long ones, finished requests for the longest answer, and nobody may join. By tokens there is no rectangle.",
+        body=joined(
+            [
+                legend(
+                    [
+                        ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
+                        ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
+                        ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
+                    ]
+                ),
+                element(
+                    "div",
+                    way(run, by_requests, "By requests", "static", rectangles=True),
+                    way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
+                    class_="pair",
+                ),
+                summary(by_requests, by_tokens),
+                element(
+                    "p",
+                    "A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode one "
+                    "token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
+                ),
+                [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
+            ]
+        ),
+        player=player,
+        num_steps=len(run.steps),
+        start=fullest(run),
+    )
+
+
+def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
+    total = outcome.rows + (outcome.padding if rectangles else 0)
+    told = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
+    return element(
+        "div",
+        element("h3", title, " ", element("small", f"(policy {policy}): {told}")),
+        scrolled(chart(run, outcome, title, rectangles), title),
+    )
+
+
+def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
+    """A column a step, as wide as its longest share; a row a slot; in it the request's tokens, and what is wasted."""
+    slots = 1 + max((slot for one in outcome.passes for slot in one.batch.values()), default=0)
+    numbers, shown = colours(run), short_names(run.requests)
+    outputs = dict.fromkeys(outcome.first, 0)
+    height, x, wide = TOP + SIDE * slots + 8, LEFT, 0
+    shapes: list[object] = [
+        words(LEFT - 6, TOP + (slot + 0.5) * SIDE, f"slot {slot}", "end", class_="tick") for slot in range(slots)
+    ]
+    for number, computed in enumerate(outcome.passes):
+        width = SIDE * max(computed.longest, 1)
+        wide += max(computed.longest, 1)
+        if wide <= MOST_WIDE:
+            drawn = column(computed, x, (number, numbers, shown, outputs), rectangles)
+            band = rectangle(x - GAP / 2, 0, width + GAP, height, class_="band")
+            heading = words(x + width / 2, 16, number, "middle", class_="tick")
+            shapes.append(mark(number, band, heading, drawn))
+            x += width + GAP
+        for name in computed.shares:
+            outputs[name] += number >= 0 and number - arrival(run, name) >= outcome.first[name]
+    told = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
+    return figure(f"{title}: the cells of every step", told, x + 8, height, shapes)
+
+
+def arrival(run: Run, name: str) -> int:
+    return run.requests[name].arrival
+
+
+def column(
+    computed: Pass,
+    x: float,
+    known: tuple[int, Mapping[str, int], Mapping[str, str], Mapping[str, int]],
+    rectangles: bool,
+) -> list[Markup]:
+    """One step: in each slot of its batch the tokens of its request, then the cells that a rectangle adds."""
+    step, numbers, shown, outputs = known
+    made = []
+    for name, slot in computed.batch.items():
+        count = computed.shares.get(name, (slot, 0))[1]
+        y = TOP + slot * SIDE + 1
+        kind = "decode" if outputs[name] else "prefill"
+        for index in range(count):
+            title = f"step {step}, {visible(name)}: token {index + 1} of {count}"
+            made.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
+        for index in range(count, computed.longest if rectangles else 0):
+            why = "it has ended" if not count else "padding"
+            made.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
+    return made
+
+
+def wasted(x: float, y: float, side: float, title: str) -> Markup:
+    told = element("title", title) if title else None
+    return rectangle(x, y, side, side, told, class_="waste")
+
+
+def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:
+    def line(one: Outcome, title: str, padding: int) -> list[object]:
+        share = f"{100 * padding / max(1, one.rows + padding):.0f} %"
+        waits = f"{sum(one.first.values()) / max(1, len(one.first)):.1f}"
+        return [title, one.steps, one.rows, padding, share, waits]
+
+    head = ["", "steps", "tokens computed", "cells wasted", "share wasted", "mean steps to first token"]
+    rows = [line(by_requests, "by requests", by_requests.padding), line(by_tokens, "by tokens", 0)]
+    return table("The same requests, both ways", head, rows)
+
+
+def rows_of(run: Run, step: Step) -> Markup:
+    """The flat array of a step, row by row."""
+    rows: list[Sequence[object]] = []
+    for entry in step.entries:
+        for offset, token in enumerate(entry.token_ids):
+            answer = ""
+            if offset == len(entry.token_ids) - 1 and entry.request_id in step.tokens:
+                answer = " ".join(visible(run.word(one)) for one in step.tokens[entry.request_id])
+            place = entry.start + offset
+            rows.append([len(rows), visible(entry.request_id), place, visible(run.word(token)), answer])
+    head = ["row", "request", "position", "token", "what comes of it"]
+    return table(f"Step {step.number} of the run: its flat array", head, rows)

@@ -1,0 +1,129 @@
+"""The map of a step's memory: every block with its tokens, owners and checkpoint, and the state slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from lfm2np.drawings.page.markup import (
+    Markup,
+    counted,
+    element,
+    figure,
+    joined,
+    rectangle,
+    scrolled,
+    visible,
+    words,
+)
+from lfm2np.drawings.page.view import NUM_COLOURS, cell, legend, short_names
+from lfm2np.drawings.runs.contents import Contents
+from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.run import Run, Step
+
+HEAD, BODY, GAP, TOP = 18.0, 24.0, 10.0, 4.0
+MOST_BLOCKS = 64  # that are drawn
+WIDE = 860.0  # of the map, more where a single block is wider
+SLOT = 70.0
+
+
+def map_legend(owners: Iterable[tuple[str, Markup]]) -> Markup:
+    return legend(
+        [
+            ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
+            ("shared by two requests", cell(1, 1, 16, 16, 0, "+")),
+            ("free", cell(1, 1, 16, 16, None, "")),
+            ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
+            ("a checkpoint: the state after the block's last token", checkpoint(9, 9)),
+            *owners,
+        ]
+    )
+
+
+def checkpoint(x: float, y: float) -> Markup:
+    return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
+
+
+def map_of(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]], held: Contents) -> Markup:
+    """After the step. Blocks that nobody owns and that still hold tokens with a checkpoint can be found by a prefix."""
+    pool, size = int(run.config["num_blocks"]), int(run.config["block_size"])
+    shown = min(pool, MOST_BLOCKS)
+    place = max(9.0, min(38.0, 190.0 / size))
+    width = size * place
+    across = max(1, int(WIDE // (width + GAP)))
+    shapes = []
+    for block in range(shown):
+        x, y = (block % across) * (width + GAP), TOP + (block // across) * (HEAD + BODY + GAP)
+        shapes.append(of_block(run, block, (x + 1, y, place), owned.get(block, ()), held))
+    bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
+    shapes.append(slots(run, held, bottom + 8))
+    told = (
+        "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
+    )
+    drawn = figure(
+        f"Memory after step {step.number}", told, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes
+    )
+    cached = [block for block in held.checkpoints if block not in owned]
+    more = f" {pool - shown} more blocks are not drawn." if pool > shown else ""
+    free = f"{counted(pool - len(owned), 'block')} free, {len(cached)} of them still hold a prefix that can be found."
+    return joined(
+        [
+            element(
+                "p",
+                element("strong", f"Step {step.number}. "),
+                f"{len(owned)} of {counted(pool, 'block')} owned; {free}{more}",
+            ),
+            scrolled(drawn, f"Memory after step {step.number}"),
+        ]
+    )
+
+
+def of_block(run: Run, block: int, at: tuple[float, float, float], owners: tuple[str, ...], held: Contents) -> Markup:
+    x, y, place = at
+    size = int(run.config["block_size"])
+    numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
+    fill = f"o{numbers[owners[0]] % NUM_COLOURS}" if owners else "none"
+    whose = "+".join(names[name] for name in owners) if owners else "free"
+    text = " ".join(run.word(tokens[index]) for index in sorted(tokens))
+    shapes: list[object] = [
+        element("title", f"block {block}, {', '.join(map(visible, owners)) or 'free'}: {visible(text)}"),
+        words(x, y + HEAD / 2, block, class_="tick"),
+        words(x + size * place, y + HEAD / 2, whose, "end", class_="label"),
+        rectangle(x, y + HEAD, size * place, BODY, class_="cell none"),
+    ]
+    for index in sorted(tokens):
+        left = x + index * place
+        if owners:
+            written = " written" if (block, index) in held.written else ""
+            shapes.append(rectangle(left, y + HEAD, place, BODY, class_=f"cell {fill}{written}"))
+        if place >= 20:
+            token = visible(run.word(tokens[index]))[:5]
+            shapes.append(words(left + place / 2, y + HEAD + BODY / 2, token, None, class_="in" if owners else "was"))
+    if block in held.checkpoints:
+        shapes.append(checkpoint(x + size * place, y + HEAD + BODY / 2))
+    return element("g", shapes)
+
+
+def slots(run: Run, held: Contents, y: float) -> Markup:
+    """One box a state slot, of the same size whatever its request's length."""
+    numbers, names = colours(run), short_names(run.requests)
+    count = 1 + max((entry.slot for step in run.steps for entry in step.entries), default=0)
+    shapes: list[object] = [
+        words(0, y + HEAD / 2, "state slots: the last columns of every convolution", class_="label")
+    ]
+    for slot in range(count):
+        name = held.slots.get(slot)
+        x = slot * (SLOT + GAP) + 1
+        title = f"slot {slot}: {visible(name) if name else 'free'}"
+        shapes.append(
+            cell(
+                x,
+                y + HEAD,
+                SLOT,
+                BODY,
+                numbers[name] if name else None,
+                f"{slot}: {names[name] if name else 'free'}",
+                "",
+                title,
+            )
+        )
+    return joined(shapes)

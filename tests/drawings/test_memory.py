@@ -1,0 +1,71 @@
+"""What is worked out of a trace: the tokens in every block, and what attention finds there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from lfm2np.conformance.adapters import own
+from lfm2np.conformance.trials.driver import make
+from lfm2np.conformance.trials.driver import run as run_scenario
+from lfm2np.conformance.trials.strategies import Scenario, scenarios
+from lfm2np.drawings import demo
+from lfm2np.drawings.runs.contents import contents
+from lfm2np.drawings.runs.derive import num_kept
+from lfm2np.drawings.runs.paged import Cells, before_steps, context
+from lfm2np.drawings.runs.run import Run, Step, read_run
+from lfm2np.drawings.views.picture import scores_of, softmax
+
+
+@given(scenarios(kinds=("abort", "preempt", "fork")))
+def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
+    """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace())
+    size = int(run.config["block_size"])
+    known = {name: list(asked.prompt) for name, asked in run.requests.items()}
+    for step, held in zip(run.steps, contents(run), strict=True):
+        for entry in step.entries:
+            if step.abandoned:
+                continue
+            computed = entry.start + num_kept(step, entry)
+            found = [held.tokens[entry.block_table[at // size]][at % size] for at in range(computed)]
+            parent = run.requests[entry.request_id].parent
+            if parent is not None and entry.start > len(known[entry.request_id]):  # forked behind its prompt
+                known[entry.request_id] = known[parent]
+            before = known[entry.request_id][: entry.start]
+            assert found == [*before, *entry.token_ids[: computed - entry.start]]
+            known[entry.request_id] = found
+            assert held.slots[entry.slot] == entry.request_id
+            assert {block for position, block in entry.checkpoints if position <= computed} <= held.checkpoints
+
+
+def test_weights_worked_out_of_keys_give_what_attention_gave() -> None:
+    """Scores and weights are no part of a trace: with the values, they have to give its outputs."""
+    model, words, _ = demo.hand_model()
+    compared = 0
+    for run in (demo.hand_alone(model, words), demo.hand_together(model, words)):
+        for step, cells in zip(run.steps, before_steps(run), strict=True):
+            for layer in (1, 3):
+                compared += same_attention(run, step, cells, layer)
+    assert compared == 64  # rows
+
+
+def same_attention(run: Run, step: Step, cells: Cells, layer: int) -> int:
+    mine = [one for one in step.operations if one["layer"] == layer]
+    queries = next(one["output"]["values"] for one in mine if one["operation"] == "rotate")
+    (new,) = [one["inputs"] for one in mine if one["operation"] == "cache_entries"]
+    first = 0
+    for entry, made in zip(step.entries, [one for one in mine if one["operation"] == "attend"], strict=True):
+        own = slice(first, first + len(entry.token_ids))
+        keys, values = context(cells, layer, entry.block_table, entry.start, int(run.config["block_size"]))
+        keys, values = [*keys, *new["keys"]["values"][own]], [*values, *new["values"]["values"][own]]
+        for head in (0, 1):
+            scores = scores_of([one[2 * head : 2 * head + 2] for one in queries[own]], keys, slice(0, 2))
+            for line, answer in zip(scores, made["output"]["values"], strict=True):
+                weights = [one or 0.0 for one in softmax(line)]
+                assert np.array(weights) @ np.array(values) == pytest.approx(answer[2 * head : 2 * head + 2], abs=2e-6)
+        first += len(entry.token_ids)
+    return first
