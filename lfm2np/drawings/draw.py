@@ -27,6 +27,8 @@ from lfm2np.drawings.views.worksheet import worksheet
 from lfm2np.loading import Model
 from lfm2np.progress import Progress
 
+TITLE = "Continuous batching of LFM2, on real numbers"
+
 
 @dataclass(frozen=True)
 class Still:
@@ -73,7 +75,7 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
     leaking = demo.leaking(trained)
     progress(2, 3)
     views = views_of(run, beside, leaking)
-    text = page("Continuous batching of LFM2, on real numbers", about(run, source, command), views)
+    text = page(TITLE, about(run, source, command), views)
     progress(3, 3)
     return text
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import lfm2np
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.trials.driver import make
 from lfm2np.conformance.trials.driver import run as run_scenario
@@ -23,7 +24,16 @@ def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
     """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
-    run = read_run(engine.trace())
+    holds_what_was_computed(read_run(engine.trace()))
+
+
+def test_the_map_holds_no_rejected_draft() -> None:
+    run = read_run(demo.main_lines(lfm2np.load()))
+    assert any(num_kept(step, entry) < len(entry.token_ids) for step in run.steps for entry in step.entries)
+    holds_what_was_computed(run)
+
+
+def holds_what_was_computed(run: Run) -> None:
     size = int(run.config["block_size"])
     known = {name: list(asked.prompt) for name, asked in run.requests.items()}
     for step, held in zip(run.steps, contents(run), strict=True):
@@ -39,6 +49,12 @@ def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
             assert found == [*before, *entry.token_ids[: computed - entry.start]]
             known[entry.request_id] = found
             assert held.slots[entry.slot] == entry.request_id
+            assert all(
+                set(held.tokens[block]) <= set(range(size)) for block in entry.block_table if block in held.tokens
+            )
+            number, filled = divmod(computed, size)
+            if filled:
+                assert sorted(held.tokens[entry.block_table[number]]) == list(range(filled))
             assert {block for position, block in entry.checkpoints if position <= computed} <= held.checkpoints
 
 

@@ -8,6 +8,7 @@ from lfm2np.drawings.page.markup import Markup, element, number
 from lfm2np.drawings.page.numbers import shape_text
 
 Row = Sequence[float | None]  # None is a number that there is not: an empty cell
+MOST_SIGNS = 6  # of a number in its cell
 TINTS = ("", "1", "2", "3")
 
 
@@ -23,6 +24,7 @@ def grid(
     class_: str = "",
     kept: int = 0,
     best: bool = False,
+    bare: bool = False,
     **data: object,
 ) -> Markup:
     """A table of numbers, tinted by sign and size.
@@ -33,6 +35,7 @@ def grid(
     head    names of groups of columns, and how many each has
     kept    that many of the first rows are of an earlier step
     best    the largest number of each row is marked
+    bare    the groups' names are left out: they stand above the weights already
     data    further numbers that its kind needs, as data attributes
     """
     sizes = [abs(value) for row in rows for value in row if value is not None]
@@ -60,7 +63,7 @@ def grid(
         element(
             "table",
             element("caption", f"{name} ", element("small", shape)),
-            element("thead", element("tr", corner, heads)) if head else None,
+            element("thead", element("tr", corner, heads)) if head and not bare else None,
             element("tbody", body),
             data_m=key,
             data_name=name,
@@ -74,10 +77,11 @@ def grid(
 
 
 def cell(value: float | None, largest: float, classes: list[str]) -> Markup:
-    """Three digits, and the whole number for the pointer and the script where that is more."""
+    """Three digits, or two where that is long; the whole number for the pointer and the script where it is more."""
     if value is None:
         return element("td", class_=" ".join(classes) or None)
     short, whole = number(value, 3), repr(value)
+    short = short if len(short) <= MOST_SIGNS else number(value, 2)
     tint = tint_of(value, largest)
     return element(
         "td",

@@ -85,9 +85,10 @@ def normed(stage: Stage, key: str, name: str, of: str, weight: str, made: Operat
 def product(key: str, name: str, of: str, above: Sequence[Sequence[float]], made: Operation, **more: Any) -> Markup:
     """Weights [in, out] above the product of the matrix at its left with them."""
     head = more.pop("head", ())
+    made_of = f"{of} {key}w"
     return stack(
         weights(f"{key}w", more.pop("called", "weights"), above, head=head),
-        grid(key, name, made["output"]["values"], "linear", f"{of} {key}w", class_=PRODUCT, head=head, **more),
+        grid(key, name, made["output"]["values"], "linear", made_of, class_=PRODUCT, head=head, bare=True, **more),
     )
 
 
@@ -137,7 +138,7 @@ def convolution(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
     windows, mixed = [], []
     for index, one in enumerate(stage.of(layer, "convolve")):
         history, u = one["inputs"]["history"]["values"], one["inputs"]["u"]["values"]
-        name = f"u = gate_in \u00d7 value{stage.name(index)}"
+        name = f"u, gate_in \u00d7 value{stage.name(index)}"
         windows.append(
             grid(
                 f"u{index}",
@@ -312,7 +313,7 @@ def feed_forward(stage: Stage, layer: int, hidden: int) -> Markup:
         sign("\u00d7"),
         product("d", "w2", "h", across(stage.weight(f"{name}.feed_forward.w2")), narrow, called="w2"),
         sign("+ x ="),
-        grid("z", "x, for the next block", last["output"]["values"], "add", "r d", class_=ROW),
+        grid("z", "x", last["output"]["values"], "add", "r d", class_=ROW),
     )
 
 
