@@ -171,7 +171,9 @@ def what_moved(start: Settings, settings: Settings, may: tuple[str, ...]) -> str
 
 def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:
     if len(old) != len(new):
-        return f"There {'is' if len(new) == 1 else 'are'} {counted(len(new), 'request')}, and there have to be {len(old)}."
+        return (
+            f"There {'is' if len(new) == 1 else 'are'} {counted(len(new), 'request')}, and there have to be {len(old)}."
+        )
     index = next(index for index, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
     name, was, now = NAMES[index], old[index], new[index]
     for what in ("prompt", "max_tokens", "arrival"):
@@ -181,4 +183,3 @@ def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:
                 f"stay {show(getattr(was, what))}."
             )
     return ""
-

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from lfm2np.errors import Lfm2npError
-from lfm2np.faults import by_name
 from lfm2np.values import show
 from scheduler import POLICIES
 
@@ -26,19 +25,20 @@ TEACHING_FAULTS: Mapping[str, str] = {
     "convolution-crosses-requests": "The first rows of a prompt are convolved with the last rows of the request before "
     "it in the step.",
     "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
-    "state-read-by-index-in-the-batch": "The convolution's state is read at the request's place in the step and written "
-    "at its slot, so when a place changes a request gets a stranger's state.",
-    "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with zeros.",
+    "state-read-by-index-in-the-batch": "The convolution's state is read at the request's place in the step and "
+    "written at its slot, so when a place changes a request gets a stranger's state.",
+    "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
+    "zeros.",
     "single-token-step-has-no-state": "A decode is convolved with zeros, as if nothing stood before it.",
     "chunk-ignores-the-past-state": "The second chunk of a prompt is convolved as if it began the prompt.",
     "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
     "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state.",
     "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer.",
-    "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its sequence.",
+    "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its own "
+    "sequence.",
     "full-cache-raises-instead-of-evicting": "When all free blocks hold cached prefixes, none is given up, and the "
     "engine ends with an error.",
 }
-assert all(by_name(name) for name in TEACHING_FAULTS)
 
 
 class Problems(Lfm2npError):
@@ -83,7 +83,7 @@ class Settings:
     requests: tuple[Asked, ...] = TRAINED_REQUESTS
     policy: str = "fcfs"
     block_size: int = 4
-    num_blocks: int = 11
+    num_blocks: int = 8
     budget: int = 12  # max_num_batched_tokens
     slots: int = 4  # max_num_seqs
     chunked: bool = True
