@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl
 
+from lfm2np.lab.checks import Again
 from lfm2np.lab.compute import Outcome, compute, compute_plainly
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, fitting_problems, understand
@@ -20,14 +21,18 @@ def answer(query: str, models: Models) -> tuple[int, str]:
     except Problems as problem:
         return 400, lab_page(typed, None, problem.fields, None, None)
 
-    def again(other: Settings) -> Outcome:
-        problems = fitting_problems(other, models)
-        if problems:
-            raise Problems(problems)
-        return compute_plainly(other, models)
-
     outcome = compute(settings, models)
     problems = {"fault": outcome.stopped} if outcome.stopped and settings.fault else {}
     lesson = LESSONS.get(settings.lesson)
-    verdict = lesson.check(settings, outcome, again) if lesson else None
+    verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
     return 200, lab_page(typed, outcome, problems, verdict, models.still)
+
+
+def again_with(models: Models) -> Again:
+    def again(settings: Settings) -> Outcome:
+        problems = fitting_problems(settings, models)
+        if problems:
+            raise Problems(problems)
+        return compute_plainly(settings, models)
+
+    return again

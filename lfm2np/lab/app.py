@@ -1,4 +1,4 @@
-"""The laboratory over HTTP, on this machine only: one page, whose query is the run, and a place to ask whether it lives."""
+"""The laboratory over HTTP, on this machine only: one page, whose query is the run; and whether the server lives."""
 
 from __future__ import annotations
 

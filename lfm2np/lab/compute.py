@@ -18,10 +18,11 @@ import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.drawings.runs.leaks import Leak, leak
-from lfm2np.drawings.runs.policies import answers, under
+from lfm2np.drawings.runs.policies import under
 from lfm2np.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.engine.engine import Engine
+from lfm2np.engine.outputs import RequestOutput
 from lfm2np.faults import inject
 from lfm2np.lab.models import Models, all_token_ids
 from lfm2np.lab.settings import NAMES, Settings
@@ -38,6 +39,7 @@ class Computed:
     """What one engine did. Without a run where no request got a token: there is nothing to draw."""
 
     run: Run | None
+    tokens: Mapping[str, tuple[int, ...]]  # by request, as it was answered: not all that came, under some faults
     logits: Mapping[str, Sequence[Drawn]]  # by request, in the order in which tokens came
     stopped: str  # one sentence, where it did not end by itself; "": it did
 
@@ -93,12 +95,11 @@ def compute_plainly(settings: Settings, models: Models) -> Outcome:
 
 
 def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking: Leak | None) -> Outcome:
-    tokens, changed = tokens_of(computed), {}
+    changed = {}
     if settings.fault:
-        right = tokens_of(sound)
         for name in NAMES[: len(settings.requests)]:
             changed[name] = Changed(
-                tokens.get(name, ()) != right.get(name, ()),
+                computed.tokens.get(name, ()) != sound.tokens.get(name, ()),
                 differ(computed.logits.get(name, ()), sound.logits.get(name, ())),
             )
     return Outcome(
@@ -109,12 +110,8 @@ def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking:
         leaking=leaking,
         counts=counts_of(computed.run, sound.run) if computed.run and sound.run else None,
         stopped=computed.stopped,
-        tokens=tokens,
+        tokens=computed.tokens,
     )
-
-
-def tokens_of(computed: Computed) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(ids) for name, ids in answers(computed.run).items()} if computed.run else {}
 
 
 def differ(one: Sequence[Drawn], other: Sequence[Drawn]) -> bool:
@@ -134,12 +131,13 @@ def run_engine(settings: Settings, models: Models, with_detail: bool = False) ->
 
     detailed = DetailedTrace(of.model, file, of.words) if with_detail else None
     model = detailed.model if detailed else of.model
+    tokens: dict[str, tuple[int, ...]] = {}
     stopped = ""
     with inject(settings.fault) if settings.fault else nullcontext(), np.errstate(all="ignore"):
         try:
             engine = make_engine(settings, models, model, trace=file, on_logits=note)
             step = partial(detailed.step, engine) if detailed else engine.step
-            stopped = take_steps(engine, coming_of(settings, models), step)
+            stopped = take_steps(engine, coming_of(settings, models), step, tokens)
         except Exception as problem:  # a fault may raise anything
             if not settings.fault:
                 raise
@@ -147,7 +145,7 @@ def run_engine(settings: Settings, models: Models, with_detail: bool = False) ->
     lines = file.getvalue().splitlines()
     has_tokens = any(json.loads(line).get("tokens") for line in lines)
     run = replace(read_run(lines), texts=of.texts) if has_tokens else None
-    return Computed(run, logits, stopped)
+    return Computed(run, tokens, logits, stopped)
 
 
 def make_engine(settings: Settings, models: Models, model: LoadedModel, **more: Any) -> Engine:
@@ -180,14 +178,19 @@ def coming_of(settings: Settings, models: Models) -> list[Coming]:
     ]
 
 
-def take_steps(engine: Engine, coming: Sequence[Coming], step: Callable[[], object]) -> str:
-    """As `recorded` does, to its end, or for so many steps: then a sentence says so."""
+def take_steps(
+    engine: Engine,
+    coming: Sequence[Coming],
+    step: Callable[[], list[RequestOutput]],
+    tokens: dict[str, tuple[int, ...]],
+) -> str:
+    """As `recorded` does, to its end, or for so many steps: then a sentence says so. `tokens` gets the answers."""
     left = list(coming)
     for number in range(MOST_STEPS):
         for one in [one for one in left if one.arrival <= number]:
             left.remove(one)
             engine.add_request(one.request_id, one.prompt, one.params)
-        step()
+        tokens |= {output.request_id: output.outputs[0].token_ids for output in step()}
         if not left and not engine.has_unfinished:
             return ""
     return f"The run was stopped after {MOST_STEPS} steps, before all requests had ended."
@@ -207,16 +210,17 @@ def leaking_step(settings: Settings, models: Models) -> Leak | None:
     bare = replace(settings, drafts=0, prefix_caching=False, fault="")
     engine = make_engine(bare, models, of.model, trace=file)
 
-    def step() -> None:
+    def step() -> list[RequestOutput]:
         before = file.tell()
-        engine.step()
+        outputs = engine.step()
         file.seek(before)
         plan = json.loads(file.read())["plan"]
         if any(entry["start"] == 0 for entry in plan["scheduled"][1:]):
             raise Found
+        return outputs
 
     try:
-        take_steps(engine, coming, step)
+        take_steps(engine, coming, step, {})
     except Found:
         number = engine.scheduler.step - 1
         return leak(of.model, coming, number, of.texts, **sizes_of(settings, models))
