@@ -68,6 +68,13 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.drawings.views": {"lfm2np.drawings.runs", "lfm2np.drawings.page"},
     "lfm2np.drawings": {*CALL, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
     "lfm2np.serve": CALL,
+    "lfm2np.lab": {
+        *CALL,
+        "lfm2np.faults",
+        "lfm2np.drawings",
+        *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views")),
+        "lfm2np.serve",
+    },
     "lfm2np.bench.sides": {*CALL, *ORACLE, "lfm2np.serve"},
     "lfm2np.bench": {*CALL, "lfm2np.bench.sides", "lfm2np.serve"},
 }

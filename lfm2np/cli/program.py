@@ -17,6 +17,7 @@ from lfm2np.cli.compare import add_compare
 from lfm2np.cli.conformance import add_conformance
 from lfm2np.cli.draw import add_draw, add_replay
 from lfm2np.cli.engine.generate import add_generate
+from lfm2np.cli.engine.lab import add_lab
 from lfm2np.cli.engine.serve import add_serve
 from lfm2np.cli.faults import add_faults
 from lfm2np.cli.fuzz import add_fuzz
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         add_serve,
         add_replay,
         add_draw,
+        add_lab,
         add_faults,
         add_conformance,
         add_check,

@@ -1,0 +1,59 @@
+"""`lfm2np lab`: a page to change a run on, on this machine only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import threading
+import webbrowser
+
+from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.errors import RequestError
+from lfm2np.serve.extra import require_extra
+
+PORT = 8321
+EXAMPLE = """lfm2np lab
+  lfm2np lab --port 0 --no-browser"""
+EXIT_CODES = """exit codes:
+  0    drained: a first SIGTERM or interrupt waits for the runs under way
+  1    memory ran out
+  2    the arguments cannot be met (a port in use, unknown option, the extra `serve` is missing)
+  130  ended by a second SIGTERM or interrupt"""
+
+
+def run_lab(arguments: argparse.Namespace) -> None:
+    require_extra("lab")
+    from lfm2np.lab.app import HOST, limits_of, make_app
+    from lfm2np.lab.worker import Worker
+    from lfm2np.serve.server import listen, serve, url_of
+
+    try:
+        listening = listen(HOST, arguments.port)
+    except RequestError as problem:
+        raise RequestError(str(problem).removeprefix(f"--host {HOST} ")) from None
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    url, limits = f"{url_of(listening)}/", limits_of()
+
+    def on_start() -> None:
+        print(json.dumps({"url": url}) if arguments.json else url, flush=True)
+        if not arguments.no_browser and sys.stdout.isatty():
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+    with listening, Worker() as worker:
+        if not serve(make_app(worker, limits), limits, listening, on_start):
+            raise KeyboardInterrupt
+
+
+def add_lab(command: AddCommand) -> None:
+    sub = command(
+        "lab",
+        run_lab,
+        "a laboratory to learn in: change a run on a page in the browser, see what the engine does",
+        EXAMPLE,
+        model=False,
+        exit_codes=EXIT_CODES,
+    )
+    sub.add_argument("--port", metavar="N", type=int, default=PORT, help=f"of 127.0.0.1; 0 takes a free one ({PORT})")
+    sub.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -1,0 +1,277 @@
+"""What a learner may choose, and the link that says it: every setting is in the query of a GET.
+
+A link holds all of a run, so the same link is the same run. What a link leaves out has its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from lfm2np.errors import Lfm2npError
+from lfm2np.values import show
+from scheduler import POLICIES
+
+MODELS = ("trained", "paper")
+ON_OFF = ("on", "off")
+MOST_REQUESTS, MOST_CHARACTERS, MOST_TOKENS, MOST_ARRIVAL = 8, 200, 48, 60
+MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_SLOTS, MOST_DRAFTS, MOST_LESSON = 32, 128, 256, 8, 4, 6
+MOST_FIELDS = 64  # of a query; a form has fewer
+NAMES = "abcdefgh"  # of the requests, in order
+
+# What each fault does, for someone who has read the first lessons. The catalogue has more.
+TEACHING_FAULTS: Mapping[str, str] = {
+    "convolution-crosses-requests": "The first rows of a prompt are convolved with the last rows of the request before "
+    "it in the step.",
+    "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
+    "state-read-by-index-in-the-batch": "The convolution's state is read at the request's place in the step and "
+    "written at its slot, so when a place changes a request gets a stranger's state.",
+    "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
+    "zeros.",
+    "single-token-step-has-no-state": "A decode is convolved with zeros, as if nothing stood before it.",
+    "chunk-ignores-the-past-state": "The second chunk of a prompt is convolved as if it began the prompt.",
+    "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
+    "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state.",
+    "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer.",
+    "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its own "
+    "sequence.",
+    "full-cache-raises-instead-of-evicting": "When all free blocks hold cached prefixes, none is given up, and the "
+    "engine ends with an error.",
+}
+
+
+class Problems(Lfm2npError):
+    """What can't be of a link: field -> one sentence. A field of a row has its number: `prompt-0`; "" is the form."""
+
+    exit_code = 2
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name or 'the form'}: {text}" for name, text in fields.items()))
+        self.fields = dict(fields)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, and the step at which it comes."""
+
+    prompt: str
+    arrival: int = 0
+    max_tokens: int = 8
+
+
+TRAINED_REQUESTS = (
+    Asked("copy: red blue red ->", 0, 8),
+    Asked("add: 34 + 58 ->", 0, 6),
+    Asked("sort: 7 2 9 4 1 ->", 1, 10),
+    Asked("copy: red blue cat ->", 3, 10),
+    Asked("count: 23 to 27 ->", 4, 14),
+    Asked("recall: f = 7, r = 2; f ->", 6, 6),
+)
+PAPER_REQUESTS = (
+    Asked("<start> the cat sees", 0, 6),
+    Asked("<start> a red ball", 0, 4),
+    Asked("<start> the dog sees a", 2, 5),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. `chunked` off: the budget is as large as all that a step could ever compute, so no prompt is cut."""
+
+    model: str = "trained"
+    requests: tuple[Asked, ...] = TRAINED_REQUESTS
+    policy: str = "fcfs"
+    block_size: int = 4
+    num_blocks: int = 8
+    budget: int = 12  # max_num_batched_tokens
+    slots: int = 4  # max_num_seqs
+    chunked: bool = True
+    prefix_caching: bool = True
+    drafts: int = 0  # of a request in a step; 0: no speculation
+    fault: str = ""  # "": none
+    lesson: int = 0  # 0: none
+
+
+DEFAULT = Settings()
+NUMBERS = {  # name in a link -> name here, least and most
+    "block-size": ("block_size", 1, MOST_BLOCK_SIZE),
+    "blocks": ("num_blocks", 1, MOST_BLOCKS),
+    "budget": ("budget", 1, MOST_BUDGET),
+    "slots": ("slots", 1, MOST_SLOTS),
+    "drafts": ("drafts", 0, MOST_DRAFTS),
+    "lesson": ("lesson", 0, MOST_LESSON),
+}
+CHOICES = {  # name in a link -> name here, and what it may be
+    "model": ("model", MODELS),
+    "policy": ("policy", tuple(POLICIES)),
+    "fault": ("fault", ("", *TEACHING_FAULTS)),
+}
+SWITCHES = {"chunked": "chunked", "prefix-cache": "prefix_caching"}
+ROW_NUMBERS = {"arrival": ("arrival", 0, MOST_ARRIVAL), "tokens": ("max_tokens", 1, MOST_TOKENS)}
+SINGLE, ROWS = (*NUMBERS, *CHOICES, *SWITCHES), ("prompt", *ROW_NUMBERS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request as it was typed; None is what the link does not say."""
+
+    prompt: str
+    arrival: str | None
+    tokens: str | None
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A link as it was typed, right or wrong: the rows that have a prompt, and the last value of each other name."""
+
+    rows: tuple[Row, ...]
+    values: Mapping[str, str]
+
+
+def read_settings(query: Sequence[tuple[str, str]]) -> Settings:
+    """The run of a link. Problems, with all that is wrong of it."""
+    settings, problems = examine(query)
+    if problems:
+        raise Problems(problems)
+    return settings
+
+
+def examine(query: Sequence[tuple[str, str]]) -> tuple[Settings, dict[str, str]]:
+    """The run, with a default for each value that is wrong, and what is wrong by field."""
+    if len(query) > MOST_FIELDS:
+        return DEFAULT, {"": f"The link has {len(query)} fields, expected at most {MOST_FIELDS}."}
+    problems: dict[str, str] = {}
+    form = form_problems(query)
+    if form:
+        problems[""] = " ".join(form)
+    typed = typed_of(query)
+    for name in SINGLE:
+        if sum(key == name for key, _ in query) > 1:
+            problems[name] = f"{name} stands more than once in the link."
+    values: dict[str, object] = {}
+    for name, text in typed.values.items():
+        own, value, wrong = value_of(name, text)
+        if wrong:
+            problems.setdefault(name, wrong)
+        else:
+            values[own] = value
+    model = str(values.get("model", DEFAULT.model))
+    values["requests"] = requests_of(query, typed, model, problems)
+    return Settings(**values), problems  # type: ignore[arg-type]
+
+
+def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
+    """What is wrong and of no field: names that are not known, and rows that do not fit together."""
+    found = []
+    unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS})
+    if unknown:
+        told = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
+        found.append(f"{told}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
+    counts = {name: sum(key == name for key, _ in query) for name in ROWS}
+    for name in ROW_NUMBERS:
+        if counts[name] not in (0, counts["prompt"]):
+            found.append(f"{name} stands {counts[name]} times, expected as often as prompt: {counts['prompt']} times.")
+    filled = sum(key == "prompt" and bool(text.strip()) for key, text in query)
+    if filled > MOST_REQUESTS:
+        found.append(f"{filled} requests, expected at most {MOST_REQUESTS}.")
+    return found
+
+
+def typed_of(query: Sequence[tuple[str, str]]) -> Typed:
+    """Rows without a prompt are left out; the first of all stays where none has one."""
+    columns = {name: [text for key, text in query if key == name] for name in ROWS}
+
+    def at(name: str, index: int) -> str | None:
+        return columns[name][index] if index < len(columns[name]) else None
+
+    rows = [Row(prompt, at("arrival", i), at("tokens", i)) for i, prompt in enumerate(columns["prompt"])]
+    kept = [row for row in rows if row.prompt.strip()] or rows[:1]
+    return Typed(tuple(kept[:MOST_REQUESTS]), {key: text for key, text in query if key in SINGLE})
+
+
+def requests_of(
+    query: Sequence[tuple[str, str]], typed: Typed, model: str, problems: dict[str, str]
+) -> tuple[Asked, ...]:
+    if not any(key == "prompt" for key, _ in query):
+        return default_requests(model)
+    made = []
+    for index, row in enumerate(typed.rows):
+        wrong = prompt_problem(row.prompt)
+        if wrong:
+            problems[f"prompt-{index}"] = wrong
+        values: dict[str, int] = {}
+        for name, (own, least, most) in ROW_NUMBERS.items():
+            text = getattr(row, name)
+            if text is not None and (wrong := number_problem(text, least, most)):
+                problems[f"{name}-{index}"] = wrong
+            elif text is not None:
+                values[own] = int(text)
+        made.append(Asked(row.prompt, **values))
+    return tuple(made)
+
+
+def default_requests(model: str) -> tuple[Asked, ...]:
+    return PAPER_REQUESTS if model == "paper" else TRAINED_REQUESTS
+
+
+def value_of(name: str, text: str) -> tuple[str, object, str]:
+    """The setting's name here, its value, and what is wrong with it ("": nothing)."""
+    if name in NUMBERS:
+        own, least, most = NUMBERS[name]
+        wrong = number_problem(text, least, most)
+        return own, None if wrong else int(text), wrong
+    if name in CHOICES:
+        own, known = CHOICES[name]
+        return own, text, choice_problem(text, known)
+    return SWITCHES[name], text == "on", choice_problem(text, ON_OFF)
+
+
+def number_problem(text: str, least: int, most: int) -> str:
+    if text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most:
+        return ""
+    return f"{show(text)}: expected a whole number, {least} to {most}."
+
+
+def choice_problem(text: str, known: Sequence[str]) -> str:
+    if text in known:
+        return ""
+    return f"{show(text)}: expected {', '.join(one or 'nothing' for one in known)}."
+
+
+def prompt_problem(text: str) -> str:
+    if not text.strip():
+        return "There is no prompt: expected at least one request."
+    if len(text) > MOST_CHARACTERS:
+        return f"The prompt has {len(text)} characters, expected at most {MOST_CHARACTERS}."
+    for place, one in enumerate(text, start=1):
+        if not one.isprintable():
+            return f"Character {place} of the prompt is U+{ord(one):04X}, expected one that can be seen, or a blank."
+    return ""
+
+
+def query_of(settings: Settings) -> str:
+    """The link of a run, with every setting, so that it means the same run whatever the defaults will be."""
+    pairs: list[tuple[str, object]] = []
+    for asked in settings.requests:
+        pairs += [("prompt", asked.prompt), ("arrival", asked.arrival), ("tokens", asked.max_tokens)]
+    for name, (own, _) in CHOICES.items():
+        pairs.append((name, getattr(settings, own)))
+    for name, own in SWITCHES.items():
+        pairs.append((name, told(getattr(settings, own))))
+    for name, (own, _, _) in NUMBERS.items():
+        pairs.append((name, getattr(settings, own)))
+    return urlencode(pairs)
+
+
+def query_name(own: str) -> str:
+    """What a setting is called in a link."""
+    names = {**SWITCHES, **{name: pair[0] for name, pair in (*NUMBERS.items(), *CHOICES.items())}}
+    return next(name for name, known in names.items() if known == own)
+
+
+def told(value: object) -> str:
+    """A setting's value as a link has it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

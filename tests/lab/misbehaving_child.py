@@ -1,0 +1,42 @@
+"""The laboratory's child process, with runs that misbehave: their link says how."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from lfm2np.lab import answering, child
+from lfm2np.lab.models import Models
+
+true_answer = answering.answer
+
+
+def answer(query: str, models: Models) -> tuple[int, str]:
+    if query == "hang":
+        while True:
+            pass
+    if query == "sleep":
+        time.sleep(1.0)
+    if query.startswith("nap"):
+        time.sleep(0.25)
+    if query == "crash":
+        os.abort()
+    if query == "exit":
+        sys.exit(3)
+    if query == "memory":
+        np.ones(2**40, np.uint8)
+    if query == "defect":
+        raise KeyError("x")
+    if query == "print":
+        print("not a part of the answer")
+    if query == "who":
+        return 200, str(os.getpid())
+    return true_answer(query, models)
+
+
+if __name__ == "__main__":
+    answering.answer = answer
+    child.main()

@@ -1,0 +1,166 @@
+"""The page's runs are the engine's, with a fault and without; they end, and the same link gives the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lfm2np.drawings.runs.recorded import Coming, recorded
+from lfm2np.drawings.runs.run import read_run
+from lfm2np.faults import inject
+from lfm2np.lab import compute as computing
+from lfm2np.lab.answering import answer
+from lfm2np.lab.compute import Outcome, compute, compute_plainly, sizes_of
+from lfm2np.lab.models import Models, token_ids
+from lfm2np.lab.settings import NAMES, PAPER_REQUESTS, TEACHING_FAULTS, Asked, Settings, query_of
+from lfm2np.sampling.params import SamplingParams
+from lfm2np.speculation.drafters import NgramDrafter
+
+DEFAULT = Settings()
+PAPER = Settings(model="paper", requests=PAPER_REQUESTS)
+MANY = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in NAMES)
+
+
+def texts_of(outcome: Outcome) -> list[str]:
+    assert outcome.run is not None
+    return ["".join(map(outcome.run.word, outcome.tokens[name])) for name in outcome.tokens]
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, PAPER, replace(DEFAULT, drafts=3, prefix_caching=False, budget=40)])
+def test_a_run_is_the_recorded_one(settings: Settings, models: Models):
+    of = models.by_name[settings.model]
+    coming = [
+        Coming(name, token_ids(one.prompt, of), SamplingParams(temperature=0, max_tokens=one.max_tokens), one.arrival)
+        for name, one in zip(NAMES, settings.requests, strict=False)
+    ]
+    drafter = {"drafter": NgramDrafter(), "num_speculative_tokens": settings.drafts} if settings.drafts else {}
+    lines = recorded(
+        of.model,
+        coming,
+        of.words,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        max_num_batched_tokens=settings.budget,
+        max_num_seqs=settings.slots,
+        policy=settings.policy,
+        prefix_caching=settings.prefix_caching,
+        watermark=0.0,
+        **drafter,
+    )
+    plain, outcome = read_run(lines), compute(settings, models)
+    assert outcome.run is not None and not outcome.stopped
+    told = {one: outcome.run.texts[one] for one in plain.texts}
+    assert replace(outcome.run, texts=told) == plain
+
+
+def test_the_default_run_shows_chunks_a_preemption_and_a_hit_and_answers_that_are_right(models: Models):
+    outcome = compute(DEFAULT, models)
+    assert outcome.run is not None and outcome.counts is not None
+    assert 15 <= outcome.counts.steps <= 25 and outcome.counts.preemptions and outcome.counts.prefix_hit_tokens
+    ended = "<|im_end|>"
+    answers = [" red", " 92", " 1 2 4 7 9", " red blue", " 23 24 25 26 27", " 7"]
+    assert sorted(texts_of(outcome)) == sorted(one + ended for one in answers)
+    assert not outcome.changed and outcome.sound is None and outcome.leaking is not None
+
+
+def test_counts_are_those_of_the_run(models: Models):
+    settings = replace(DEFAULT, num_blocks=64, budget=64, requests=(Asked("copy: red ->", 0, 8),) * 2)
+    outcome = compute(settings, models)
+    assert outcome.counts is not None
+    # 5 tokens of the prompt and " red", of each; the second request comes in the same step, so there is no hit
+    assert (outcome.counts.steps, outcome.counts.rows) == (2, 12)
+    assert (outcome.counts.preemptions, outcome.counts.prefix_hit_tokens) == (0, 0)
+    later = (settings.requests[0], replace(settings.requests[1], arrival=1))
+    outcome = compute(replace(settings, requests=later), models)
+    assert outcome.counts is not None and outcome.counts.prefix_hit_tokens == 4
+
+
+def test_without_chunks_no_prompt_is_cut(models: Models):
+    settings = replace(DEFAULT, chunked=False, num_blocks=64, budget=2)
+    outcome = compute_plainly(settings, models)
+    assert outcome.run is not None
+    lengths = {name: len(asked.prompt) for name, asked in outcome.run.requests.items()}
+    begun = [entry for step in outcome.run.steps for entry in step.entries if entry.request_id in step.admitted]
+    assert len(begun) == 6 and all(entry.stop == lengths[entry.request_id] for entry in begun)
+    assert sizes_of(settings, models)["max_num_batched_tokens"] > 64
+
+
+DRAFTED = replace(DEFAULT, drafts=2)
+PREEMPTING = replace(
+    DEFAULT,
+    requests=tuple(Asked(f"count: {first} to {first + 4} ->", 0, 12) for first in (23, 31, 41)),
+    num_blocks=9,
+    budget=40,
+    prefix_caching=False,
+)
+SHOWN = {  # where a fault does not show in the default run, a run in which it does
+    "rejected-drafts-stay-in-the-state": DRAFTED,
+    "preempted-request-loses-its-output": PREEMPTING,
+}
+
+
+@pytest.mark.parametrize("name", TEACHING_FAULTS)
+def test_each_fault_ends_and_shows_something(name: str, models: Models):
+    settings = replace(SHOWN.get(name, DEFAULT), fault=name)
+    outcome = compute(settings, models)
+    assert outcome.run is not None and outcome.sound is not None
+    wrong = [one for one in outcome.changed.values() if one.tokens or one.logits]
+    assert wrong
+    sound = compute_plainly(replace(settings, fault=""), models)
+    assert outcome.sound == sound.run, "the fault was not taken away again"
+    assert bool(outcome.stopped) == (name == "full-cache-raises-instead-of-evicting")
+
+
+def test_a_fault_that_is_only_in_the_logits_is_told_from_one_in_the_tokens(models: Models):
+    outcome = compute(replace(DEFAULT, fault="convolution-crosses-requests"), models)
+    found = {name: (one.tokens, one.logits) for name, one in outcome.changed.items()}
+    assert found["a"] == (False, False) and found["b"] == (False, True)
+    tokens = compute(replace(DEFAULT, fault="prefix-hit-without-its-state"), models).changed
+    assert tokens["d"].tokens and not tokens["a"].tokens
+
+
+def test_what_a_fault_raises_is_told_and_what_came_before_is_there(models: Models):
+    outcome = compute(replace(DEFAULT, fault="full-cache-raises-instead-of-evicting"), models)
+    assert outcome.stopped == "With this fault the engine ended with PoolError: all blocks are in use."
+    assert outcome.run is not None and outcome.sound is not None
+    assert 0 < len(outcome.run.steps) < len(outcome.sound.steps)
+    status, page = answer(query_of(outcome.settings), models)
+    assert status == 200 and "PoolError" in page and 'id="memory"' in page
+
+
+def test_a_lost_output_is_missing_in_the_answer(models: Models):
+    settings = replace(PREEMPTING, fault="preempted-request-loses-its-output")
+    broken, sound = (compute_plainly(one, models) for one in (settings, PREEMPTING))
+    lost = [name for name in sound.tokens if broken.tokens[name] != sound.tokens[name]]
+    assert lost and all(sound.tokens[name][-len(broken.tokens[name]) :] == broken.tokens[name] for name in lost)
+
+
+def test_a_run_that_is_too_long_is_stopped_and_says_so(models: Models):
+    outcome = compute_plainly(replace(DEFAULT, requests=MANY, slots=1, num_blocks=128, budget=1), models)
+    assert outcome.run is not None and len(outcome.run.steps) == 150
+    assert outcome.stopped == "The run was stopped after 150 steps, before all requests had ended."
+
+
+def test_a_run_in_which_nobody_gets_a_token_is_told_and_not_drawn(models: Models, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(computing, "MOST_STEPS", 20)
+    settings = replace(DEFAULT, requests=(Asked("a1" * 100, 0, 1),), num_blocks=128, budget=1)
+    status, page = answer(query_of(settings), models)
+    assert status == 200 and "stopped after 20 steps" in page and 'id="memory"' not in page
+
+
+def test_the_leaking_step_is_the_first_in_which_a_request_begins_behind_another(models: Models):
+    leaking = compute(DEFAULT, models).leaking
+    assert leaking is not None
+    assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 0, 7), ("b", 0, 5)]
+    assert compute(replace(DEFAULT, slots=1), models).leaking is None
+    with_hits = compute(replace(DEFAULT, drafts=2, fault="convolution-crosses-requests"), models).leaking
+    assert with_hits is not None and with_hits.shares == leaking.shares
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, replace(PAPER, fault="attention-crosses-requests", lesson=3)])
+def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
+    first = answer(query_of(settings), models)
+    with inject("budget-ignored"):
+        compute_plainly(DEFAULT, models)  # whatever ran before
+    assert answer(query_of(settings), models) == first

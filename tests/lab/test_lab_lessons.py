@@ -1,0 +1,118 @@
+"""Each lesson is failed by what it starts from, passed by a solution, and says what it saw where an answer is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lfm2np.lab.answering import again_with, answer
+from lfm2np.lab.checks import Verdict
+from lfm2np.lab.compute import compute_plainly
+from lfm2np.lab.lessons import LESSONS
+from lfm2np.lab.models import Models, fitting_problems
+from lfm2np.lab.settings import Asked, query_of
+
+Change = Mapping[str, Any]
+COPIES = (Asked("copy: tivu zo sa ->", 0, 8), Asked("copy: zo sa zo sa zo sa zo sa ->", 0, 24))
+EASY = {"budget": 8, "policy": "prefill-first", "slots": 6}
+
+
+def judged(number: int, change: Change, models: Models) -> Verdict:
+    lesson = LESSONS[number]
+    settings = replace(lesson.start, **change)
+    assert not fitting_problems(settings, models)
+    return lesson.check(settings, compute_plainly(settings, models), again_with(models))
+
+
+def prompts_of(number: int, count: int, **change: Any) -> tuple[Asked, ...]:
+    return tuple(replace(asked, **change) for asked in LESSONS[number].start.requests[:count])
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (1, "The run took 6 steps, 1 for the prompt and 5 for decodes; expected 7 steps."),
+        (2, "static takes 25 steps and wastes 57 cells: expected at most 19 cells"),
+        (3, "Request b has other logits, though the same tokens, than without the fault: in step 0 it begins behind "),
+        (4, "Step 3 has 20 rows, expected at most 8."),
+        (5, "With 9 blocks request c is preempted in step 4."),
+        (6, "There are no drafts"),
+    ],
+)
+def test_what_a_lesson_starts_from_is_not_its_answer(number: int, told: str, models: Models):
+    verdict = judged(number, {}, models)
+    assert not verdict.right and told in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "told"),
+    [
+        (1, {"budget": 2}, "chunks of 2 and 2 rows"),
+        (1, {"budget": 3}, "chunks of 3 and 1 rows"),
+        (2, {"policy": "waiting-served"}, "23 steps and wastes 4 cells"),
+        (3, {"slots": 1}, "would never find the bug"),
+        (3, {"requests": tuple(replace(one, arrival=20 * i) for i, one in enumerate(prompts_of(3, 2)))}, "never find"),
+        (4, EASY, "request e has its first token 3 steps after it came"),
+        (5, {"num_blocks": 14}, "and with 13 request d is preempted in step 9"),
+        (6, {"drafts": 4, "requests": COPIES}, "take 3 steps with drafts and 9 without"),
+    ],
+)
+def test_a_solution_is_right(number: int, change: Change, told: str, models: Models):
+    verdict = judged(number, change, models)
+    assert verdict.right and told in verdict.sentence, verdict
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "told"),
+    [
+        (1, {"budget": 1}, "The run took 9 steps, 4 for the prompt"),
+        (1, {"requests": prompts_of(1, 1, max_tokens=7)}, "number of tokens of request a is 7, and has to stay 6"),
+        (1, {"requests": prompts_of(1, 1, prompt="the cat")}, "The prompt of request a is 'the cat', and has to stay"),
+        (2, {"policy": "fcfs"}, "wastes 68 cells: expected at most 19 cells; a step that takes a prompt beside"),
+        (2, {"slots": 1}, "static takes 38 steps and wastes 0 cells: expected at most 25 steps"),
+        (2, {"requests": prompts_of(2, 1)}, "There is 1 request, and there have to be 6"),
+        (3, {"fault": ""}, "The fault is gone"),
+        (3, {"requests": prompts_of(3, 1)}, "At least two requests"),
+        (3, {"budget": 4}, "Request b has other logits, though the same tokens, than without the fault: in step 1"),
+        (4, {"budget": 8}, "but request f has its first token 5 steps after it came, expected at most 3"),
+        (4, {"budget": 8, "requests": prompts_of(4, 6, arrival=9)}, "The arrival of request a is 9, and has to stay 0"),
+        (4, EASY | {"fault": "budget-ignored"}, "fault is budget-ignored, and has to stay none"),
+        (5, {"num_blocks": 15}, "With 15 blocks nobody is preempted, but neither is with 14."),
+        (5, {"num_blocks": 13}, "With 13 blocks request d is preempted in step 9."),
+        (5, {"num_blocks": 14, "prefix_caching": False}, "prefix-cache is off, and has to stay on"),
+        (6, {"drafts": 4}, "take 17 steps with drafts and 19 without: expected at most 12 with drafts"),
+        (6, {"drafts": 4, "requests": COPIES[:1]}, "There is 1 request, expected at least two"),
+        (6, {"drafts": 4, "requests": (Asked("copy: red ->", 0, 2),) * 2}, "expected at least 6 without"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_was_seen(number: int, change: Change, told: str, models: Models):
+    verdict = judged(number, change, models)
+    assert not verdict.right and told in verdict.sentence, verdict
+
+
+def test_the_smallest_pool_is_the_smallest_of_all(models: Models):
+    """One fewer is checked; none of those below it is without a preemption either."""
+    start = LESSONS[5].start
+    for blocks in range(1, 14):
+        settings = replace(start, num_blocks=blocks)
+        if not fitting_problems(settings, models):
+            counts = compute_plainly(settings, models).counts
+            assert counts is not None and counts.preemptions, blocks
+
+
+def test_a_run_that_was_stopped_is_no_answer(models: Models):
+    long = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in "abcdefgh")
+    verdict = judged(6, {"drafts": 1, "requests": long, "slots": 1, "budget": 1, "num_blocks": 128}, models)
+    assert not verdict.right and "stopped after 150 steps" in verdict.sentence
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_a_lesson_is_on_its_page_with_its_verdict_and_a_view_that_is_there(number: int, models: Models):
+    lesson = LESSONS[number]
+    status, page = answer(query_of(lesson.start), models)
+    assert status == 200 and "Not yet." in page and lesson.hint.split("?")[0][:40] in page
+    assert f'<section id="{lesson.view}"' in page and f'href="#{lesson.view}"' in page
+    assert 2 <= len(lesson.text) <= 4
