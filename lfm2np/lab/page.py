@@ -1,49 +1,34 @@
-"""The page of the laboratory: the form with what was typed, what is wrong with it, and the views of the run."""
+"""The page of the laboratory: lessons, the form with what was typed and what came of it, and the views of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from importlib import resources
 
-from lfm2np.drawings.draw import Still, views_of
-from lfm2np.drawings.page.markup import Markup, counted, element, joined, table, visible
-from lfm2np.drawings.page.page import page
+from lfm2np.drawings.draw import Still
+from lfm2np.drawings.page.markup import Markup, counted, element, joined
+from lfm2np.drawings.page.page import Panel, page
 from lfm2np.drawings.page.view import View
+from lfm2np.drawings.runs.routes import is_sparse
+from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.views.batching import batching
+from lfm2np.drawings.views.experts import experts
+from lfm2np.drawings.views.isolation import isolation
+from lfm2np.drawings.views.ledger import ledger
+from lfm2np.drawings.views.memory import memory
+from lfm2np.drawings.views.order import order
+from lfm2np.drawings.views.policies import policies
+from lfm2np.drawings.views.positions import positions
+from lfm2np.drawings.views.single import single
+from lfm2np.drawings.views.speculation import speculation
+from lfm2np.drawings.views.timeline import timeline
+from lfm2np.drawings.views.worksheet import worksheet
 from lfm2np.lab.checks import Verdict
 from lfm2np.lab.compute import Outcome
+from lfm2np.lab.form import Problem, form, told_problem
 from lfm2np.lab.lessons import LESSONS, Lesson
-from lfm2np.lab.settings import (
-    CHOICES,
-    DEFAULT,
-    MOST_CHARACTERS,
-    MOST_REQUESTS,
-    NAMES,
-    NUMBERS,
-    ON_OFF,
-    ROW_NUMBERS,
-    SWITCHES,
-    Row,
-    Typed,
-    default_requests,
-    query_of,
-    told,
-)
+from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Settings, Typed, query_of
 
 TITLE = "A laboratory of continuous batching"
-LABELS = {
-    "model": "Model",
-    "policy": "Policy",
-    "block-size": "Tokens of a block",
-    "blocks": "Blocks",
-    "budget": "Most tokens of a step (budget)",
-    "slots": "Most requests of a step (slots)",
-    "chunked": "Prompts may be cut into chunks",
-    "prefix-cache": "Prefix cache",
-    "drafts": "Drafts of a request in a step",
-    "fault": "Fault",
-}
-ROW_LABELS = {"prompt": "Prompt", "arrival": "Comes at step", "tokens": "Most new tokens"}
-Problem = Mapping[str, str]
 
 
 def lab_page(
@@ -51,23 +36,67 @@ def lab_page(
 ) -> str:
     """Without an outcome there are no views; without problems `beside` is there."""
     lesson = LESSONS.get(lesson_of(typed))
-    about = joined(
+    run = outcome.run if outcome else None
+    untouched = outcome is not None and outcome.settings in (lesson.start if lesson else None, DEFAULT)
+    is_open = bool(problems) or run is None or untouched
+    above = element(
+        "section",
+        lesson_links(lesson),
+        lesson_text(lesson) if lesson else None,
+        verdict_text(verdict) if verdict and not untouched else None,
+        element(
+            "details",
+            element("summary", summary(outcome)),
+            form(typed, problems, outcome),
+            class_="settings",
+            open=is_open,
+        ),
+        told_problem("run", {"run": outcome.stopped}) if outcome and outcome.stopped and not problems else None,
+        result(outcome) if outcome else None,
+        class_="lab",
+        aria_label="Laboratory",
+    )
+    script = (resources.files("lfm2np.lab") / "lab.js").read_text(encoding="utf-8")
+    shown = views(outcome.settings, run, outcome, beside) if outcome and run and beside else []
+    start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else "batching"
+    return page(TITLE, about(), shown, Panel(above, script, start))
+
+
+def views(settings: Settings, run: Run, outcome: Outcome, beside: Still) -> list[View]:
+    """As on the page of `draw`. A run of the paper model is in the first views, too."""
+    on_paper = settings.model == "paper"
+    return [
+        single(run, beside.weights, "main") if on_paper else single(beside.alone, beside.weights),
+        batching(run, "main"),
+        positions(run, "main") if on_paper else positions(beside.together),
+        ledger(run),
+        *([experts(run)] if is_sparse(run) else []),
+        *([isolation(outcome.leaking, "A step of these requests")] if outcome.leaking is not None else []),
+        memory(run),
+        timeline(run),
+        policies(run),
+        speculation(run),
+        worksheet(beside.alone, beside.together, beside.weights, run),
+        order(beside.chosen, beside.where),
+    ]
+
+
+def about() -> Markup:
+    return joined(
         [
-            element("nav", lesson_links(), aria_label="Lessons"),
-            lesson_text(lesson) if lesson else None,
-            form(typed, problems),
-            result(outcome) if outcome else None,
-            verdict_text(verdict) if verdict else None,
+            element(
+                "p",
+                "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same "
+                "link gives the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
+            ),
+            element(
+                "p",
+                "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
+                "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
+                "numbers as weights.",
+            ),
         ]
     )
-    return page(TITLE, about, views(outcome, beside) if outcome and beside else [])
-
-
-def views(outcome: Outcome, beside: Still) -> list[View]:
-    if outcome.run is None:
-        return []
-    found = views_of(outcome.run, beside, outcome.leaking)
-    return [replace(view, title=f"{index}. {view.title}") for index, view in enumerate(found, start=1)]
 
 
 # --- lessons
@@ -78,12 +107,14 @@ def lesson_of(typed: Typed) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def lesson_links() -> Markup:
-    links = [
-        element("li", element("a", f"{one.number}. {one.title}", href=f"/?{query_of(one.start)}"))
-        for one in LESSONS.values()
+def lesson_links(chosen: Lesson | None) -> Markup:
+    links = [("Free play", "/", chosen is None)]
+    links += [(f"{one.number} {one.title}", f"/?{query_of(one.start)}", one is chosen) for one in LESSONS.values()]
+    items = [
+        element("li", element("a", text, href=link, aria_current="page" if here else None))
+        for text, link, here in links
     ]
-    return element("ul", element("li", element("a", "Free play", href="/")), links)
+    return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
 def lesson_text(lesson: Lesson) -> Markup:
@@ -91,145 +122,60 @@ def lesson_text(lesson: Lesson) -> Markup:
         "section",
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
         [element("p", text) for text in lesson.text],
-        element("p", element("strong", lesson.question)),
+        element("p", element("strong", "Your turn. "), lesson.question, class_="question"),
+        element(
+            "p",
+            "Change the settings below and run: the engine says whether it is so. ",
+            element("a", "The view to look at", href=f"#{lesson.view}"),
+            ".",
+        ),
         element("details", element("summary", "A hint"), element("p", lesson.hint)),
-        element("p", element("a", "Look at this view", href=f"#{lesson.view}")),
         class_="lesson-text",
     )
 
 
 def verdict_text(verdict: Verdict) -> Markup:
-    word = "Right." if verdict.right else "Not yet."
-    return element("p", element("strong", word), " ", verdict.sentence, class_="verdict", id="verdict")
-
-
-# --- the form
-
-
-def form(typed: Typed, problems: Problem) -> Markup:
-    model = typed.values.get("model", DEFAULT.model)
-    rows = typed.rows or tuple(
-        Row(one.prompt, str(one.arrival), str(one.max_tokens)) for one in default_requests(model)
-    )
-    rows = (*rows, *(Row("", None, None) for _ in range(MOST_REQUESTS - len(rows))))
-    return element(
-        "form",
-        [told_problem("", problems)],
-        [row_fields(index, row, problems) for index, row in enumerate(rows)],
-        [single_field(name, typed, problems) for name in LABELS],
-        element("input", type="hidden", name="lesson", value=typed.values.get("lesson", "0")),
-        told_problem("lesson", problems),
-        element("button", "Run", type="submit"),
-        method="get",
-        action="/",
-        id="settings",
-    )
-
-
-def row_fields(index: int, row: Row, problems: Problem) -> Markup:
-    fields = []
-    for name, label in ROW_LABELS.items():
-        text = getattr(row, name)
-        if name == "prompt":
-            made = text_input(name, index, text, problems, maxlength=MOST_CHARACTERS, size=40)
-        else:
-            own, least, most = ROW_NUMBERS[name]
-            default = {"arrival": 0, "max_tokens": 8}[own]
-            given = str(default) if text is None else text
-            made = text_input(name, index, given, problems, inputmode="numeric", size=3, title=f"{least} to {most}")
-        identity = f"{name}-{index}"
-        fields.append([element("label", label, for_=identity), made, told_problem(identity, problems)])
-    return element("fieldset", element("legend", f"Request {NAMES[index]}"), fields)
-
-
-def text_input(name: str, index: int, text: str, problems: Problem, **more: object) -> Markup:
-    identity = f"{name}-{index}"
-    return element("input", type="text", id=identity, name=name, value=text, **more, **marks(identity, problems))
-
-
-def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
-    if name in NUMBERS:
-        own, least, most = NUMBERS[name]
-        given = typed.values.get(name, str(getattr(DEFAULT, own)))
-        made = element(
-            "input",
-            type="text",
-            inputmode="numeric",
-            size=4,
-            id=name,
-            name=name,
-            value=given,
-            title=f"{least} to {most}",
-            **marks(name, problems),
-        )
-    else:
-        own, known = CHOICES.get(name) or (SWITCHES[name], ON_OFF)
-        given = typed.values.get(name, told(getattr(DEFAULT, own)))
-        made = select(name, known, given, problems)
-    return element("p", element("label", LABELS[name], for_=name), " ", made, told_problem(name, problems))
-
-
-def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Markup:
-    """A value that is not known stays, as a choice of its own: it is what was typed."""
-    choices = known if given in known else (given, *known)
-    options = [element("option", one or "none", value=one, selected=one == given) for one in choices]
-    return element("select", options, id=name, name=name, **marks(name, problems))
-
-
-def marks(identity: str, problems: Problem) -> dict[str, object]:
-    if identity not in problems:
-        return {}
-    return {"aria_invalid": "true", "aria_describedby": f"problem-{identity}"}
-
-
-def told_problem(identity: str, problems: Problem) -> Markup | None:
-    if identity not in problems:
-        return None
-    return element("p", problems[identity], class_="problem", id=f"problem-{identity or 'form'}", role="alert")
+    word = element("strong", "Right. " if verdict.right else "Not yet. ")
+    kind = "right" if verdict.right else "wrong"
+    return element("p", word, verdict.sentence, class_=f"verdict {kind}", id="verdict", role="status")
 
 
 # --- the result
+
+
+def summary(outcome: Outcome | None) -> str:
+    """The run in a line, so that the form can stay closed."""
+    if outcome is None:
+        return "The run"
+    one = outcome.settings
+    budget = f"a budget of {counted(one.budget, 'token')}" if one.chunked else "prompts whole"
+    drafts = f", {counted(one.drafts, 'draft')}" if one.drafts else ""
+    cache = "" if one.prefix_caching else ", no prefix cache"
+    fault = f", broken: {one.fault}" if one.fault else ""
+    return (
+        f"The run: {counted(len(one.requests), 'request')}, {one.policy}, {one.num_blocks} blocks of {one.block_size}, "
+        f"{budget}, {counted(one.slots, 'slot')}{drafts}{cache}{fault}"
+    )
 
 
 def result(outcome: Outcome) -> Markup:
     parts: list[object] = []
     if outcome.counts:
         counts = outcome.counts
+        figures = (
+            (counts.steps, "step", ""),
+            (counts.rows, "row", " computed"),
+            (counts.preemptions, "preemption", ""),
+            (counts.prefix_hit_tokens, "token", " from the prefix cache"),
+            (counts.wasted, "cell", " that rectangles would waste"),
+        )
         parts.append(
             element(
-                "p",
-                f"{counted(counts.steps, 'step')}, {counted(counts.rows, 'row')} computed, "
-                f"{counted(counts.preemptions, 'preemption')}, {counted(counts.prefix_hit_tokens, 'token')} from the "
-                f"prefix cache; as rectangles {counted(counts.wasted, 'cell')} would be wasted, "
-                f"{counts.wasted_static:,} under static.",
+                "ul", [element("li", element("strong", counted(count, noun)), more) for count, noun, more in figures]
             )
         )
-    if outcome.stopped:
-        parts.append(element("p", outcome.stopped, class_="problem", id="problem-run"))
-    if outcome.run is not None:
-        parts.append(answers_table(outcome))
+    if outcome.settings.fault:
+        parts.append(
+            element("p", element("strong", "Broken: ", class_="changed"), TEACHING_FAULTS[outcome.settings.fault])
+        )
     return element("section", parts, id="result", aria_label="Result")
-
-
-def answers_table(outcome: Outcome) -> Markup:
-    run = outcome.run
-    assert run is not None
-    rows = []
-    for index, asked in enumerate(outcome.settings.requests):
-        name = NAMES[index]
-        words = [run.word(token) for token in outcome.tokens.get(name, ())]
-        rows.append([name, visible(asked.prompt), visible(joined_words(words, outcome)), compared(outcome, name)])
-    return table("What each request said", ["request", "prompt", "answer", "with the fault"], rows)
-
-
-def joined_words(words: Sequence[str], outcome: Outcome) -> str:
-    return (" " if outcome.settings.model == "paper" else "").join(words)
-
-
-def compared(outcome: Outcome, name: str) -> str:
-    if name not in outcome.changed:
-        return "no fault"
-    changed = outcome.changed[name]
-    if changed.tokens:
-        return "other tokens"
-    return "other logits, the same tokens" if changed.logits else "nothing changed"

@@ -41,7 +41,7 @@ let current = views[0];
 function place(view) {
   current = view;
   for (const one of views) one.classList.toggle("current", one === view);
-  for (const link of all("nav a")) {
+  for (const link of all(".side nav a")) {
     if (link.hash !== `#${view.id}`) { link.removeAttribute("aria-current"); continue; }
     link.setAttribute("aria-current", "page");
     const bar = link.closest("ol");
@@ -221,5 +221,7 @@ addEventListener("hashchange", fromHash);
 for (const part of all(".needs-script")) part.hidden = false;
 document.documentElement.classList.add("script");
 for (const one of Object.values(players)) one.show(+one.bar.dataset.start);
-place(views.find((one) => one.id === document.body.dataset.start) || current);
+if (current) place(views.find((one) => one.id === document.body.dataset.start) || current);
 fromHash();
+history.scrollRestoration = "manual";
+addEventListener("load", () => scrollTo(0, 0));  // a view is not at its place in the page

@@ -29,7 +29,8 @@ CHOICES = (SOUND, *BROKEN)
 Leaks = Callable[[int, int], list[tuple[int, int]]]  # request, position -> the (request, position) that it must not see
 
 
-def isolation(leak: Leak) -> View:
+def isolation(leak: Leak, of: str = "A step of the trained fixture") -> View:
+    """`of` says whose step it is."""
     return View(
         id="isolation",
         title="Who can see whom",
@@ -50,7 +51,7 @@ def isolation(leak: Leak) -> View:
                     ],
                     class_="choices needs-script",
                 ),
-                element("p", step_text(leak)),
+                element("p", step_text(leak, of)),
                 legend(
                     [
                         ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
@@ -76,14 +77,14 @@ def isolation(leak: Leak) -> View:
     )
 
 
-def step_text(leak: Leak) -> str:
+def step_text(leak: Leak, of: str) -> str:
     """What the requests of the step do."""
     told = []
     for share in leak.shares:
         rows = counted(share.stop - share.start, "row")
         kind = "a whole prompt" if share.start == 0 else f"after {counted(share.start, 'position')} in its cache"
         told.append(f"{visible(share.name)} has {rows}, {kind}")
-    return "A step of the trained fixture: " + "; ".join(told) + "."
+    return f"{of}: " + "; ".join(told) + "."
 
 
 def choice(leak: Leak, index: int, what: str) -> Markup:

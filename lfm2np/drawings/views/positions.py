@@ -10,7 +10,7 @@ from lfm2np.drawings.runs.run import Run, Step
 SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 
 
-def positions(run: Run) -> View:
+def positions(run: Run, player: str = "hand") -> View:
     last = len(run.steps) - 1
     return View(
         id="positions",
@@ -18,7 +18,7 @@ def positions(run: Run) -> View:
         lesson="Requests of one step stand at different positions. The flat array carries each row's own position: it "
         "gives the angle of its rotation and how far back it may look.",
         body=joined([at_step(step.number, last, of_step(run, step)) for step in run.steps]),
-        player="hand",
+        player=player,
         num_steps=len(run.steps),
         start=fullest(run),
     )

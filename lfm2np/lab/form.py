@@ -1,0 +1,171 @@
+"""The form of the laboratory: a GET that works without a script, every field with what was typed and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lfm2np.drawings.page.markup import Markup, element
+from lfm2np.drawings.page.view import cell
+from lfm2np.lab.compute import Outcome
+from lfm2np.lab.settings import (
+    CHOICES,
+    DEFAULT,
+    MOST_CHARACTERS,
+    MOST_REQUESTS,
+    NAMES,
+    NUMBERS,
+    ON_OFF,
+    ROW_NUMBERS,
+    SWITCHES,
+    Asked,
+    Row,
+    Typed,
+    default_requests,
+    told,
+)
+
+Problem = Mapping[str, str]
+LABELS = {
+    "model": ("Model", "paper: ten words"),
+    "policy": ("Policy", "who goes first"),
+    "budget": ("Budget", "tokens a step"),
+    "chunked": ("Chunks", "off: prompts whole"),
+    "slots": ("Slots", "requests a step"),
+    "blocks": ("Blocks", "of the pool"),
+    "block-size": ("Block size", "in tokens"),
+    "prefix-cache": ("Prefix cache", "find equal prefixes"),
+    "drafts": ("Drafts", "guesses, or 0"),
+    "fault": ("Break it", "a bug that engines had"),
+}
+END = "<|im_end|>"  # it ends an answer, and is no part of it
+HEADS = ("", "prompt", "comes at step", "most new tokens", "answer")
+ROW_LABELS = {"prompt": "Prompt", "arrival": "Step at which it comes", "tokens": "Most new tokens"}
+
+
+def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
+    model = typed.values.get("model", DEFAULT.model)
+    rows = typed.rows or tuple(
+        Row(one.prompt, str(one.arrival), str(one.max_tokens)) for one in default_requests(model)
+    )
+    rows = (*rows, *(Row("", None, None) for _ in range(MOST_REQUESTS - len(rows))))
+    heads = [*HEADS, "is it right?"] if outcome and outcome.settings.fault else [*HEADS]
+    return element(
+        "form",
+        told_problem("", problems),
+        element(
+            "table",
+            element("thead", element("tr", [element("th", one, scope="col") for one in heads])),
+            element("tbody", [row_of(index, row, problems, outcome) for index, row in enumerate(rows)]),
+            class_="requests",
+        ),
+        element("div", [single_field(name, typed, problems) for name in LABELS], class_="fields"),
+        element("input", type="hidden", name="lesson", value=typed.values.get("lesson", "0")),
+        told_problem("lesson", problems),
+        element(
+            "p",
+            element("button", "Run", type="submit", class_="run"),
+            " ",
+            element("button", "Another request", type="button", class_="more needs-script", hidden=True),
+            " ",
+            element("output", class_="state", aria_live="polite"),
+        ),
+        method="get",
+        action="/",
+        id="settings",
+    )
+
+
+def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> Markup:
+    """One request: its colour, its fields, and what it said."""
+    name = NAMES[index]
+    swatch = element("svg", cell(1, 1, 16, 16, index, name), viewBox="0 0 18 18", class_="swatch", aria_hidden="true")
+    defaults = {"arrival": Asked("").arrival, "tokens": Asked("").max_tokens}
+    fields = []
+    for field, label in ROW_LABELS.items():
+        identity, text = f"{field}-{index}", getattr(row, field)
+        more: dict[str, object] = {"maxlength": 4 * MOST_CHARACTERS}
+        if field != "prompt":
+            _, least, most = ROW_NUMBERS[field]
+            text = str(defaults[field]) if text is None else text
+            more = {"inputmode": "numeric", "size": 3, "title": f"{least} to {most}"}
+        made = element(
+            "input",
+            type="text",
+            id=identity,
+            name=field,
+            value=text,
+            aria_label=f"{label}, request {name}",
+            autocomplete="off",
+            spellcheck="false",
+            **more,
+            **marks(identity, problems),
+        )
+        fields.append(element("td", made, told_problem(identity, problems)))
+    answers = [element("td", one) for one in answer_of(name, outcome)]
+    return element(
+        "tr", element("th", swatch, scope="row", aria_label=f"request {name}"), fields, answers, class_="asked"
+    )
+
+
+def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
+    """What the request said, and, of a broken run, what is other than it should be."""
+    if outcome is None or outcome.run is None or NAMES.index(name) >= len(outcome.settings.requests):
+        return [""]
+    words = [outcome.run.word(token) for token in outcome.tokens.get(name, ())]
+    said = (" " if outcome.settings.model == "paper" else "").join(one for one in words if one != END).strip()
+    if not outcome.settings.fault:
+        return [said]
+    changed = outcome.changed[name]
+    told_ = "other tokens" if changed.tokens else "other logits" if changed.logits else "yes, bit for bit"
+    return [said, told_]
+
+
+def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
+    label, about = LABELS[name]
+    if name in NUMBERS:
+        own, least, most = NUMBERS[name]
+        given = typed.values.get(name, str(getattr(DEFAULT, own)))
+        range_ = f"{least} to {most}"
+        made = element(
+            "input",
+            type="text",
+            inputmode="numeric",
+            size=4,
+            id=name,
+            name=name,
+            value=given,
+            title=range_,
+            autocomplete="off",
+            **marks(name, problems),
+        )
+    else:
+        own, known = CHOICES.get(name) or (SWITCHES[name], ON_OFF)
+        given = typed.values.get(name, told(getattr(DEFAULT, own)))
+        made = select(name, known, given, problems)
+    return element(
+        "div",
+        element("label", label, for_=name),
+        made,
+        element("small", about),
+        told_problem(name, problems),
+        class_="field",
+    )
+
+
+def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Markup:
+    """A value that is not known stays, as a choice of its own: it is what was typed."""
+    choices = known if given in known else (given, *known)
+    options = [element("option", one or "nothing is broken", value=one, selected=one == given) for one in choices]
+    return element("select", options, id=name, name=name, **marks(name, problems))
+
+
+def marks(identity: str, problems: Problem) -> dict[str, object]:
+    if identity not in problems:
+        return {}
+    return {"aria_invalid": "true", "aria_describedby": f"problem-{identity}"}
+
+
+def told_problem(identity: str, problems: Problem) -> Markup | None:
+    if identity not in problems:
+        return None
+    return element("p", problems[identity], class_="problem", id=f"problem-{identity or 'form'}", role="alert")

@@ -1,0 +1,59 @@
+
+// The laboratory: a run is asked for beside the page, so that what is wrong is said where it was entered and the page
+// stays; a run that went well is a link to go to. Without this the form does the same, by itself.
+const form = document.querySelector("#settings");
+const button = form.querySelector(".run"), state = form.querySelector(".state");
+const rows = all(".asked", form), more = form.querySelector(".more");
+const filled = (row) => row.querySelector("input[name=prompt]").value.trim();
+rows.forEach((row, index) => { row.hidden = index > 0 && !filled(row); });
+const anyHidden = () => rows.some((row) => row.hidden);
+more.hidden = !anyHidden();
+more.addEventListener("click", () => {
+  const row = rows.find((one) => one.hidden);
+  row.hidden = false;
+  row.querySelector("input").focus();
+  more.hidden = !anyHidden();
+});
+
+function complain(found) {
+  for (const old of all(".problem", form)) old.remove();
+  for (const field of all("[aria-invalid]", form)) { field.removeAttribute("aria-invalid"); field.removeAttribute("aria-describedby"); }
+  let first = null;
+  for (const [id, text] of found) {
+    const field = document.getElementById(id), told = document.createElement("p");
+    Object.assign(told, { className: "problem", id: `problem-${id}`, textContent: text });
+    told.setAttribute("role", "alert");
+    if (field && form.contains(field)) {
+      field.parentElement.append(told);
+      field.setAttribute("aria-invalid", "true");
+      field.setAttribute("aria-describedby", told.id);
+      first ||= field;
+    } else form.prepend(told);
+  }
+  first?.focus();
+}
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const link = `/?${new URLSearchParams(new FormData(form))}`;
+  button.disabled = true;
+  state.textContent = "The engine runs ...";
+  let answer, text;
+  try {
+    answer = await fetch(link);
+    text = await answer.text();
+  } catch {
+    complain([["form", "The laboratory does not answer: does lfm2np lab still run?"]]);
+  }
+  button.disabled = false;
+  state.textContent = "";
+  if (!answer) return;
+  if (answer.ok) {
+    const same = link === location.pathname + location.search;
+    if (same) location.reload();
+    else location.assign(link + location.hash);
+    return;
+  }
+  const page = new DOMParser().parseFromString(text, "text/html");
+  const found = all(".problem", page).map((one) => [one.id.replace("problem-", ""), one.textContent]);
+  complain(found.length ? found : [["form", text.slice(0, 300)]]);
+});
