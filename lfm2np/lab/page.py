@@ -204,7 +204,7 @@ def result(outcome: Outcome) -> Markup:
                 f"{counts.wasted_static:,} under static.",
             )
         )
-    if outcome.stopped:
+    if outcome.stopped and not outcome.settings.fault:  # else it stands at the fault
         parts.append(element("p", outcome.stopped, class_="problem", id="problem-run"))
     if outcome.run is not None:
         parts.append(answers_table(outcome))
