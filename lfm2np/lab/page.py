@@ -167,7 +167,7 @@ def result(outcome: Outcome) -> Markup:
             (counts.rows, "row", " computed"),
             (counts.preemptions, "preemption", ""),
             (counts.prefix_hit_tokens, "token", " from the prefix cache"),
-            (counts.wasted, "cell", " that rectangles would waste"),
+            (counts.wasted, "cell", " of padding, were each step a rectangle"),
         )
         parts.append(
             element(

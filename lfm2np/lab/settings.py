@@ -61,10 +61,10 @@ class Asked:
 
 
 TRAINED_REQUESTS = (
-    Asked("copy: red blue red ->", 0, 8),
+    Asked("copy: tivu zo sa mi ->", 0, 8),
     Asked("add: 34 + 58 ->", 0, 6),
     Asked("sort: 7 2 9 4 1 ->", 1, 10),
-    Asked("copy: red blue cat ->", 3, 10),
+    Asked("copy: tivu zo sa mi ->", 3, 10),
     Asked("count: 23 to 27 ->", 4, 14),
     Asked("recall: f = 7, r = 2; f ->", 6, 6),
 )

@@ -18,8 +18,8 @@ def answer(query: str, models: Models) -> tuple[int, str]:
     if query == "hang":
         while True:
             pass
-    if query == "sleep":
-        time.sleep(1.0)
+    if query.startswith("sleep"):
+        time.sleep(2.0)
     if query.startswith("nap"):
         time.sleep(0.25)
     if query == "crash":

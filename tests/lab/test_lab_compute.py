@@ -11,7 +11,7 @@ from lfm2np.drawings.runs.run import read_run
 from lfm2np.faults import inject
 from lfm2np.lab import compute as computing
 from lfm2np.lab.answering import answer
-from lfm2np.lab.compute import Outcome, compute, compute_plainly, sizes_of
+from lfm2np.lab.compute import Outcome, compute, compute_plainly, leaking_step, sizes_of
 from lfm2np.lab.models import Models, token_ids
 from lfm2np.lab.settings import NAMES, PAPER_REQUESTS, TEACHING_FAULTS, Asked, Settings, query_of
 from lfm2np.sampling.params import SamplingParams
@@ -59,20 +59,20 @@ def test_the_default_run_shows_chunks_a_preemption_and_a_hit_and_answers_that_ar
     assert outcome.run is not None and outcome.counts is not None
     assert 15 <= outcome.counts.steps <= 25 and outcome.counts.preemptions and outcome.counts.prefix_hit_tokens
     ended = "<|im_end|>"
-    answers = [" red", " 92", " 1 2 4 7 9", " red blue", " 23 24 25 26 27", " 7"]
+    answers = [" tivu zo sa mi", " 92", " 1 2 4 7 9", " tivu zo sa mi", " 23 24 25 26 27", " 7"]
     assert sorted(texts_of(outcome)) == sorted(one + ended for one in answers)
     assert not outcome.changed and outcome.sound is None and outcome.leaking is not None
 
 
 def test_counts_are_those_of_the_run(models: Models):
     settings = replace(DEFAULT, num_blocks=64, budget=64, requests=(Asked("copy: red ->", 0, 8),) * 2)
-    outcome = compute(settings, models)
+    outcome = compute_plainly(settings, models)
     assert outcome.counts is not None
     # 5 tokens of the prompt and " red", of each; the second request comes in the same step, so there is no hit
     assert (outcome.counts.steps, outcome.counts.rows) == (2, 12)
     assert (outcome.counts.preemptions, outcome.counts.prefix_hit_tokens) == (0, 0)
     later = (settings.requests[0], replace(settings.requests[1], arrival=1))
-    outcome = compute(replace(settings, requests=later), models)
+    outcome = compute_plainly(replace(settings, requests=later), models)
     assert outcome.counts is not None and outcome.counts.prefix_hit_tokens == 4
 
 
@@ -103,7 +103,7 @@ SHOWN = {  # where a fault does not show in the default run, a run in which it d
 @pytest.mark.parametrize("name", TEACHING_FAULTS)
 def test_each_fault_ends_and_shows_something(name: str, models: Models):
     settings = replace(SHOWN.get(name, DEFAULT), fault=name)
-    outcome = compute(settings, models)
+    outcome = compute_plainly(settings, models)
     assert outcome.run is not None and outcome.sound is not None
     wrong = [one for one in outcome.changed.values() if one.tokens or one.logits]
     assert wrong
@@ -113,10 +113,10 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
 
 
 def test_a_fault_that_is_only_in_the_logits_is_told_from_one_in_the_tokens(models: Models):
-    outcome = compute(replace(DEFAULT, fault="convolution-crosses-requests"), models)
+    outcome = compute_plainly(replace(DEFAULT, fault="convolution-crosses-requests"), models)
     found = {name: (one.tokens, one.logits) for name, one in outcome.changed.items()}
     assert found["a"] == (False, False) and found["b"] == (False, True)
-    tokens = compute(replace(DEFAULT, fault="prefix-hit-without-its-state"), models).changed
+    tokens = compute_plainly(replace(DEFAULT, fault="prefix-hit-without-its-state"), models).changed
     assert tokens["d"].tokens and not tokens["a"].tokens
 
 
@@ -150,12 +150,19 @@ def test_a_run_in_which_nobody_gets_a_token_is_told_and_not_drawn(models: Models
 
 
 def test_the_leaking_step_is_the_first_in_which_a_request_begins_behind_another(models: Models):
-    leaking = compute(DEFAULT, models).leaking
+    leaking = leaking_step(DEFAULT, models)
     assert leaking is not None
-    assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 0, 7), ("b", 0, 5)]
-    assert compute(replace(DEFAULT, slots=1), models).leaking is None
-    with_hits = compute(replace(DEFAULT, drafts=2, fault="convolution-crosses-requests"), models).leaking
-    assert with_hits is not None and with_hits.shares == leaking.shares
+    assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 0, 10), ("b", 0, 2)]
+    assert leaking_step(replace(DEFAULT, slots=1), models) is None
+
+
+def test_the_leaking_step_is_one_without_prefix_cache_drafts_and_fault(models: Models):
+    twice = tuple(Asked("copy: tivu zo sa ->", arrival, 8) for arrival in (0, 2))
+    sound = replace(DEFAULT, requests=twice, num_blocks=64, budget=40)  # with the cache the second begins at 8
+    for settings in (sound, replace(sound, drafts=3, fault="single-token-step-has-no-state")):
+        leaking = leaking_step(settings, models)
+        assert leaking is not None
+        assert [(share.name, share.start, share.stop) for share in leaking.shares] == [("a", 10, 11), ("b", 0, 9)]
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, replace(PAPER, fault="attention-crosses-requests", lesson=3)])

@@ -1,0 +1,109 @@
+"""The form is what a browser sends back without any script: the run that it shows, or what was typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+
+from lfm2np.lab.lessons import LESSONS
+from lfm2np.lab.page import lab_page
+from lfm2np.lab.settings import (
+    NAMES,
+    PAPER_REQUESTS,
+    TEACHING_FAULTS,
+    Asked,
+    Settings,
+    examine,
+    query_of,
+    read_settings,
+    typed_of,
+)
+
+
+class Form(HTMLParser):
+    """The fields that a browser would send, and what belongs to what."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.sent: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.labelled: set[str] = set()
+        self.described: set[str] = set()
+        self.fields: set[str] = set()  # ids of what can be typed
+        self._select = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        own = {key: value or "" for key, value in attrs}
+        self.ids += [own["id"]] if "id" in own else []
+        self.described |= set(own.get("aria-describedby", "").split())
+        if tag == "label":
+            self.labelled.add(own["for"])
+        if tag in ("input", "select") and "name" in own and own.get("type") != "hidden":
+            self.fields.add(own["id"])
+            self.labelled |= {own["id"]} if own.get("aria-label") else set()
+        if tag == "input" and "name" in own:
+            self.sent.append((own["name"], own["value"]))
+        if tag == "select":
+            self._select = own["name"]
+        if tag == "option" and "selected" in own:
+            self.sent.append((self._select, own["value"]))
+
+
+def form_of(query: str, problems: Mapping[str, str]) -> Form:
+    return Form(lab_page(typed_of(parse_qsl(query, keep_blank_values=True)), None, problems, None, None))
+
+
+RUNS = [
+    Settings(),
+    Settings(model="paper", requests=PAPER_REQUESTS, chunked=False, prefix_caching=False),
+    Settings(requests=tuple(Asked(f"<\"&'> {name} \u00e9\u4e2d", 3, 9) for name in NAMES), drafts=2, policy="static"),
+    Settings(fault=next(iter(TEACHING_FAULTS)), requests=(Asked("a"),)),
+    *(lesson.start for lesson in LESSONS.values()),
+]
+
+
+@pytest.mark.parametrize("settings", RUNS)
+def test_the_form_sends_the_run_that_it_shows(settings: Settings):
+    sent = form_of(query_of(settings), {}).sent
+    assert read_settings(parse_qsl(urlencode(sent), keep_blank_values=True)) == settings
+
+
+@pytest.mark.parametrize(("query", "model"), [("", "trained"), ("model=paper", "paper")])
+def test_an_empty_link_shows_the_defaults(query: str, model: str):
+    expected = Settings() if model == "trained" else Settings(model="paper", requests=PAPER_REQUESTS)
+    assert read_settings(form_of(query, {}).sent) == expected
+
+
+def test_a_row_can_be_added():
+    sent = form_of(query_of(Settings(requests=(Asked("a"),))), {}).sent
+    assert sum(key == "prompt" for key, _ in sent) == 8
+    second = [place for place, (key, _) in enumerate(sent) if key == "prompt"][1]
+    sent[second] = ("prompt", "b")
+    assert [asked.prompt for asked in read_settings(sent).requests] == ["a", "b"]
+
+
+def test_every_field_has_a_label_and_every_description_is_there():
+    query = urlencode([("prompt", ""), ("slots", "0"), ("policy", "x"), ("lesson", "9"), ("z", "1")])
+    _, problems = examine(parse_qsl(query, keep_blank_values=True))
+    assert problems.keys() == {"", "prompt-0", "slots", "policy", "lesson"}
+    form = form_of(query, problems)
+    assert form.fields <= form.labelled
+    assert form.described == {"problem-prompt-0", "problem-slots", "problem-policy"} <= set(form.ids)
+    assert {"problem-form", "problem-lesson"} <= set(form.ids)
+    assert len(form.ids) == len(set(form.ids))
+
+
+def test_what_was_typed_is_sent_again_also_where_it_is_wrong():
+    query = urlencode([("prompt", "a"), ("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")])
+    sent = form_of(query, {}).sent
+    assert {("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")} <= set(sent)
+
+
+def test_lessons_are_links():
+    page = lab_page(typed_of([]), None, {}, None, None)
+    for lesson in LESSONS.values():
+        assert query_of(lesson.start).replace("&", "&amp;") in page
