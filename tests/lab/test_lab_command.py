@@ -124,7 +124,7 @@ def test_a_port_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[str]
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    code, told = refused(capsys)
+    code, told = refused(capsys, "--port", "70000")  # which would be the next thing to be refused
     assert code == 2 and "uvicorn: not installed; lab needs" in told and "lfm2np[serve]" in told
 
 
