@@ -25,15 +25,15 @@ TEACHING_FAULTS: Mapping[str, str] = {
     "convolution-crosses-requests": "The first rows of a prompt are convolved with the last rows of the request before "
     "it in the step.",
     "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
-    "state-read-by-index-in-the-batch": "The convolution's state is read at the request's place in the step and "
-    "written at its slot, so when a place changes a request gets a stranger's state.",
     "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
     "zeros.",
     "single-token-step-has-no-state": "A decode is convolved with zeros, as if nothing stood before it.",
     "chunk-ignores-the-past-state": "The second chunk of a prompt is convolved as if it began the prompt.",
     "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
-    "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state.",
-    "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer.",
+    "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state; it shows with "
+    "drafts.",
+    "preempted-request-loses-its-output": "What a request said before it was preempted is missing in its answer; it "
+    "shows where blocks are few and a request is preempted while it decodes.",
     "positions-are-rows-of-the-batch": "A token is rotated by its row in the step, not by its position in its own "
     "sequence.",
     "full-cache-raises-instead-of-evicting": "When all free blocks hold cached prefixes, none is given up, and the "

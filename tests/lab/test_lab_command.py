@@ -22,7 +22,8 @@ import pytest
 from lfm2np.cli import main
 
 COMMAND = [sys.executable, "-m", "lfm2np", "lab", "--port", "0", "--no-browser"]
-LONG = "&".join(f"prompt=copy:+{name}+red+blue+cat+dog+red+->&tokens=48" for name in "abcd") + "&blocks=128&slots=1"
+ROWS = [f"prompt=copy:+{name}+red+blue+cat+dog+red+->&tokens=48" for name in "abcdefgh"]
+SHORT, LONG = ("&".join(ROWS[:count]) + "&blocks=128&slots=1" for count in (2, 8))
 
 
 @contextlib.contextmanager
@@ -70,8 +71,8 @@ def test_it_says_where_it_is_answers_and_drains(how: signal.Signals):
         assert urlsplit(url).hostname == "127.0.0.1" and url.startswith("http://") and url.endswith("/")
         assert ask(url, "slots=0")[0] == 400
         children = children_of(process.pid)
-        asked = pool.submit(ask, url, LONG)
-        time.sleep(0.5)
+        asked = pool.submit(ask, url, SHORT)
+        time.sleep(0.2)
         process.send_signal(how)
         assert asked.result()[0] == 200, "what was under way is answered"
         assert process.wait(60) == 0
@@ -86,9 +87,9 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing():
         assert ask(url, "slots=0")[0] == 400
         children = children_of(process.pid)
         asked = pool.submit(ask, url, LONG)
-        time.sleep(0.5)
+        time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 130
         with contextlib.suppress(http.client.HTTPException, OSError):
@@ -123,7 +124,7 @@ def test_a_port_that_is_taken_or_none_is_told(capsys: pytest.CaptureFixture[str]
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    code, told = refused(capsys)
+    code, told = refused(capsys, "--port", "70000")  # which would be the next thing to be refused
     assert code == 2 and "uvicorn: not installed; lab needs" in told and "lfm2np[serve]" in told
 
 

@@ -149,7 +149,7 @@ def test_a_pool_that_is_too_small_is_told_with_what_is_needed(models: Models):
 
 
 def test_every_fault_is_one_of_the_catalogue_and_explained():
-    assert 8 <= len(TEACHING_FAULTS) <= 12
+    assert 8 <= len(TEACHING_FAULTS) <= 10
     for name, text in TEACHING_FAULTS.items():
         assert by_name(name) and text.endswith(".")
 

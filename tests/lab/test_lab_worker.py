@@ -147,7 +147,7 @@ with Worker(command=sys.argv[1:]) as worker:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_its_owner_even_in_the_middle_of_a_run(how: signal.Signals):
     command = [sys.executable, "-c", OWNER, *MISBEHAVING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
