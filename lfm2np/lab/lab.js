@@ -1,6 +1,10 @@
 
 // The laboratory: a run is asked for beside the page, so that what is wrong is said where it was entered and the page
 // stays; a run that went well is a link to go to. Without this the form does the same, by itself.
+const drawer = document.querySelector(".settings");
+const kept = sessionStorage.getItem("form");  // as it was left in this tab
+if (kept) drawer.open = kept === "open" || drawer.querySelector(".problem") !== null;
+drawer.querySelector("summary").addEventListener("click", () => sessionStorage.setItem("form", drawer.open ? "closed" : "open"));
 const form = document.querySelector("#settings");
 const button = form.querySelector(".run"), state = form.querySelector(".state");
 const rows = all(".asked", form), more = form.querySelector(".more");

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_checks import CONTRAST, each_view
 
 import lfm2np
 from lfm2np.drawings import demo
@@ -78,15 +79,6 @@ def opened(browser: Any, file: Path) -> Iterator[Opened]:
     made = Opened(browser, file)
     yield made
     made.context.close()
-
-
-def each_view(page: Any) -> Iterator[str]:
-    """Every view after the other on the screen."""
-    for view in page.eval_on_selector_all(".view", "all => all.map(one => one.id)"):
-        page.click(f'nav a[href="#{view}"]')
-        page.wait_for_selector(f"#{view}.current")
-        assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == 1
-        yield view
 
 
 def go(page: Any, player: str, step: int) -> None:
@@ -189,7 +181,7 @@ def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
 
 def test_quiz_and_leaks(opened: Opened) -> None:
     page = opened.page
-    page.click('nav a[href="#ledger"]')
+    page.click('.side a[href="#ledger"]')
     page.check("input.quiz")
     item = page.query_selector("#ledger .at:not([hidden]) .ledger li")
     assert not item.query_selector(".class").is_visible()
@@ -198,7 +190,7 @@ def test_quiz_and_leaks(opened: Opened) -> None:
     assert page.inner_text(".score") == "1 of 1 right"
     page.uncheck("input.quiz")
     assert item.query_selector(".class").is_visible()
-    page.click('nav a[href="#isolation"]')
+    page.click('.side a[href="#isolation"]')
     assert len([one for one in page.query_selector_all("#isolation .choice") if one.is_visible()]) == 1
     page.check('input[name=leak][value="1"]')
     assert "WRONG: it should be" in page.inner_text("#isolation")
@@ -217,33 +209,6 @@ def test_every_control_has_a_name(opened: Opened) -> None:
             assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
         count += len(found)
     assert count > 200
-
-
-CONTRAST = """() => {
-  const parse = c => {
-    const m = c.match(/[\\d.]+/g).map(Number);
-    return {r: m[0], g: m[1], b: m[2], a: m.length > 3 ? m[3] : 1};
-  };
-  const lum = c => [c.r, c.g, c.b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-  const back = el => {
-    for (let e = el; e; e = e.parentElement) {
-      const c = parse(getComputedStyle(e).backgroundColor);
-      if (c.a) return c;
-    }
-    return {r: 255, g: 255, b: 255, a: 1};
-  };
-  const bad = [];
-  for (const el of document.querySelectorAll("body *")) {
-    if (el.closest("svg") || ![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-    const style = getComputedStyle(el), box = el.getBoundingClientRect();
-    if (style.visibility === "hidden" || !box.width) continue;
-    const a = lum(parse(style.color)), b = lum(back(el));
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
-  }
-  return bad;
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -323,7 +288,7 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
         "experts",
         *VIEWS[4:],
     ]
-    page.click('nav a[href="#experts"]')
+    page.click('.side a[href="#experts"]')
     compared = 0
     for step in sparse_run.steps:
         go(page, "main", step.number)
@@ -341,7 +306,7 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
         assert all(one.is_visible() for one in squares)
         compared += sum(map(len, rows))
     assert compared > 400
-    page.click('nav a[href="#ledger"]')
+    page.click('.side a[href="#ledger"]')
     for summary in page.query_selector_all("#ledger .at:not([hidden]) summary"):
         summary.evaluate("one => one.parentElement.open = true")
     assert page.evaluate(CONTRAST) == []
@@ -353,7 +318,7 @@ def test_experts_are_shown_step_by_step(browser: Any, sparse_file: Path, sparse_
 
 def test_the_quiz_has_the_fourth_class(browser: Any, sparse_file: Path) -> None:
     opened = Opened(browser, sparse_file)
-    opened.page.click('nav a[href="#ledger"]')
+    opened.page.click('.side a[href="#ledger"]')
     opened.page.check("input.quiz")
     items = opened.page.query_selector_all("#ledger .at:not([hidden]) .ledger li")
     item = next(one for one in items if "feed_forward.experts" in one.inner_text())

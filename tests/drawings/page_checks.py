@@ -1,0 +1,42 @@
+"""What tests of pages in a browser share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# The texts on the screen whose contrast to what is behind them is below 4.5.
+CONTRAST = """() => {
+  const parse = c => {
+    const m = c.match(/[\\d.]+/g).map(Number);
+    return {r: m[0], g: m[1], b: m[2], a: m.length > 3 ? m[3] : 1};
+  };
+  const lum = c => [c.r, c.g, c.b].map(v => v / 255).map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const back = el => {
+    for (let e = el; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.a) return c;
+    }
+    return {r: 255, g: 255, b: 255, a: 1};
+  };
+  const bad = [];
+  for (const el of document.querySelectorAll("body *")) {
+    if (el.closest("svg") || ![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    const style = getComputedStyle(el), box = el.getBoundingClientRect();
+    if (style.visibility === "hidden" || !box.width) continue;
+    const a = lum(parse(style.color)), b = lum(back(el));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
+  }
+  return bad;
+}"""
+
+
+def each_view(page: Any) -> Iterator[str]:
+    """Every view after the other on the screen."""
+    for view in page.eval_on_selector_all(".view", "all => all.map(one => one.id)"):
+        page.click(f'.side a[href="#{view}"]')
+        page.wait_for_selector(f"#{view}.current")
+        assert len([one for one in page.query_selector_all(".view") if one.is_visible()]) == 1
+        yield view
