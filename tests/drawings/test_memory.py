@@ -13,7 +13,7 @@ from lfm2np.conformance.trials.driver import run as run_scenario
 from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import num_kept
+from lfm2np.drawings.runs.derive import num_kept, owners
 from lfm2np.drawings.runs.paged import Cells, before_steps, context
 from lfm2np.drawings.runs.run import Run, Step, read_run
 from lfm2np.drawings.views.picture import scores_of, softmax
@@ -25,6 +25,27 @@ def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     holds_what_was_computed(read_run(engine.trace()))
+
+
+@given(scenarios(kinds=("abort", "preempt")))
+def test_no_free_block_is_owned(scenario: Scenario) -> None:
+    """After each step, by the scheduler's own count. (Others are reserved, and in no table yet.)"""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace())
+    for step, owned in zip(run.steps, owners(run), strict=True):
+        if not step.abandoned:
+            still = {block for block, names in owned.items() if set(names) - set(step.finished)}
+            assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
+
+
+def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
+    """A sample without a slot waits, and has no blocks (it had, on the page)."""
+    run = read_run(demo.main_lines(lfm2np.load()))
+    for step, owned in zip(run.steps, owners(run), strict=True):
+        rejected = sum(entry.num_drafts for entry in step.entries)
+        still = {block for block, names in owned.items() if set(names) - set(step.finished)}
+        assert 0 <= len(still) - (run.config["num_blocks"] - step.free_blocks) <= rejected, step.number
 
 
 def test_the_map_holds_no_rejected_draft() -> None:

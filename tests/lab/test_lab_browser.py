@@ -158,7 +158,8 @@ def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
 def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
     lab = Laboratory(browser, address, java_script_enabled=False)
     lab.page.fill("#blocks", "12")
-    lab.page.click(".run")
+    with lab.page.expect_navigation():
+        lab.page.click(".run")
     assert lab.settings.num_blocks == 12
     assert lab.page.is_visible("#memory")
     assert lab.page.is_visible("#timeline")
@@ -258,7 +259,8 @@ ANSWERS: dict[int, tuple[Fill, str, Fill, str]] = {  # wrong and what is said, r
 def test_a_lesson_is_failed_and_solved(lab: Laboratory, number: int) -> None:
     lesson = LESSONS[number]
     wrong, seen, right, found = ANSWERS[number]
-    lab.page.click(f".lessons li:nth-child({number + 1}) a")
+    with lab.page.expect_navigation():
+        lab.page.click(f".lessons li:nth-child({number + 1}) a")
     assert lab.page.inner_text(".lesson-text h2") == f"Lesson {number}: {lesson.title}"
     assert lab.page.is_visible(f"#{lesson.view}.current")
     assert not lab.page.query_selector_all("#verdict")

@@ -84,8 +84,8 @@ def owners(run: Run) -> list[dict[int, tuple[str, ...]]]:
         for entry in step.entries:
             tables[entry.request_id] = entry.block_table
             for sample in entry.samples:
-                if sample != entry.request_id:  # it takes over the blocks of the prompt
-                    tables.setdefault(sample, entry.block_table)
+                if sample != entry.request_id and runs_on(run, sample, step.number):
+                    tables.setdefault(sample, entry.block_table)  # it takes over the blocks of the prompt
         of: dict[int, list[str]] = {}
         for name, table in tables.items():
             for block in table:
@@ -94,6 +94,19 @@ def owners(run: Run) -> list[dict[int, tuple[str, ...]]]:
         for name in step.finished:
             tables.pop(name, None)
     return found
+
+
+def runs_on(run: Run, sample: str, number: int) -> bool:
+    """Whether a sample that was split off in a step runs from then on; without a slot for it, it waits, and has none.
+
+    One that ran is next heard of by what it computes, or as preempted; one that waited as admitted.
+    """
+    for step in run.steps[number + 1 :]:
+        if sample in step.admitted:
+            return False
+        if sample in step.preempted or any(entry.request_id == sample for entry in step.entries):
+            return True
+    return False
 
 
 def cached(run: Run) -> list[int]:

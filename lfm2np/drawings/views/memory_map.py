@@ -10,6 +10,7 @@ from lfm2np.drawings.page.markup import (
     element,
     figure,
     joined,
+    number,
     rectangle,
     scrolled,
     visible,
@@ -90,17 +91,25 @@ def of_block(run: Run, block: int, at: tuple[float, float, float], owners: tuple
         words(x + size * place, y + HEAD / 2, whose, "end", class_="label"),
         rectangle(x, y + HEAD, size * place, BODY, class_="cell none"),
     ]
-    for index in sorted(tokens):
-        left = x + index * place
-        if owners:
-            written = " written" if (block, index) in held.written else ""
-            shapes.append(rectangle(left, y + HEAD, place, BODY, class_=f"cell {fill}{written}"))
-        if place >= 20:
-            token = visible(run.word(tokens[index]))[:5]
-            shapes.append(words(left + place / 2, y + HEAD + BODY / 2, token, None, class_="in" if owners else "was"))
+    written = sorted(index for index in tokens if (block, index) in held.written)
+    if owners and tokens:  # they fill a block from its beginning; what a step writes of it is at their end
+        shapes.append(rectangle(x, y + HEAD, len(tokens) * place, BODY, class_=f"cell {fill}"))
+        shapes.append(element("path", d=between(x, y + HEAD, place, len(tokens)), class_="cell"))
+    if written:
+        size_ = len(written) * place
+        shapes.append(rectangle(x + written[0] * place, y + HEAD, size_, BODY, class_="cell written"))
+    for index in sorted(tokens) if place >= 20 else ():
+        token = visible(run.word(tokens[index]))[:5]
+        middle = x + (index + 0.5) * place
+        shapes.append(words(middle, y + HEAD + BODY / 2, token, class_="in" if owners else "was"))
     if block in held.checkpoints:
         shapes.append(checkpoint(x + size * place, y + HEAD + BODY / 2))
     return element("g", shapes)
+
+
+def between(x: float, y: float, place: float, count: int) -> str:
+    """The lines between so many tokens."""
+    return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
 
 
 def slots(run: Run, held: Contents, y: float) -> Markup:

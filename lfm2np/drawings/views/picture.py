@@ -319,8 +319,9 @@ def feed_forward(stage: Stage, layer: int, hidden: int) -> Markup:
 
 def tokens_out(stage: Stage) -> list[Markup]:
     """The last norm, the head over the rows that need a token, and the largest logit."""
-    (made,) = stage.of(None, "rms_norm")
-    head = stage.of(None, "linear")[-1]
+    if not stage.of(None, "linear"):
+        return [element("p", "No row of this step needs a token: the last one of a prompt is still to come.")]
+    made, head = stage.of(None, "rms_norm")[-1], stage.of(None, "linear")[-1]
     hidden, table = made["output"]["shape"][1], stage.weight("embed_tokens")
     words = [(visible(stage.run.word(index)), 1) for index in range(len(table))]
     said = [
