@@ -9,7 +9,6 @@ from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
 from lfm2np.drawings.runs.leaks import Leak
-from lfm2np.drawings.runs.orders import Orders
 from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
 from lfm2np.drawings.views.batching import batching
@@ -32,19 +31,22 @@ TITLE = "Continuous batching of LFM2, on real numbers"
 
 @dataclass(frozen=True)
 class Still:
-    """What a page shows that is not of its run: the hand model's runs, and a dot product of the trained fixture's."""
+    """What a page shows that is not of its run: the hand model's, and a dot product of the trained fixture's."""
 
     alone: Run
     together: Run
     weights: Weights
-    chosen: Orders
-    where: str
+    single: View
+    positions: View
+    order: View
 
 
 def still(trained: Model) -> Still:
     model, words, weights = demo.hand_model()
-    chosen, where = demo.dot_product(trained)
-    return Still(demo.hand_alone(model, words), demo.hand_together(model, words), weights, chosen, where)
+    alone, together = demo.hand_alone(model, words), demo.hand_together(model, words)
+    return Still(
+        alone, together, weights, single(alone, weights), positions(together), order(*demo.dot_product(trained))
+    )
 
 
 def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
@@ -53,9 +55,9 @@ def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
     A run with a mixture of experts has a view more, the fifth, and exercises of its own.
     """
     return [
-        single(beside.alone, beside.weights),
+        beside.single,
         batching(beside.together),
-        positions(beside.together),
+        beside.positions,
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
         *([isolation(leaking)] if leaking is not None else []),
@@ -64,7 +66,7 @@ def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
         policies(run),
         speculation(run),
         worksheet(beside.alone, beside.together, beside.weights, run),
-        order(beside.chosen, beside.where),
+        beside.order,
     ]
 
 

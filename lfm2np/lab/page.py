@@ -15,7 +15,6 @@ from lfm2np.drawings.views.experts import experts
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.ledger import ledger
 from lfm2np.drawings.views.memory import memory
-from lfm2np.drawings.views.order import order
 from lfm2np.drawings.views.policies import policies
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
@@ -66,9 +65,9 @@ def views(settings: Settings, run: Run, outcome: Outcome, beside: Still) -> list
     """As on the page of `draw`. A run of the paper model is in the first views, too."""
     on_paper = settings.model == "paper"
     return [
-        single(run, beside.weights, "main") if on_paper else single(beside.alone, beside.weights),
+        single(run, beside.weights, "main") if on_paper else beside.single,
         batching(run, "main"),
-        positions(run, "main") if on_paper else positions(beside.together),
+        positions(run, "main") if on_paper else beside.positions,
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
         *([isolation(outcome.leaking, "A step of these requests")] if outcome.leaking is not None else []),
@@ -77,7 +76,7 @@ def views(settings: Settings, run: Run, outcome: Outcome, beside: Still) -> list
         policies(run),
         speculation(run),
         worksheet(beside.alone, beside.together, beside.weights, run),
-        order(beside.chosen, beside.where),
+        beside.order,
     ]
 
 

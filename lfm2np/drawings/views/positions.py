@@ -60,7 +60,7 @@ def chart(run: Run, step: Step) -> Markup:
             for at in range(longest):
                 sees = at <= position
                 x = LEFT + at * SIDE
-                kind = "decode" if at == position else "" if sees else "waste"
+                kind = "decode" if at == position else "" if sees else "unseen"
                 title = f"{label} {'looks at' if sees else 'does not look at'} position {at}"
                 shapes.append(
                     cell(
