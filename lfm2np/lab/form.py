@@ -100,7 +100,8 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             **more,
             **marks(identity, problems),
         )
-        fields.append(element("td", made, told_problem(identity, problems)))
+        narrow = element("span", f"{HEADS[1 + len(fields)]} ", class_="narrow", aria_hidden="true")
+        fields.append(element("td", narrow, made, told_problem(identity, problems)))
     answers = [element("td", one) for one in answer_of(name, outcome)]
     return element(
         "tr", element("th", swatch, scope="row", aria_label=f"request {name}"), fields, answers, class_="asked"

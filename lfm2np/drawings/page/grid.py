@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import Markup, element, number
@@ -93,7 +94,7 @@ def cell(value: float | None, largest: float, classes: list[str]) -> Markup:
 
 def tint_of(value: float, largest: float) -> str:
     """p for numbers above zero and n for those below, 1 to 3 by size; nothing for what is nearly zero."""
-    if not largest or not abs(value) <= largest:
+    if not largest or not math.isfinite(largest) or not abs(value) <= largest:
         return ""
     level = TINTS[min(3, int(abs(value) / largest * 3.999))]
     return ("p" if value > 0 else "n") + level if level else ""
