@@ -71,6 +71,10 @@ def refused_host(request: Request, access: Access) -> Response | None:
         require_access(request, access)
     except Refusal as refusal:
         return sentence(refusal.status, refusal.message)
+    # A link elsewhere may lead here; what a page elsewhere loads by itself would only keep the engine busy.
+    asks = [request.headers.get(f"sec-fetch-{name}") for name in ("site", "mode", "dest")]
+    if asks[0] in ("cross-site", "same-site") and asks[1:] != ["navigate", "document"]:
+        return sentence(403, "a page of another site asks: expected the laboratory's own, or a link")
     return None
 
 

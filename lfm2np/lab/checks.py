@@ -49,13 +49,27 @@ def less_waste(start: Settings, settings: Settings, outcome: Outcome, again: Aga
     if counts.steps > MOST_STATIC_STEPS:
         return Verdict(False, f"{seen}: expected at most {MOST_STATIC_STEPS} steps.")
     if counts.wasted > MOST_WASTED:
-        why = (
-            "members that have ended keep their rows"
-            if settings.policy == "static"
-            else "a step that takes a prompt beside decodes is a rectangle as wide as the prompt"
-        )
-        return Verdict(False, f"{seen}: expected at most {MOST_WASTED} cells; {why}.")
-    return Verdict(True, f"{seen}: who has ended leaves, and prompts and decodes are apart.")
+        return Verdict(False, f"{seen}: expected at most {MOST_WASTED} cells; {why_wasted(settings, outcome.run)}.")
+    return Verdict(True, f"{seen}: who has ended leaves, and what is long and what is short are seldom in one step.")
+
+
+def why_wasted(settings: Settings, run: Run | None) -> str:
+    """What most of it comes from."""
+    assert run is not None
+    if settings.policy == "static":
+        return "members that have ended keep their rows"
+    prompts = mixed = 0
+    for step in run.steps:
+        shares = [len(entry.token_ids) for entry in step.entries]
+        cells = len(shares) * max(shares, default=0) - sum(shares)
+        starts = [entry.start < len(run.requests[entry.request_id].prompt) for entry in step.entries]
+        if all(starts):
+            prompts += cells
+        else:
+            mixed += cells
+    if mixed >= prompts:
+        return "a step that takes a prompt beside decodes is a rectangle as wide as the prompt"
+    return "a step that takes prompts of several lengths is a rectangle as wide as the longest"
 
 
 def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
@@ -68,7 +82,9 @@ def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: A
         )
     known = {asked.prompt for asked in start.requests}
     if sum(asked.prompt in known for asked in settings.requests) < 2:
-        return Verdict(False, "At least two requests with the lesson's prompts have to stay: alone nobody is seen.")
+        return Verdict(
+            False, "At least two requests with the lesson's prompts have to stay: who is alone can't be harmed."
+        )
     wrong = [name for name, changed in outcome.changed.items() if changed.tokens or changed.logits]
     if wrong:
         name = wrong[0]
@@ -171,9 +187,7 @@ def what_moved(start: Settings, settings: Settings, may: tuple[str, ...]) -> str
 
 def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:
     if len(old) != len(new):
-        return (
-            f"There {'is' if len(new) == 1 else 'are'} {counted(len(new), 'request')}, and there have to be {len(old)}."
-        )
+        return f"There {'is' if len(new) == 1 else 'are'} {counted(len(new), 'request')}; the lesson has {len(old)}."
     index = next(index for index, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
     name, was, now = NAMES[index], old[index], new[index]
     for what in ("prompt", "max_tokens", "arrival"):

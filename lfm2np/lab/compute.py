@@ -18,7 +18,6 @@ import numpy as np
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.drawings.runs.leaks import Leak, leak
-from lfm2np.drawings.runs.policies import under
 from lfm2np.drawings.runs.recorded import Coming, DetailedTrace
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.engine.engine import Engine
@@ -54,18 +53,19 @@ class Changed:
 
     tokens: bool
     logits: bool
+    cut: bool = False  # the run was stopped, and what it said so far is right
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a run. `wasted` are the cells that rectangles would add under its own policy, and under `static`."""
+    """Of a run. `wasted` are the cells that rectangles would add to its own steps, of which `idle` computed nothing."""
 
     steps: int
     rows: int
     preemptions: int
     prefix_hit_tokens: int
     wasted: int
-    wasted_static: int
+    idle: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,17 +98,17 @@ def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking:
     changed = {}
     if settings.fault:
         for name in NAMES[: len(settings.requests)]:
-            changed[name] = Changed(
-                computed.tokens.get(name, ()) != sound.tokens.get(name, ()),
-                differ(computed.logits.get(name, ()), sound.logits.get(name, ())),
-            )
+            said, right = computed.tokens.get(name, ()), sound.tokens.get(name, ())
+            other_logits = differ(computed.logits.get(name, ()), sound.logits.get(name, ()))
+            cut = bool(computed.stopped) and said != right and said == right[: len(said)] and not other_logits
+            changed[name] = Changed(said != right and not cut, other_logits, cut)
     return Outcome(
         settings=settings,
         run=computed.run,
         sound=sound.run if settings.fault else None,
         changed=changed,
         leaking=leaking,
-        counts=counts_of(computed.run, sound.run) if computed.run and sound.run else None,
+        counts=counts_of(settings, computed.run) if computed.run else None,
         stopped=computed.stopped,
         tokens=computed.tokens,
     )
@@ -234,14 +234,25 @@ class Found(Exception):
 # --- what is counted
 
 
-def counts_of(run: Run, sound: Run) -> Counts:
-    """Of the run; what policies would waste is the sound run's."""
+def counts_of(settings: Settings, run: Run) -> Counts:
     admitted = [entry for step in run.steps for entry in step.entries if entry.request_id in step.admitted]
     return Counts(
         steps=len(run.steps),
         rows=sum(step.num_tokens for step in run.steps),
         preemptions=sum(len(step.preempted) for step in run.steps),
         prefix_hit_tokens=sum(entry.start for entry in admitted),
-        wasted=under(sound, "own").padding,
-        wasted_static=under(sound, "static", policy="static").padding,
+        wasted=wasted(settings, run),
+        idle=sum(not step.entries for step in run.steps),
     )
+
+
+def wasted(settings: Settings, run: Run) -> int:
+    """Cells that a rectangle would add to each step; under `static` a batch keeps its rows until all have ended."""
+    total, batch, running = 0, set[str](), 0
+    for step in run.steps:
+        if settings.policy != "static" or not running:
+            batch = set()
+        batch |= {entry.request_id for entry in step.entries}
+        total += len(batch) * max((len(entry.token_ids) for entry in step.entries), default=0) - step.num_tokens
+        running = step.running
+    return total

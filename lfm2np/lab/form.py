@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 
 from lfm2np.drawings.page.markup import Markup, element
@@ -54,7 +55,7 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
         told_problem("", problems),
         element(
             "table",
-            element("thead", element("tr", [element("th", one, scope="col") for one in heads])),
+            element("thead", element("tr", [element("td"), *(element("th", one, scope="col") for one in heads[1:])])),
             element("tbody", [row_of(index, row, problems, outcome) for index, row in enumerate(rows)]),
             class_="requests",
         ),
@@ -80,7 +81,7 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
     name = NAMES[index]
     swatch = element("svg", cell(1, 1, 16, 16, index, name), viewBox="0 0 18 18", class_="swatch", aria_hidden="true")
     defaults = {"arrival": Asked("").arrival, "tokens": Asked("").max_tokens}
-    fields = []
+    fields: list[Markup] = []
     for field, label in ROW_LABELS.items():
         identity, text = f"{field}-{index}", getattr(row, field)
         more: dict[str, object] = {"maxlength": 4 * MOST_CHARACTERS}
@@ -93,7 +94,7 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             type="text",
             id=identity,
             name=field,
-            value=text,
+            value=as_typed(text),
             aria_label=f"{label}, request {name}",
             autocomplete="off",
             spellcheck="false",
@@ -117,6 +118,8 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
     if not outcome.settings.fault:
         return [said]
     changed = outcome.changed[name]
+    if changed.cut:
+        return [said, "cut off, right so far"]
     told_ = "other tokens" if changed.tokens else "other logits" if changed.logits else "yes, bit for bit"
     return [said, told_]
 
@@ -134,7 +137,7 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
             size=4,
             id=name,
             name=name,
-            value=given,
+            value=as_typed(given),
             title=range_,
             autocomplete="off",
             **marks(name, problems),
@@ -158,6 +161,11 @@ def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Ma
     choices = known if given in known else (given, *known)
     options = [element("option", one or "nothing is broken", value=one, selected=one == given) for one in choices]
     return element("select", options, id=name, name=name, **marks(name, problems))
+
+
+def as_typed(text: str) -> Markup:
+    """A field's value: also what can't be seen stays what it was."""
+    return Markup(html.escape(text, quote=True))
 
 
 def marks(identity: str, problems: Problem) -> dict[str, object]:

@@ -27,6 +27,7 @@ function complain(found) {
     const field = document.getElementById(id), told = document.createElement("p");
     Object.assign(told, { className: "problem", id: `problem-${id}`, textContent: text });
     told.setAttribute("role", "alert");
+    told.tabIndex = -1;
     if (field && form.contains(field)) {
       field.parentElement.append(told);
       field.setAttribute("aria-invalid", "true");
@@ -34,12 +35,24 @@ function complain(found) {
       first ||= field;
     } else form.prepend(told);
   }
-  first?.focus();
+  (first || form.querySelector(".problem"))?.focus();
+}
+function close() {  // rows without a prompt are no requests: those below move up, so that letters and fields stay right
+  const fields = (row) => all("input", row);
+  const kept = rows.filter(filled).map((row) => fields(row).map((one) => one.value));
+  if (!kept.length) return;
+  rows.forEach((row, index) => {
+    fields(row).forEach((one, place) => { one.value = kept[index]?.[place] ?? (place ? one.value : ""); });
+    row.hidden = index >= kept.length;
+  });
+  more.hidden = !anyHidden();
 }
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
+  if (state.textContent) return;
+  close();
   const link = `/?${new URLSearchParams(new FormData(form))}`;
-  button.disabled = true;
+  button.setAttribute("aria-disabled", "true");
   state.textContent = "The engine runs ...";
   let answer, text;
   try {
@@ -48,10 +61,11 @@ form.addEventListener("submit", async (event) => {
   } catch {
     complain([["form", "The laboratory does not answer: does lfm2np lab still run?"]]);
   }
-  button.disabled = false;
+  button.removeAttribute("aria-disabled");
   state.textContent = "";
   if (!answer) return;
   if (answer.ok) {
+    sessionStorage.setItem("ran", "yes");
     const same = link === location.pathname + location.search;
     if (same) location.reload();
     else location.assign(link + location.hash);
@@ -61,3 +75,9 @@ form.addEventListener("submit", async (event) => {
   const found = all(".problem", page).map((one) => [one.id.replace("problem-", ""), one.textContent]);
   complain(found.length ? found : [["form", text.slice(0, 300)]]);
 });
+
+if (sessionStorage.getItem("ran")) {  // what came of it is where the keyboard goes on
+  sessionStorage.removeItem("ran");
+  const told = document.querySelector("#verdict") || document.querySelector("#result");
+  if (told) { told.tabIndex = -1; told.focus({ preventScroll: true }); }
+}

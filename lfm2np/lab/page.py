@@ -41,7 +41,7 @@ def lab_page(
     above = element(
         "section",
         lesson_links(lesson),
-        lesson_text(lesson) if lesson else None,
+        lesson_text(lesson, run is not None) if lesson else None,
         verdict_text(verdict) if verdict and not untouched else None,
         element(
             "details",
@@ -70,7 +70,7 @@ def views(settings: Settings, run: Run, outcome: Outcome, beside: Still) -> list
         positions(run, "main") if on_paper else beside.positions,
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
-        *([isolation(outcome.leaking, "A step of these requests")] if outcome.leaking is not None else []),
+        isolation(outcome.leaking, "A step of these requests, without prefix cache, drafts and fault"),
         memory(run),
         timeline(run),
         policies(run),
@@ -116,7 +116,7 @@ def lesson_links(chosen: Lesson | None) -> Markup:
     return element("nav", element("ul", items, role="list"), aria_label="Lessons", class_="lessons")
 
 
-def lesson_text(lesson: Lesson) -> Markup:
+def lesson_text(lesson: Lesson, is_drawn: bool) -> Markup:
     return element(
         "section",
         element("h2", f"Lesson {lesson.number}: {lesson.title}"),
@@ -125,8 +125,7 @@ def lesson_text(lesson: Lesson) -> Markup:
         element(
             "p",
             "Change the settings below and run: the engine says whether it is so. ",
-            element("a", "The view to look at", href=f"#{lesson.view}"),
-            ".",
+            [element("a", "The view to look at", href=f"#{lesson.view}"), "."] if is_drawn else None,
         ),
         element("details", element("summary", "A hint"), element("p", lesson.hint)),
         class_="lesson-text",
@@ -162,7 +161,7 @@ def result(outcome: Outcome) -> Markup:
     if outcome.counts:
         counts = outcome.counts
         figures = (
-            (counts.steps, "step", ""),
+            (counts.steps, "step", f", {counts.idle} of them idle" if counts.idle else ""),
             (counts.rows, "row", " computed"),
             (counts.preemptions, "preemption", ""),
             (counts.prefix_hit_tokens, "token", " from the prefix cache"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
+from lfm2np.drawings.page.markup import counted
 from lfm2np.errors import Lfm2npError
 from lfm2np.values import show
 from scheduler import POLICIES
@@ -27,8 +28,10 @@ TEACHING_FAULTS: Mapping[str, str] = {
     "attention-crosses-requests": "A request attends to the rows of all requests before it in the step, too.",
     "previous-tenants-state-is-read": "A new request begins with the state of the last one in its slot, not with "
     "zeros.",
-    "single-token-step-has-no-state": "A decode is convolved with zeros, as if nothing stood before it.",
-    "chunk-ignores-the-past-state": "The second chunk of a prompt is convolved as if it began the prompt.",
+    "single-token-step-has-no-state": "A share of one row, as a decode has, is convolved with zeros, as if nothing "
+    "stood before it.",
+    "chunk-ignores-the-past-state": "A share of several rows (a later chunk of a prompt, what is behind a prefix hit, "
+    "a decode with drafts) is convolved as if nothing stood before it.",
     "prefix-hit-without-its-state": "A prefix hit brings keys and values, but a state of zeros.",
     "rejected-drafts-stay-in-the-state": "A draft that was rejected stays in the convolution's state; it shows with "
     "drafts.",
@@ -104,7 +107,7 @@ NUMBERS = {  # name in a link -> name here, least and most
 }
 CHOICES = {  # name in a link -> name here, and what it may be
     "model": ("model", MODELS),
-    "policy": ("policy", tuple(POLICIES)),
+    "policy": ("policy", tuple(name for name in POLICIES if name != "priority")),  # no request here has one
     "fault": ("fault", ("", *TEACHING_FAULTS)),
 }
 SWITCHES = {"chunked": "chunked", "prefix-cache": "prefix_caching"}
@@ -171,7 +174,7 @@ def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
     counts = {name: sum(key == name for key, _ in query) for name in ROWS}
     for name in ROW_NUMBERS:
         if counts[name] not in (0, counts["prompt"]):
-            found.append(f"{name} stands {counts[name]} times, expected as often as prompt: {counts['prompt']} times.")
+            found.append(f"{name}: {counted(counts[name], 'value')} for {counted(counts['prompt'], 'prompt')}.")
     filled = sum(key == "prompt" and bool(text.strip()) for key, text in query)
     if filled > MOST_REQUESTS:
         found.append(f"{filled} requests, expected at most {MOST_REQUESTS}.")
@@ -244,6 +247,8 @@ def prompt_problem(text: str) -> str:
         return "There is no prompt: expected at least one request."
     if len(text) > MOST_CHARACTERS:
         return f"The prompt has {len(text)} characters, expected at most {MOST_CHARACTERS}."
+    if "\ufffd" in text:
+        return "The prompt has bytes that are no UTF-8, expected text."
     for place, one in enumerate(text, start=1):
         if not one.isprintable():
             return f"Character {place} of the prompt is U+{ord(one):04X}, expected one that can be seen, or a blank."

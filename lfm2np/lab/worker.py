@@ -18,7 +18,7 @@ from lfm2np.lab.child import FAILED, NO_MEMORY
 
 COMMAND = (sys.executable, "-m", "lfm2np.lab.child")
 SECONDS = 30.0  # of a run
-MOST_KEPT = 8  # pages
+MOST_KEPT, MOST_BYTES = 8, 64 * 2**20  # pages, and characters of them
 KEPT = (200, 400)  # what a link always gives
 TOO_LONG = 504
 
@@ -86,8 +86,11 @@ class Worker:
     def _keep(self, query: str, reply: Reply) -> None:
         with self._state:
             self._kept[query] = reply
-            while len(self._kept) > MOST_KEPT:
+            while len(self._kept) > MOST_KEPT or self._size() > MOST_BYTES:
                 self._kept.popitem(last=False)
+
+    def _size(self) -> int:
+        return sum(len(one.text) for one in self._kept.values())
 
     def _run(self, query: str) -> Reply:
         child = self._start()

@@ -13,10 +13,13 @@ from lfm2np.conformance.trials.driver import run as run_scenario
 from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import num_kept, owners
+from lfm2np.drawings.runs.derive import num_kept, owners, owners_by_plans
 from lfm2np.drawings.runs.paged import Cells, before_steps, context
+from lfm2np.drawings.runs.pool import pools
+from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, Step, read_run
 from lfm2np.drawings.views.picture import scores_of, softmax
+from lfm2np.faults import inject
 
 
 @given(scenarios(kinds=("abort", "preempt", "fork")))
@@ -37,6 +40,32 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
         if not step.abandoned:
             still = {block for block, names in owned.items() if set(names) - set(step.finished)}
             assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
+
+
+@given(scenarios(kinds=("abort", "preempt", "fork")))
+def test_the_schedule_once_more_is_the_trace(scenario: Scenario) -> None:
+    """Tables and slots of the plan are among what the scheduler holds; what it holds is not free."""
+    engine = make(own, scenario.model, scenario.sizes)
+    run_scenario(engine, scenario)
+    run = read_run(engine.trace())
+    found = pools(run)
+    assert found is not None
+    for step, pool in zip(run.steps, found, strict=True):
+        assert len(pool.owners) + pool.free == run.config["num_blocks"]
+        for entry in step.entries:
+            assert pool.slots[entry.slot] == entry.request_id
+            assert all(entry.request_id in pool.owners[block] for block in entry.block_table)
+
+
+def test_a_schedule_that_no_sound_scheduler_makes_is_told() -> None:
+    model = lfm2np.load()
+    sizes = {"num_blocks": 8, "block_size": 4, "max_num_batched_tokens": 12}
+    coming = [Coming(name, "copy: tivu zo sa mi ->", demo.greedy(6)) for name in "ab"]
+    with inject("budget-ignored"):
+        run = read_run(recorded(model, coming, **sizes))
+    assert pools(run) is None
+    assert owners(run) == owners_by_plans(run)
+    assert pools(read_run(recorded(model, coming, **sizes))) is not None
 
 
 def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
@@ -69,14 +98,12 @@ def holds_what_was_computed(run: Run) -> None:
             before = known[entry.request_id][: entry.start]
             assert found == [*before, *entry.token_ids[: computed - entry.start]]
             known[entry.request_id] = found
-            assert held.slots[entry.slot] == entry.request_id
             assert all(
                 set(held.tokens[block]) <= set(range(size)) for block in entry.block_table if block in held.tokens
             )
             number, filled = divmod(computed, size)
             if filled:
                 assert sorted(held.tokens[entry.block_table[number]]) == list(range(filled))
-            assert {block for position, block in entry.checkpoints if position <= computed} <= held.checkpoints
 
 
 def test_weights_worked_out_of_keys_give_what_attention_gave() -> None:

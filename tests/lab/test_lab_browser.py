@@ -67,7 +67,7 @@ class Laboratory:
             self.page.click(".run")
         if answer.value.ok:
             self.page.wait_for_event("load")
-        self.page.wait_for_selector(".run:not([disabled])", state="attached")
+        self.page.wait_for_selector(".run:not([aria-disabled])", state="attached")
 
     @property
     def settings(self) -> Any:

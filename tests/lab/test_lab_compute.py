@@ -105,7 +105,7 @@ def test_each_fault_ends_and_shows_something(name: str, models: Models):
     settings = replace(SHOWN.get(name, DEFAULT), fault=name)
     outcome = compute_plainly(settings, models)
     assert outcome.run is not None and outcome.sound is not None
-    wrong = [one for one in outcome.changed.values() if one.tokens or one.logits]
+    wrong = [one for one in outcome.changed.values() if one.tokens or one.logits or one.cut]
     assert wrong
     sound = compute_plainly(replace(settings, fault=""), models)
     assert outcome.sound == sound.run, "the fault was not taken away again"
@@ -174,3 +174,29 @@ def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
     with inject("budget-ignored"):
         compute_plainly(DEFAULT, models)  # whatever ran before
     assert answer(query_of(settings), models) == first
+
+
+def test_the_largest_runs_of_the_form_are_drawn(models: Models):
+    """Eight long prompts in one step: too many rows for pictures, and none of them grows with their square."""
+    long = tuple(Asked(f"{name} {'z' * 198}", 0, 2) for name in "abcdefgh")
+    wide = Settings(requests=long, num_blocks=128, block_size=32, slots=8, chunked=False)
+    words = tuple(Asked(" ".join(["a"] * 40), 0, 4) for _ in "ab")
+    paper = Settings(model="paper", requests=words, num_blocks=128, block_size=8, slots=8, budget=256)
+    for settings, told in ((wide, "too many rows to draw"), (paper, "rows are too many for a picture")):
+        status, page = answer(query_of(settings), models)
+        assert status == 200 and told in page
+        assert len(page) < 10_000_000
+
+
+def test_an_answer_that_was_cut_off_is_not_called_wrong(models: Models):
+    outcome = compute_plainly(replace(DEFAULT, fault="full-cache-raises-instead-of-evicting"), models)
+    assert outcome.changed["a"].cut and not outcome.changed["a"].tokens
+
+
+def test_padding_is_that_of_the_steps_that_are_shown(models: Models):
+    drafted = replace(DEFAULT, drafts=4, num_blocks=64, slots=8)
+    outcome = compute_plainly(drafted, models)
+    assert outcome.run is not None and outcome.counts is not None
+    shares = [[len(entry.token_ids) for entry in step.entries] for step in outcome.run.steps]
+    assert any(entry.num_drafts for step in outcome.run.steps for entry in step.entries)
+    assert outcome.counts.wasted == sum(len(one) * max(one, default=0) - sum(one) for one in shares)

@@ -73,7 +73,7 @@ def test_a_solution_is_right(number: int, change: Change, told: str, models: Mod
         (1, {"requests": prompts_of(1, 1, prompt="the cat")}, "The prompt of request a is 'the cat', and has to stay"),
         (2, {"policy": "fcfs"}, "wastes 68 cells: expected at most 19 cells; a step that takes a prompt beside"),
         (2, {"slots": 1}, "static takes 38 steps and wastes 0 cells: expected at most 25 steps"),
-        (2, {"requests": prompts_of(2, 1)}, "There is 1 request, and there have to be 6"),
+        (2, {"requests": prompts_of(2, 1)}, "There is 1 request; the lesson has 6."),
         (3, {"fault": ""}, "The fault is gone"),
         (3, {"requests": prompts_of(3, 1)}, "At least two requests"),
         (3, {"budget": 4}, "Request b has other logits, though the same tokens, than without the fault: in step 1"),
@@ -91,6 +91,24 @@ def test_a_solution_is_right(number: int, change: Change, told: str, models: Mod
 def test_a_wrong_answer_is_told_what_was_seen(number: int, change: Change, told: str, models: Models):
     verdict = judged(number, change, models)
     assert not verdict.right and told in verdict.sentence, verdict
+
+
+SOLUTIONS: dict[int, Change] = {
+    1: {"budget": 1},  # a wrong one, whose first steps need no token
+    2: {"policy": "waiting-served"},
+    3: {"slots": 1},
+    4: EASY,
+    5: {"num_blocks": 14},
+    6: {"drafts": 4, "requests": COPIES},
+}
+
+
+@pytest.mark.parametrize("number", LESSONS)
+def test_an_answer_is_drawn_with_the_view_to_look_at(number: int, models: Models):
+    status, page = answer(query_of(replace(LESSONS[number].start, **SOLUTIONS[number])), models)
+    assert status == 200
+    assert f'<section id="{LESSONS[number].view}"' in page
+    assert ("Not yet." if number == 1 else "Right.") in page
 
 
 def test_the_smallest_pool_is_the_smallest_of_all(models: Models):

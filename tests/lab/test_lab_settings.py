@@ -83,7 +83,7 @@ def problems_of(query: Query) -> dict[str, str]:
         ([("prompt", "a\u202eb")], "prompt-0", "U+202E"),
         ([("prompt", "a" * 201)], "prompt-0", "201 characters, expected at most 200"),
         ([("prompt", "a"), ("arrival", "61")], "arrival-0", "'61': expected a whole number, 0 to 60"),
-        ([("prompt", "a"), ("arrival", "0"), ("arrival", "1")], "", "arrival stands 2 times, expected as often"),
+        ([("prompt", "a"), ("arrival", "0"), ("arrival", "1")], "", "arrival: 2 values for 1 prompt."),
         ([("prompt", "a"), ("tokens", "0")], "tokens-0", "'0': expected a whole number, 1 to 48"),
         ([("prompt", "a"), ("tokens", "9" * 5000)], "tokens-0", "expected a whole number"),
         ([("prompt", "a")] * (MOST_REQUESTS + 1), "", "9 requests, expected at most 8"),

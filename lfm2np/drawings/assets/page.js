@@ -65,13 +65,15 @@ function fromHash() {
   place(view);
   const me = players[view.dataset.player];
   if (me && step !== undefined && /^\d+$/.test(step)) me.show(+step);
+  remember();
   scrollTo(0, 0);
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
   if (event.key === "Escape") { event.target.closest("details[open]")?.removeAttribute("open"); forget(); }
-  if (event.target.closest(".scroll, [data-how] td")) return;
+  const scrolls = event.target.closest(".scroll");
+  if (event.target.closest("[data-how] td") || (scrolls && scrolls.scrollWidth > scrolls.clientWidth)) return;
   const me = players[current.dataset.player];
   const to = me && { ArrowRight: me.step + 1, ArrowLeft: me.step - 1, Home: 0, End: me.last }[event.key];
   if (to !== undefined) { me.go(to); event.preventDefault(); }
@@ -87,7 +89,10 @@ for (const chooser of all(".parts")) {
   chooser.addEventListener("click", (event) => event.target.closest("button") && choose(event.target.closest("button").value));
   choose(chooser.dataset.first);
 }
-function forget() { for (const one of all(".lit, .with, .made")) one.classList.remove("lit", "with", "made"); }
+function forget() {
+  for (const one of all(".lit, .with, .made")) one.classList.remove("lit", "with", "made");
+  for (const one of all(".readout")) one.textContent = one.dataset.hint ||= one.textContent;
+}
 const whole = (cell) => cell.title || cell.textContent;
 const signed = (text) => (text.startsWith("-") ? `(${text})` : text);
 // For each way in which a matrix is made: the cells that entered one of its cells, and its sum in words.
@@ -218,7 +223,6 @@ let wasOpen = [];
 addEventListener("beforeprint", () => { wasOpen = all("details:not([open])"); for (const one of wasOpen) one.open = true; });
 addEventListener("afterprint", () => { for (const one of wasOpen) one.open = false; });
 addEventListener("hashchange", fromHash);
-for (const part of all(".needs-script")) part.hidden = false;
 document.documentElement.classList.add("script");
 for (const one of Object.values(players)) one.show(+one.bar.dataset.start);
 if (current) place(views.find((one) => one.id === document.body.dataset.start) || current);

@@ -1,4 +1,4 @@
-"""What stands in the blocks after each step: tokens by place, checkpoints, and who has which state slot."""
+"""What stands in the blocks after each step: tokens by place, followed through a run's plans."""
 
 from __future__ import annotations
 
@@ -16,48 +16,31 @@ class Contents:
 
     tokens: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # block -> place -> token
     written: frozenset[tuple[int, int]] = frozenset()  # block and place, by this step
-    checkpoints: frozenset[int] = frozenset()  # blocks with the convolution's state after their last token
-    slots: Mapping[int, str] = field(default_factory=dict)  # state slot -> request
 
 
 def contents(run: Run) -> Iterator[Contents]:
     """For each step what stands there after it; of an abandoned one what stood there before."""
     tokens: dict[int, dict[int, int]] = {}
-    checkpoints: set[int] = set()
-    slots: dict[int, str] = {}
     size = int(run.config["block_size"])
     for step in run.steps:
-        gone = {*step.preempted, *(name for steps, _, name in run.events if steps == step.number)}
-        slots = {slot: name for slot, name in slots.items() if name not in gone}
-        slots |= {entry.slot: entry.request_id for entry in step.entries}
         for kind, source, destination in step.moves:
             pair = moved(kind, source, destination)
             if pair is not None:
                 tokens[pair[1]] = dict(tokens.get(pair[0], {}))
-                checkpoints.discard(pair[1])
-        written = set() if step.abandoned else write(tokens, checkpoints, step, size)
-        yield Contents(
-            {block: dict(one) for block, one in tokens.items() if block >= 0},
-            frozenset(written),
-            frozenset(checkpoints),
-            dict(slots),
-        )
-        slots = {slot: name for slot, name in slots.items() if name not in step.finished}
+        written = set() if step.abandoned else write(tokens, step, size)
+        yield Contents({block: dict(one) for block, one in tokens.items() if block >= 0}, frozenset(written))
 
 
-def write(tokens: dict[int, dict[int, int]], checkpoints: set[int], step: Step, size: int) -> set[tuple[int, int]]:
+def write(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:
     """Puts a step's tokens, but rejected drafts, in their places; returns these."""
     written = set()
     for entry in step.entries:
-        kept = num_kept(step, entry)
-        for index in range(kept):
+        for index in range(num_kept(step, entry)):
             number, place = divmod(entry.start + index, size)
             block = entry.block_table[number]
             own = tokens.setdefault(block, {})
             for later in [one for one in own if one >= place]:  # of its last owner
                 del own[later]
-            checkpoints.discard(block)
             own[place] = entry.token_ids[index]
             written.add((block, place))
-        checkpoints |= {block for position, block in entry.checkpoints if position <= entry.start + kept}
     return written

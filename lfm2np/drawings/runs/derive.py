@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.run import Entry, Run, Step
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"
@@ -71,21 +72,26 @@ def num_kept(step: Step, entry: Entry) -> int:
     return len(entry.token_ids) - entry.num_drafts + min(accepted, entry.num_drafts)
 
 
-def owners(run: Run) -> list[dict[int, tuple[str, ...]]]:
-    """After each step's plan: block -> the requests whose tables name it, as far as their last plan told."""
+def owners(run: Run) -> list[Mapping[int, tuple[str, ...]]]:
+    """While each step computes: block -> the requests that hold it.
+
+    Of a scheduler with a fault, whose schedule can't be repeated, as far as its plans tell.
+    """
+    known = pools(run)
+    return [one.owners for one in known] if known is not None else owners_by_plans(run)
+
+
+def owners_by_plans(run: Run) -> list[Mapping[int, tuple[str, ...]]]:
+    """The requests whose tables name a block, as far as their last plan told."""
     tables: dict[str, tuple[int, ...]] = {}
-    found = []
+    found: list[Mapping[int, tuple[str, ...]]] = []
     for step in run.steps:
         for name in step.preempted:
             tables.pop(name, None)
         for steps, what, name in run.events:
             if steps == step.number and what in ("abort", "stop", "error", "preempt"):
                 tables.pop(name, None)
-        for entry in step.entries:
-            tables[entry.request_id] = entry.block_table
-            for sample in entry.samples:
-                if sample != entry.request_id and runs_on(run, sample, step.number):
-                    tables.setdefault(sample, entry.block_table)  # it takes over the blocks of the prompt
+        tables |= {entry.request_id: entry.block_table for entry in step.entries}
         of: dict[int, list[str]] = {}
         for name, table in tables.items():
             for block in table:
@@ -94,19 +100,6 @@ def owners(run: Run) -> list[dict[int, tuple[str, ...]]]:
         for name in step.finished:
             tables.pop(name, None)
     return found
-
-
-def runs_on(run: Run, sample: str, number: int) -> bool:
-    """Whether a sample that was split off in a step runs from then on; without a slot for it, it waits, and has none.
-
-    One that ran is next heard of by what it computes, or as preempted; one that waited as admitted.
-    """
-    for step in run.steps[number + 1 :]:
-        if sample in step.admitted:
-            return False
-        if sample in step.preempted or any(entry.request_id == sample for entry in step.entries):
-            return True
-    return False
 
 
 def cached(run: Run) -> list[int]:

@@ -38,9 +38,12 @@ class Kept:
 
     numbers: int = 64  # of a tensor; of a larger one the first rows and columns
     calls: int = 4  # of one line of code in one layer, a call for each request or expert
+    cached: int = 64  # of keys and values, which later steps find in the cache
 
 
-ALL_OF_PAPER = Kept(numbers=128, calls=16)  # whatever a step of the hand model computes, if it has 8 rows at most
+ALL_OF_PAPER = Kept(
+    numbers=128, calls=16, cached=2**14
+)  # whatever a step of the hand model computes, if it has 8 rows at most
 
 
 class Detail:
@@ -163,7 +166,7 @@ class Detail:
         if (batching == REQUEST or expert is not None) and self._calls[calls] > self._kept.calls:
             most = 0
         else:
-            most = self._kept.numbers
+            most = self._kept.cached if operation == "cache_entries" else self._kept.numbers
         self._operations.append(
             {
                 "operation": operation,

@@ -71,10 +71,11 @@ class Run:
     steps: tuple[Step, ...]
     events: tuple[tuple[int, str, str], ...]  # between steps: (steps before it, what, request)
     texts: Mapping[int, str] = field(default_factory=dict)  # of token ids, where the trace tells them
+    schedule: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # lines for a replay, with their times
 
     def word(self, token_id: int) -> str:
-        """A token's text, or its number where the trace does not tell."""
-        return self.texts.get(token_id, str(token_id))
+        """A token's text, or its number where the trace does not tell: with a sign where others are texts."""
+        return self.texts.get(token_id, f"#{token_id}" if self.texts else str(token_id))
 
 
 def read_run(lines: Iterable[str]) -> Run:
@@ -84,10 +85,13 @@ def read_run(lines: Iterable[str]) -> Run:
     steps: list[Step] = []
     events: list[tuple[int, str, str]] = []
     texts: dict[int, str] = {}
+    schedule: list[Mapping[str, Any]] = []
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
             kind = line["kind"]
+            if kind != "detail":
+                schedule.append(line)
             if header is None:
                 if kind != "header":
                     raise RequestError(f"line {number}: kind {kind!r}, expected the header of a trace")
@@ -112,7 +116,7 @@ def read_run(lines: Iterable[str]) -> Run:
         raise RequestError("an empty trace: expected a header line")
     if not steps:
         raise RequestError("a trace without a step: there is nothing to draw")
-    return Run(header["config"], header, requests, tuple(steps), tuple(events), texts)
+    return Run(header["config"], header, requests, tuple(steps), tuple(events), texts, tuple(schedule))
 
 
 def step_from(line: Mapping[str, Any], number: int) -> Step:

@@ -28,6 +28,7 @@ MOST_WIDE = 160  # cells side by side that are drawn
 def batching(run: Run, player: str = "hand") -> View:
     """`run` is what the steps below show; both pictures are of its requests, under either way to batch."""
     by_requests = under(run, "request-level", policy="static")
+    drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
     by_tokens = under(run, "token-level", policy="fcfs")
     last = len(run.steps) - 1
     cells = by_requests.rows + by_requests.padding
@@ -42,6 +43,7 @@ def batching(run: Run, player: str = "hand") -> View:
                     [
                         ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
                         ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
+                        ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
                         ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
                     ]
                 ),
@@ -54,8 +56,10 @@ def batching(run: Run, player: str = "hand") -> View:
                 summary(by_requests, by_tokens),
                 element(
                     "p",
-                    "A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode one "
-                    "token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
+                    "Both are the real scheduler once more, every sequence by itself"
+                    + (", without the drafts of the run" if drafted else "")
+                    + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
+                    "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
                 ),
                 [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
             ]
@@ -69,17 +73,29 @@ def batching(run: Run, player: str = "hand") -> View:
 def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
     total = outcome.rows + (outcome.padding if rectangles else 0)
     told = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
+    drawn, wide = 0, 0
+    for one in outcome.passes:
+        wide += max(one.longest, 1)
+        drawn += wide <= MOST_WIDE
+    more = len(outcome.passes) - drawn
     return element(
         "div",
         element("h3", title, " ", element("small", f"(policy {policy}): {told}")),
         scrolled(chart(run, outcome, title, rectangles), title),
+        element("p", f"{counted(more, 'step')} more at the right are not drawn.") if more else None,
     )
+
+
+def is_of(run: Run, outcome: Outcome) -> bool:
+    """Whether the run itself went so: then its steps can be shown in the picture."""
+    of_run = [{entry.request_id: len(entry.token_ids) for entry in step.entries} for step in run.steps]
+    return of_run == [{name: count for name, (_, count) in one.shares.items()} for one in outcome.passes]
 
 
 def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
     """A column a step, as wide as its longest share; a row a slot; in it the request's tokens, and what is wasted."""
     slots = 1 + max((slot for one in outcome.passes for slot in one.batch.values()), default=0)
-    numbers, shown = colours(run), short_names(run.requests)
+    numbers, shown, follows = colours(run), short_names(run.requests), is_of(run, outcome)
     outputs = dict.fromkeys(outcome.first, 0)
     height, x, wide = TOP + SIDE * slots + 8, LEFT, 0
     shapes: list[object] = [
@@ -92,7 +108,8 @@ def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
             drawn = column(computed, x, (number, numbers, shown, outputs), rectangles)
             band = rectangle(x - GAP / 2, 0, width + GAP, height, class_="band")
             heading = words(x + width / 2, 16, number, "middle", class_="tick")
-            shapes.append(mark(number, band, heading, drawn))
+            parts = (band, heading, drawn)
+            shapes.append(mark(number, *parts) if follows else element("g", parts))
             x += width + GAP
         for name in computed.shares:
             outputs[name] += number >= 0 and number - arrival(run, name) >= outcome.first[name]
@@ -116,12 +133,12 @@ def column(
     for name, slot in computed.batch.items():
         count = computed.shares.get(name, (slot, 0))[1]
         y = TOP + slot * SIDE + 1
-        kind = "decode" if outputs[name] else "prefill"
+        kind = "prefill" if not outputs[name] else "decode" if count == 1 else "recomputed"
         for index in range(count):
             title = f"step {step}, {visible(name)}: token {index + 1} of {count}"
             made.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
         for index in range(count, computed.longest if rectangles else 0):
-            why = "it has ended" if not count else "padding"
+            why = "its slot waits" if not count else "padding"
             made.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
     return made
 

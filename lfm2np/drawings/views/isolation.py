@@ -29,13 +29,22 @@ CHOICES = (SOUND, *BROKEN)
 Leaks = Callable[[int, int], list[tuple[int, int]]]  # request, position -> the (request, position) that it must not see
 
 
-def isolation(leak: Leak, of: str = "A step of the trained fixture") -> View:
-    """`of` says whose step it is."""
+MOST_ROWS = 64  # of a step that is drawn
+LESSON = (
+    "The usual picture says that only attention lets tokens meet, so a mask keeps requests apart. In LFM2 "
+    "that is false: the convolution mixes neighbours too."
+)
+
+
+def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> View:
+    """`of` says whose step it is; without one, that there is none."""
+    if leak is None:
+        none = "In no step of these requests does one begin behind another, so nobody could see anybody."
+        return View("isolation", "Who can see whom", LESSON, element("p", none))
     return View(
         id="isolation",
         title="Who can see whom",
-        lesson="The usual picture says that only attention lets tokens meet, so a mask keeps requests apart. In LFM2 "
-        "that is false: the convolution mixes neighbours too.",
+        lesson=LESSON,
         body=joined(
             [
                 element(
@@ -95,7 +104,9 @@ def choice(leak: Leak, index: int, what: str) -> Markup:
     return element(
         "div",
         element("h3", "Sound" if what == SOUND else f"Broken: {what}"),
-        element(
+        element("p", "This step has too many rows to draw.")
+        if sum(share.stop - share.start for share in leak.shares) > MOST_ROWS
+        else element(
             "div",
             picture(leak, "Attention: its mask", how, "looks at", None, attention),
             picture(leak, "Convolution: its reach", how, "takes in", leak.taps, convolution),

@@ -17,11 +17,13 @@ from lfm2np.drawings.page.markup import (
 )
 from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, short_names
 from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import colours, loads, owners
-from lfm2np.drawings.runs.run import Run, Step
-from lfm2np.drawings.views.memory_map import map_legend, map_of
+from lfm2np.drawings.runs.derive import colours, loads, num_kept, owners
+from lfm2np.drawings.runs.pool import pools
+from lfm2np.drawings.runs.run import Entry, Run, Step
+from lfm2np.drawings.views.memory_map import MOST_BLOCKS, map_legend, map_of
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0
+MOST_MAPS = 64  # steps with a map; a longer run has one for every so many
 MOVES = {
     "zero_state": "state slot {1} is set to zeros: a request that begins",
     "restore_state": "the checkpoint of block {0} is copied to state slot {1}: a prefix hit brings attention AND state",
@@ -35,7 +37,8 @@ MOVES = {
 
 
 def memory(run: Run) -> View:
-    owned, last = owners(run), len(run.steps) - 1
+    owned, known, last = owners(run), pools(run), len(run.steps) - 1
+    every = -(-len(run.steps) // MOST_MAPS)
     return View(
         id="memory",
         title="Memory",
@@ -44,8 +47,16 @@ def memory(run: Run) -> View:
         body=joined(
             [
                 map_legend(owners_legend(run)),
+                element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
                 [
-                    at_step(step.number, last, map_of(run, step, owned[step.number], held), now(run, step))
+                    at_step(
+                        step.number,
+                        last,
+                        map_of(run, step, owned[step.number], held, known[step.number] if known else None)
+                        if step.number % every == 0
+                        else None,
+                        now(run, step),
+                    )
                     for step, held in zip(run.steps, contents(run), strict=True)
                 ],
                 element("h3", "All steps"),
@@ -71,12 +82,14 @@ def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
     used = 1 + max((block for one in owned for block in one), default=0)
-    shown = blocks if blocks <= 64 else min(blocks, used)
+    shown = blocks if blocks <= MOST_BLOCKS else min(blocks, used, 2 * MOST_BLOCKS)
     width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
     shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]
     for block in range(shown):
         shapes.append(words(LEFT - 8, TOP + (block + 0.5) * SIDE, f"block {block}", "end", class_="tick"))
     for block, first, stop, requests in held(owned):
+        if block >= shown:
+            continue
         letter = names[requests[0]] if len(requests) == 1 else f"{names[requests[0]]}+"
         steps = f"step {first}" if stop == first + 1 else f"steps {first} to {stop - 1}"
         title = f"{steps}, block {block}: {', '.join(map(visible, requests))}"
@@ -114,7 +127,7 @@ def now(run: Run, step: Step) -> Markup:
         [
             visible(entry.request_id),
             ", ".join(map(str, entry.block_table)) or "none",
-            f"{entry.start} to {entry.stop - 1}",
+            written(step, entry),
             entry.slot,
         ]
         for entry in step.entries
@@ -126,6 +139,12 @@ def now(run: Run, step: Step) -> Markup:
             table(f"Block tables in step {step.number}", head, rows),
         ]
     )
+
+
+def written(step: Step, entry: Entry) -> str:
+    """The positions that stay: not those of rejected drafts."""
+    kept = 0 if step.abandoned else num_kept(step, entry)
+    return f"{entry.start} to {entry.start + kept - 1}" if kept else "none"
 
 
 def growth(run: Run) -> Markup:
@@ -175,7 +194,7 @@ def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Mark
             step.number,
             len(owned[step.number]),
             sum(len(names) > 1 for names in owned[step.number].values()),
-            step.free_blocks,
+            "\u2013" if step.abandoned else step.free_blocks,
             len(step.moves),
         ]
         for step in run.steps

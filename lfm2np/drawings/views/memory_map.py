@@ -19,6 +19,7 @@ from lfm2np.drawings.page.markup import (
 from lfm2np.drawings.page.view import NUM_COLOURS, cell, legend, short_names
 from lfm2np.drawings.runs.contents import Contents
 from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.pool import Pool
 from lfm2np.drawings.runs.run import Run, Step
 
 HEAD, BODY, GAP, TOP = 18.0, 24.0, 10.0, 4.0
@@ -31,10 +32,10 @@ def map_legend(owners: Iterable[tuple[str, Markup]]) -> Markup:
     return legend(
         [
             ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
-            ("shared by two requests", cell(1, 1, 16, 16, 0, "+")),
+            ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
             ("free", cell(1, 1, 16, 16, None, "")),
             ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
-            ("a checkpoint: the state after the block's last token", checkpoint(9, 9)),
+            ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
             *owners,
         ]
     )
@@ -44,8 +45,8 @@ def checkpoint(x: float, y: float) -> Markup:
     return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
 
 
-def map_of(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]], held: Contents) -> Markup:
-    """After the step. Blocks that nobody owns and that still hold tokens with a checkpoint can be found by a prefix."""
+def map_of(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]], held: Contents, pool_: Pool | None) -> Markup:
+    """Owners and slots while the step computes, with the tokens that it leaves. `pool_` is None where unknown."""
     pool, size = int(run.config["num_blocks"]), int(run.config["block_size"])
     shown = min(pool, MOST_BLOCKS)
     place = max(9.0, min(38.0, 190.0 / size))
@@ -54,31 +55,33 @@ def map_of(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]], held: Con
     shapes = []
     for block in range(shown):
         x, y = (block % across) * (width + GAP), TOP + (block // across) * (HEAD + BODY + GAP)
-        shapes.append(of_block(run, block, (x + 1, y, place), owned.get(block, ()), held))
+        whose = owned.get(block, ())
+        has_checkpoint = pool_ is not None and block in pool_.published
+        shapes.append(of_block(run, block, (x + 1, y, place), whose, held, has_checkpoint))
     bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
-    shapes.append(slots(run, held, bottom + 8))
+    shapes.append(slots(run, pool_.slots if pool_ else slots_by_plan(step), bottom + 8))
     told = (
         "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
     )
-    drawn = figure(
-        f"Memory after step {step.number}", told, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes
-    )
-    cached = [block for block in held.checkpoints if block not in owned]
-    more = f" {pool - shown} more blocks are not drawn." if pool > shown else ""
-    free = f"{counted(pool - len(owned), 'block')} free, {len(cached)} of them still hold a prefix that can be found."
+    drawn = figure(f"Memory in step {step.number}", told, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
+    more = f" Blocks from {shown} on are not drawn." if pool > shown else ""
+    found = f", {pool_.cached} of them with a prefix that can be found" if pool_ is not None else ""
+    free = f"{counted(pool - len(owned), 'block')} free{found}."
     return joined(
         [
             element(
                 "p",
                 element("strong", f"Step {step.number}. "),
-                f"{len(owned)} of {counted(pool, 'block')} owned; {free}{more}",
+                f"While it computes, {len(owned)} of {counted(pool, 'block')} owned; {free}{more}",
             ),
-            scrolled(drawn, f"Memory after step {step.number}"),
+            scrolled(drawn, f"Memory in step {step.number}"),
         ]
     )
 
 
-def of_block(run: Run, block: int, at: tuple[float, float, float], owners: tuple[str, ...], held: Contents) -> Markup:
+def of_block(
+    run: Run, block: int, at: tuple[float, float, float], owners: tuple[str, ...], held: Contents, has_checkpoint: bool
+) -> Markup:
     x, y, place = at
     size = int(run.config["block_size"])
     numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
@@ -99,10 +102,10 @@ def of_block(run: Run, block: int, at: tuple[float, float, float], owners: tuple
         size_ = len(written) * place
         shapes.append(rectangle(x + written[0] * place, y + HEAD, size_, BODY, class_="cell written"))
     for index in sorted(tokens) if place >= 20 else ():
-        token = visible(run.word(tokens[index]))[:5]
+        token = visible(run.word(tokens[index]))[: max(1, int(place / 7))]
         middle = x + (index + 0.5) * place
         shapes.append(words(middle, y + HEAD + BODY / 2, token, class_="in" if owners else "was"))
-    if block in held.checkpoints:
+    if has_checkpoint:
         shapes.append(checkpoint(x + size * place, y + HEAD + BODY / 2))
     return element("g", shapes)
 
@@ -112,7 +115,11 @@ def between(x: float, y: float, place: float, count: int) -> str:
     return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
 
 
-def slots(run: Run, held: Contents, y: float) -> Markup:
+def slots_by_plan(step: Step) -> dict[int, str]:
+    return {entry.slot: entry.request_id for entry in step.entries}
+
+
+def slots(run: Run, held: Mapping[int, str], y: float) -> Markup:
     """One box a state slot, of the same size whatever its request's length."""
     numbers, names = colours(run), short_names(run.requests)
     count = 1 + max((entry.slot for step in run.steps for entry in step.entries), default=0)
@@ -120,7 +127,7 @@ def slots(run: Run, held: Contents, y: float) -> Markup:
         words(0, y + HEAD / 2, "state slots: the last columns of every convolution", class_="label")
     ]
     for slot in range(count):
-        name = held.slots.get(slot)
+        name = held.get(slot)
         x = slot * (SLOT + GAP) + 1
         title = f"slot {slot}: {visible(name) if name else 'free'}"
         shapes.append(

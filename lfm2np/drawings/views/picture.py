@@ -255,18 +255,10 @@ def attended(
         column = slice(group * size, (group + 1) * size)
         scores = scores_of([query[head * size : (head + 1) * size] for query in queries[own]], keys, column)
         at = f"{head * size} {first} {group * size}"
-        drawn += [
-            grid(f"S{index}.{head}", f"scores, head {head}", scores, "score", f"q K{index}", at=at, size=size),
-            sign("\u2192"),
-            grid(
-                f"P{index}.{head}",
-                "weights",
-                [softmax(line) for line in scores],
-                "softmax",
-                f"S{index}.{head}",
-                class_=REQUEST,
-            ),
-        ]
+        scored = grid(f"S{index}.{head}", f"scores, head {head}", scores, "score", f"q K{index}", at=at, size=size)
+        shares = [softmax(line) for line in scores]
+        weighed = grid(f"P{index}.{head}", "weights", shares, "softmax", f"S{index}.{head}", class_=REQUEST)
+        drawn.append(element("div", scored, sign("\u2192"), weighed, class_="together"))
         names.append(f"P{index}.{head}")
     return drawn, [*names, f"V{index}"]
 

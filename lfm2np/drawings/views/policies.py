@@ -37,6 +37,7 @@ def policies(run: Run) -> View:
         "would need, and how long each request waits for its first token.",
         body=joined(
             [
+                element("p", "The real scheduler once more, with every sequence by itself and without drafts."),
                 element("dl", [[element("dt", title), element("dd", text)] for title, _, text in CHOSEN]),
                 summary(run, outcomes),
                 scrolled(chart(outcomes), "Steps by policy"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, element, joined, visible
 from lfm2np.drawings.page.view import View, at_step
+from lfm2np.drawings.runs.derive import Moment, moments
 from lfm2np.drawings.runs.paged import before_steps
 from lfm2np.drawings.runs.run import Run, Step
 from lfm2np.drawings.views.picture import MOST_ROWS, Stage, Weights, block, tokens_in, tokens_out
@@ -23,8 +24,10 @@ KEYS = (
 def single(run: Run, weights: Weights, player: str = "single") -> View:
     """`run` is of the hand model, with the detail of every step."""
     last, kinds = len(run.steps) - 1, layers_of(run)
-    stages = zip(run.steps, before_steps(run), strict=True)
-    drawn = [at_step(step.number, last, of_step(Stage(run, step, weights, cells), kinds)) for step, cells in stages]
+    stages, states = zip(run.steps, before_steps(run), strict=True), moments(run)
+    drawn = [
+        at_step(step.number, last, of_step(Stage(run, step, weights, cells), kinds, states)) for step, cells in stages
+    ]
     alone = len(run.requests) == 1
     return View(
         id="single",
@@ -81,14 +84,14 @@ def chooser(kinds: Mapping[int, str]) -> Markup:
     )
 
 
-def of_step(stage: Stage, kinds: Mapping[int, str]) -> Markup:
+def of_step(stage: Stage, kinds: Mapping[int, str], states: Mapping[str, Sequence[Moment]]) -> Markup:
     step = stage.step
     if not step.entries:
         return element("p", element("strong", f"Step {step.number} "), "computed nothing.")
     if step.num_tokens > MOST_ROWS:
         return joined(
             [
-                sentence(stage.run, step),
+                sentence(stage.run, step, states),
                 element(
                     "p",
                     f"{step.num_tokens} rows are too many for a picture, which has at most {MOST_ROWS}: a smaller "
@@ -101,7 +104,7 @@ def of_step(stage: Stage, kinds: Mapping[int, str]) -> Markup:
     parts["out"] = ("The next token", tokens_out(stage))
     return joined(
         [
-            sentence(stage.run, step),
+            sentence(stage.run, step, states),
             [
                 element(
                     "div", element("h3", title), element("div", drawn, class_="picture"), class_="part", data_part=name
@@ -112,7 +115,7 @@ def of_step(stage: Stage, kinds: Mapping[int, str]) -> Markup:
     )
 
 
-def sentence(run: Run, step: Step) -> Markup:
+def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Markup:
     """What goes in and what comes out."""
     told = []
     for entry in step.entries:
@@ -122,7 +125,7 @@ def sentence(run: Run, step: Step) -> Markup:
             f"position {entry.start}" if len(entry.token_ids) == 1 else f"positions {entry.start} to {entry.stop - 1}"
         )
         name = f"{visible(entry.request_id)}: " if len(run.requests) > 1 else ""
-        phase = "decode" if entry.start >= len(run.requests[entry.request_id].prompt) else "prefill"
+        phase = states[entry.request_id][step.number].state
         out = f", out comes \u201c{said}\u201d" if said else ""
         told.append(f"{name}{phase} of \u201c{going}\u201d at {positions}{out}")
     return element("p", element("strong", f"Step {step.number}. "), "; ".join(told) + ".")

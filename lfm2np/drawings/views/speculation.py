@@ -59,7 +59,13 @@ def speculation(run: Run) -> View:
 
 
 def accepted(step: Step, entry: Entry) -> int:
-    return max(0, len(step.tokens.get(entry.request_id, ())) - 1) if entry.num_drafts else 0
+    """How many drafts are what the network says, one after the other: also the one that ends the request."""
+    drafts = entry.token_ids[len(entry.token_ids) - entry.num_drafts :]
+    answer = step.tokens.get(entry.request_id, ())
+    for count, (draft, said) in enumerate(zip(drafts, answer, strict=False)):
+        if draft != said:
+            return count
+    return min(len(drafts), len(answer))
 
 
 def chart(run: Run) -> Markup:
@@ -93,8 +99,8 @@ def now(run: Run, step: Step) -> Markup:
         drafts = entry.token_ids[len(entry.token_ids) - entry.num_drafts :] if entry.num_drafts else ()
         taken = accepted(step, entry)
         for index, draft in enumerate(drafts):
-            fate = "accepted" if index < taken else "rejected" if index == taken else "not looked at"
-            said = visible(run.word(answer[index])) if index < len(answer) else "(nothing: the one before was wrong)"
+            fate = "accepted" if index < taken else "rejected" if index == taken < len(answer) else "not looked at"
+            said = visible(run.word(answer[index])) if index < len(answer) else "(nothing)"
             rows.append([visible(entry.request_id), index + 1, visible(run.word(draft)), said, fate])
     if not rows:
         return element("p", element("strong", f"Step {step.number}. "), "No drafts.")
@@ -144,8 +150,9 @@ def route(run: Run, step: Step, entry: Entry, y: float) -> list[object]:
         else:
             off = y + 26
             shapes.append(line(x - WIDE + BOX, y if index == taken else off, x, off, class_="route off"))
-            shapes.append(station(run, x, off, draft, "rejected", "a guess, rejected"))
-    if answer:
+            fate = "rejected" if index == taken < len(answer) else "not looked at"
+            shapes.append(station(run, x, off, draft, "rejected", f"a guess, {fate}"))
+    if len(answer) > taken:
         x = LEFT + (taken + 1) * WIDE
         shapes.append(line(x - WIDE + BOX, y, x, y, class_="route"))
         shapes.append(station(run, x, y, answer[-1], "own", "the network's own token"))

@@ -32,7 +32,7 @@ from lfm2np.drawings.runs.derive import (
     colours,
     moments,
 )
-from lfm2np.drawings.runs.run import Run
+from lfm2np.drawings.runs.run import Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 24.0
 BARS = 80.0  # height of the budget's bars
@@ -122,6 +122,11 @@ def sentence(run: Run, states: dict[str, list[Moment]], number: int) -> Markup:
     return element("p", element("strong", f"Step {number}. "), "; ".join(parts) + end + ".")
 
 
+def after(step: Step) -> list[object]:
+    """What the trace says of the end of a step: nothing of one that was abandoned."""
+    return ["\u2013"] * 3 if step.abandoned else [step.waiting, step.running, step.free_blocks]
+
+
 def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
     head = ["step", "tokens", *map(visible, states), "waiting", "running", "free blocks"]
     rows = []
@@ -132,5 +137,5 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
             else ""
             for one in states.values()
         ]
-        rows.append([step.number, step.num_tokens, *shares, step.waiting, step.running, step.free_blocks])
+        rows.append([step.number, step.num_tokens, *shares, *after(step)])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)
