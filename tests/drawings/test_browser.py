@@ -19,7 +19,7 @@ from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.page.markup import number, visible
 from lfm2np.drawings.page.view import fullest
-from lfm2np.drawings.runs.derive import LETTERS, moments
+from lfm2np.drawings.runs.derive import LETTERS, moments, num_kept
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, read_run
@@ -122,7 +122,8 @@ def test_numbers_are_those_of_the_trace(opened: Opened, run: Run) -> None:
         told = [one.evaluate("row => [...row.children].map(one => one.textContent)") for one in tables]
         for entry, cells in zip(step.entries, told, strict=True):
             blocks = ", ".join(map(str, entry.block_table))
-            assert cells == [visible(entry.request_id), blocks, f"{entry.start} to {entry.stop - 1}", str(entry.slot)]
+            written = f"{entry.start} to {entry.start + num_kept(step, entry) - 1}"
+            assert cells == [visible(entry.request_id), blocks, written, str(entry.slot)]
             compared += len(cells)
     step = max(run.steps, key=lambda one: one.num_tokens)
     shown = page.eval_on_selector_all(
@@ -168,6 +169,15 @@ def test_slider_buttons_and_keys_step(opened: Opened, run: Run) -> None:
     page.click("#player-main .play")
     marked = page.query_selector_all("#timeline .mark.now")
     assert {one.get_attribute("data-step") for one in marked} == {str(shown()[0])}
+
+
+def test_arrows_step_after_a_click_on_a_figure_that_does_not_scroll(opened: Opened) -> None:
+    page = opened.page
+    page.evaluate("location.hash = 'memory:3'")
+    page.wait_for_selector("#memory.current")
+    page.click("#memory .at:not([hidden]) .scroll")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#player-main output").startswith("step 4 of")
 
 
 def test_a_step_in_the_address_is_shown(browser: Any, file: Path) -> None:
@@ -261,6 +271,7 @@ def test_without_the_script_the_last_step_stands(browser: Any, file: Path, run: 
     assert page.is_visible(f'#timeline .at[data-step="{len(run.steps) - 1}"]')
     assert not page.is_visible('#timeline .at[data-step="0"]')
     assert page.is_visible("#isolation .choice >> nth=2")
+    assert not any(one.is_visible() for one in page.query_selector_all(".needs-script, .readout"))
     opened.context.close()
 
 

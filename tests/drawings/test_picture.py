@@ -116,8 +116,9 @@ def test_a_matrix_is_one_stop_of_tab_and_arrows_go_on(picture: Any) -> None:
         picture.keyboard.press(key)
     assert picture.inner_text(".readout").startswith("in_proj, row 1, column 1: ")
     assert picture.inner_text(".player:not([hidden]) output") == before
-    picture.keyboard.press("Escape")
+    picture.click("#player-single .on")
     assert not picture.query_selector_all(".lit")
+    assert picture.inner_text(".readout").startswith("Point at a number")
 
 
 def test_a_touch_lights_up_too(browser: Any, runs: tuple[Run, Run, Any], tmp_path: Path) -> None:

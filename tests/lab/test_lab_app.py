@@ -186,3 +186,12 @@ def test_more_runs_than_may_wait_are_refused(served: Served):
     assert len(refused) == 3 and [answer.status for answer in answers].count(400) == MOST_WAITING
     assert all("8 runs wait already" in answer.text and answer.text.count("\n") == 1 for answer in refused)
     assert served.ask("/?nap&slots=1").status == 400
+
+
+def test_a_page_of_another_site_cannot_keep_the_engine_busy_and_a_link_there_leads_here(served: Served):
+    def asked(site: str, mode: str, dest: str) -> int:
+        return served.ask(PAPER, **{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}).status
+
+    assert asked("cross-site", "no-cors", "image") == asked("same-site", "cors", "empty") == 403
+    assert asked("cross-site", "navigate", "iframe") == 403
+    assert asked("cross-site", "navigate", "document") == asked("same-origin", "cors", "empty") == 200

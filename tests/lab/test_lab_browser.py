@@ -12,10 +12,9 @@ from page_checks import CONTRAST, each_view
 
 from lfm2np.lab.app import limits_of, make_app
 from lfm2np.lab.lessons import LESSONS
-from lfm2np.lab.settings import TEACHING_FAULTS, query_of, read_settings
+from lfm2np.lab.settings import CHOICES, TEACHING_FAULTS, query_of, read_settings
 from lfm2np.lab.worker import Worker
 from lfm2np.serve.server import serving_beside
-from scheduler import POLICIES
 
 pytestmark = pytest.mark.browser
 
@@ -131,7 +130,7 @@ def test_a_request_can_be_added(lab: Laboratory) -> None:
     assert lab.page.inner_text(".asked:nth-child(7) td:nth-of-type(4)") == "red"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", CHOICES["policy"][1])
 def test_each_policy_gives_the_same_answers(lab: Laboratory, policy: str) -> None:
     answers = ".asked:not([hidden]) td:nth-of-type(4)"
     before = lab.page.eval_on_selector_all(answers, "all => all.map(one => one.textContent)")
@@ -198,6 +197,25 @@ def test_what_cannot_be_run_is_said_where_it_was_entered(lab: Laboratory, fields
     lab.run(right | ({"model": "trained"} if "model" in fields else {}))
     assert lab.page.url != before
     assert not lab.page.query_selector_all(".problem")
+
+
+def test_rows_below_an_emptied_one_move_up_so_that_fields_and_letters_are_right(lab: Laboratory) -> None:
+    lab.run({"prompt-1": "", "arrival-2": "x"})
+    assert lab.page.input_value("#arrival-1") == "x"
+    assert lab.page.input_value("#prompt-1") == "sort: 7 2 9 4 1 ->"
+    assert lab.page.get_attribute("#arrival-1", "aria-invalid") == "true"
+    assert not lab.page.is_visible("#prompt-5")
+    lab.run({"arrival-1": "1", "blocks": "3"})
+    letter = lab.page.inner_text("#problem-blocks").split("request ")[1][0]
+    assert lab.page.input_value(f"#prompt-{'abcdefgh'.index(letter)}").startswith("count:")
+
+
+def test_where_the_keyboard_goes_on_after_a_run(lab: Laboratory) -> None:
+    lab.run({"blocks": "17"})
+    assert lab.page.evaluate("document.activeElement.id") == "result"
+    lab.page.goto(f"{lab.address}?lesson=5")
+    lab.run({"blocks": "13"})
+    assert lab.page.evaluate("document.activeElement.id") == "verdict"
 
 
 def test_a_fault_that_ends_the_engine_is_said_and_what_came_before_is_drawn(lab: Laboratory) -> None:
