@@ -129,4 +129,9 @@ def test_a_touch_lights_up_too(browser: Any, runs: tuple[Run, Run, Any], tmp_pat
     page.goto(file.as_uri())
     page.tap('.at:not([hidden]) .part:not([hidden]) [data-m="n"] tbody td >> nth=0')
     assert page.inner_text(".readout").startswith("normed, row 0, column 0: ")
+    page.tap('.at:not([hidden]) .part:not([hidden]) [data-m="d"] tbody td >> nth=0')  # far down
+    assert page.inner_text(".readout").startswith("w2, row 0, column 0: ")
+    sides = page.eval_on_selector(".side", "one => one.getBoundingClientRect().bottom")
+    readout = page.eval_on_selector(".readout", "one => one.getBoundingClientRect().top")
+    assert sides - 2 <= readout < 300, "the sum stands where it can be read"
     context.close()
