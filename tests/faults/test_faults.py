@@ -166,4 +166,4 @@ def test_no_hook_stands_in_the_engine():
         for path in Path(package).rglob("*.py")
         if "lfm2np.faults" in path.read_text()
     }
-    assert users == {"faults", "conformance", "cli", "drawings"}
+    assert users == {"faults", "conformance", "cli", "drawings", "lab"}
