@@ -21,14 +21,19 @@ CONTRAST = """() => {
     return {r: 255, g: 255, b: 255, a: 1};
   };
   const bad = [];
-  for (const el of document.querySelectorAll("body *")) {
-    if (el.closest("svg") || ![...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
-    const style = getComputedStyle(el), box = el.getBoundingClientRect();
-    if (style.visibility === "hidden" || !box.width) continue;
-    const a = lum(parse(style.color)), b = lum(back(el));
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
-  }
+  const look = (el) => {  // what is hidden is left out with all that is in it
+    if (el.hidden || el.tagName === "svg" || el.matches(".view:not(.current)")) return;
+    if ([...el.childNodes].some(n => n.nodeType === 3 && n.data.trim())) {
+      const style = getComputedStyle(el), box = el.getBoundingClientRect();
+      if (style.visibility !== "hidden" && box.width) {
+        const a = lum(parse(style.color)), b = lum(back(el));
+        const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+        if (ratio < 4.5) bad.push([el.tagName, el.className, el.textContent.slice(0, 40), ratio]);
+      }
+    }
+    for (const child of el.children) look(child);
+  };
+  look(document.body);
   return bad;
 }"""
 

@@ -24,7 +24,7 @@ EXPLAINED = """() => [...document.querySelectorAll(".at:not([hidden]) .part:not(
   .filter((cell) => cell.textContent)
   .map((cell) => {
     cell.dispatchEvent(new PointerEvent("pointerover", {bubbles: true}));
-    const count = (kind) => document.querySelectorAll(`.${kind}`).length;
+    const count = (kind) => cell.closest(".picture").querySelectorAll(`.${kind}`).length;
     const how = cell.closest("table").dataset.how, told = document.querySelector(".readout").textContent;
     const whole = cell.title || cell.textContent, kept = cell.classList.contains("kept");
     return [how, told, count("made"), count("lit"), count("with"), whole, kept];

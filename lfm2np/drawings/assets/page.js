@@ -4,6 +4,7 @@
 const all = (selector, within = document) => [...within.querySelectorAll(selector)];
 const views = all(".view");
 const players = {};
+const marked = [];  // numbers that are lit
 for (const bar of all(".player")) {
   const name = bar.dataset.player;
   const slider = bar.querySelector("input");
@@ -90,7 +91,7 @@ for (const chooser of all(".parts")) {
   choose(chooser.dataset.first);
 }
 function forget() {
-  for (const one of all(".lit, .with, .made")) one.classList.remove("lit", "with", "made");
+  for (const one of marked.splice(0)) one.classList.remove("lit", "with", "made");
   for (const one of all(".readout")) one.textContent = one.dataset.hint ||= one.textContent;
 }
 const whole = (cell) => cell.title || cell.textContent;
@@ -170,6 +171,7 @@ function explain(cell) {
   cell.classList.add("made");
   for (const one of lit) one.classList.add("lit");
   for (const one of others) one.classList.add("with");
+  marked.push(cell, ...lit, ...others);
   const told = document.createElement("strong");
   told.textContent = `${data.name}, row ${r}, column ${c}: ${whole(cell)}`;
   picture.closest(".view").querySelector(".readout").replaceChildren(told, ` = ${sum}`);
