@@ -18,7 +18,7 @@ and who finished with what was recorded. Seconds are the only thing in it that a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
@@ -135,8 +135,18 @@ class Replay:
     outputs: dict[str, list[int]] = field(default_factory=dict)  # by request id
 
 
-def replay(lines: Iterable[str]) -> Replay:
-    """Makes the recorded calls on a fresh scheduler; TraceError, with the line, at the first difference."""
+Watch = Callable[[Scheduler], None]
+
+
+def ignore(scheduler: Scheduler) -> None:
+    """Watches nothing."""
+
+
+def replay(lines: Iterable[str], planned: Watch = ignore, ended: Watch = ignore) -> Replay:
+    """Makes the recorded calls on a fresh scheduler; TraceError, with the line, at the first difference.
+
+    planned, ended  called with the scheduler in every step: when its plan is made, and when the step is done
+    """
     scheduler: Scheduler | None = None
     result = Replay()
     for number, text in enumerate(lines, start=1):
@@ -145,7 +155,7 @@ def replay(lines: Iterable[str]) -> Replay:
             if number == 1:
                 scheduler = _begin(line)
             elif scheduler is not None:
-                _repeat(scheduler, line, result)
+                _repeat(scheduler, line, result, planned, ended)
         except TraceError as error:
             raise TraceError(f"line {number}: {error}") from None
         except SchedulerError as error:
@@ -163,7 +173,7 @@ def _begin(line: Mapping[str, Any]) -> Scheduler:
     return Scheduler(SchedulerConfig(**line["config"]))
 
 
-def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> None:
+def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, planned: Watch, ended: Watch) -> None:
     kind = line["kind"]
     if kind == "add":
         request = request_from_json(line["request"])
@@ -180,13 +190,16 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay) -> No
     elif kind in ("step", "abandon"):
         plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
         _require_equal("plan", plan_as_json(plan), line["plan"])
+        planned(scheduler)
         result.preemptions += len(plan.preempted)
         if kind == "abandon":
             scheduler.abandon(plan)
+            ended(scheduler)
             return
         finished = scheduler.update(plan, line["tokens"], line["errors"])
         _require_equal("finished", reasons(finished), line["finished"])
         _require_equal("free_blocks", scheduler.pool.num_free, line["free_blocks"])
+        ended(scheduler)
         result.steps += 1
         result.scheduled_tokens += plan.num_tokens
         for name, ids in line["tokens"].items():

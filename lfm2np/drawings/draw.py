@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.drawings import demo
 from lfm2np.drawings.page.markup import Markup, element, joined
 from lfm2np.drawings.page.page import page
 from lfm2np.drawings.page.view import View
-from lfm2np.drawings.runs.leaks import Leak
 from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
 from lfm2np.drawings.views.batching import batching
@@ -49,18 +49,16 @@ def still(trained: Model) -> Still:
     )
 
 
-def views_of(run: Run, beside: Still, leaking: Leak | None) -> list[View]:
-    """In the order of the page. `run` is what views from the fourth on show; without a `leaking` step there is none.
+def views_of(run: Run, beside: Still, opening: Sequence[View], isolated: View) -> list[View]:
+    """In the order of the page: the `opening` three, then those of the run, `isolated` among them.
 
     A run with a mixture of experts has a view more, the fifth, and exercises of its own.
     """
     return [
-        beside.single,
-        batching(beside.together),
-        beside.positions,
+        *opening,
         ledger(run),
         *([experts(run)] if is_sparse(run) else []),
-        *([isolation(leaking)] if leaking is not None else []),
+        isolated,
         memory(run),
         timeline(run),
         policies(run),
@@ -74,9 +72,9 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
     """The page of a recorded run."""
     beside = still(trained)
     progress(1, 3)
-    leaking = demo.leaking(trained)
+    isolated = isolation(demo.leaking(trained))
     progress(2, 3)
-    views = views_of(run, beside, leaking)
+    views = views_of(run, beside, [beside.single, batching(beside.together), beside.positions], isolated)
     text = page(TITLE, about(run, source, command), views)
     progress(3, 3)
     return text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import counted, visible
-from lfm2np.drawings.runs.derive import LETTERS, moments, owners
+from lfm2np.drawings.runs.derive import LETTERS, moments
+from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, Step
 
@@ -61,7 +62,7 @@ def experts(step: Step) -> str:
 def blocks(run: Run, number: int, colour: bool) -> str:
     """Each block by its owner's letter; + is shared, . is free."""
     names = list(run.requests)
-    owned = owners(run)[number]
+    owned = pools(run)[number].owners
     signs = []
     for block in range(int(run.config["num_blocks"])):
         who = owned.get(block, ())

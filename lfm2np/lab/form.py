@@ -39,7 +39,7 @@ LABELS = {
     "fault": ("Break it", "a bug that engines had"),
 }
 END = "<|im_end|>"  # it ends an answer, and is no part of it
-HEADS = ("", "prompt", "comes at step", "most new tokens", "answer")
+HEADS = ("prompt", "comes at step", "most new tokens", "answer")
 ROW_LABELS = {"prompt": "Prompt", "arrival": "Step at which it comes", "tokens": "Most new tokens"}
 
 
@@ -55,7 +55,7 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
         told_problem("", problems),
         element(
             "table",
-            element("thead", element("tr", [element("td"), *(element("th", one, scope="col") for one in heads[1:])])),
+            element("thead", element("tr", [element("td"), *(element("th", one, scope="col") for one in heads)])),
             element("tbody", [row_of(index, row, problems, outcome) for index, row in enumerate(rows)]),
             class_="requests",
         ),
@@ -101,7 +101,7 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             **more,
             **marks(identity, problems),
         )
-        narrow = element("span", f"{HEADS[1 + len(fields)]} ", class_="narrow", aria_hidden="true")
+        narrow = element("span", f"{HEADS[len(fields)]} ", class_="narrow", aria_hidden="true")
         fields.append(element("td", narrow, made, told_problem(identity, problems)))
     answers = [element("td", one) for one in answer_of(name, outcome)]
     return element(

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from importlib import resources
 
-from lfm2np.drawings.draw import Still
+from lfm2np.drawings.draw import Still, views_of
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
 from lfm2np.drawings.page.page import Panel, page
 from lfm2np.drawings.page.view import View
-from lfm2np.drawings.runs.routes import is_sparse
 from lfm2np.drawings.runs.run import Run
 from lfm2np.drawings.views.batching import batching
-from lfm2np.drawings.views.experts import experts
 from lfm2np.drawings.views.isolation import isolation
-from lfm2np.drawings.views.ledger import ledger
-from lfm2np.drawings.views.memory import memory
-from lfm2np.drawings.views.policies import policies
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
-from lfm2np.drawings.views.speculation import speculation
-from lfm2np.drawings.views.timeline import timeline
-from lfm2np.drawings.views.worksheet import worksheet
 from lfm2np.lab.checks import Verdict
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.form import Problem, form, told_problem
 from lfm2np.lab.lessons import LESSONS, Lesson
-from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Settings, Typed, query_of
+from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Typed, query_of
 
 TITLE = "A laboratory of continuous batching"
 
@@ -56,28 +48,21 @@ def lab_page(
         aria_label="Laboratory",
     )
     script = (resources.files("lfm2np.lab") / "lab.js").read_text(encoding="utf-8")
-    shown = views(outcome.settings, run, outcome, beside) if outcome and run and beside else []
+    shown = views(outcome, run, beside) if outcome and run and beside else []
     start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else "batching"
     return page(TITLE, about(), shown, Panel(above, script, start))
 
 
-def views(settings: Settings, run: Run, outcome: Outcome, beside: Still) -> list[View]:
+def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
     """As on the page of `draw`. A run of the paper model is in the first views, too."""
-    on_paper = settings.model == "paper"
-    return [
+    on_paper = outcome.settings.model == "paper"
+    opening = [
         single(run, beside.weights, "main") if on_paper else beside.single,
         batching(run, "main"),
         positions(run, "main") if on_paper else beside.positions,
-        ledger(run),
-        *([experts(run)] if is_sparse(run) else []),
-        isolation(outcome.leaking, "A step of these requests, without prefix cache, drafts and fault"),
-        memory(run),
-        timeline(run),
-        policies(run),
-        speculation(run),
-        worksheet(beside.alone, beside.together, beside.weights, run),
-        beside.order,
     ]
+    leaking = isolation(outcome.leaking, "A step of these requests, without prefix cache, drafts and fault")
+    return views_of(run, beside, opening, leaking)
 
 
 def about() -> Markup:

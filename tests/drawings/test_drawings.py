@@ -24,10 +24,11 @@ from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
-from lfm2np.drawings.runs.derive import ENDED, LETTERS, moments, owners
+from lfm2np.drawings.runs.derive import ENDED, LETTERS, moments
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
 from lfm2np.drawings.runs.orders import both_orders
 from lfm2np.drawings.runs.policies import answers, one_after_another, under
+from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
@@ -124,10 +125,11 @@ def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     run_scenario(engine, scenario)
     run = read_run(engine.trace())
     states = moments(run)
+    known = pools(run)
     for step in run.steps:
         mine = {entry.request_id: len(entry.token_ids) for entry in step.entries}
         assert {name: one[step.number].tokens for name, one in states.items() if one[step.number].tokens} == mine
-        for block in owners(run)[step.number]:
+        for block in known[step.number].owners:
             assert 0 <= block < run.config["num_blocks"]
     total = sum(one.recomputed for row in states.values() for one in row)
     assert total >= engine.metrics()["recomputed_tokens"]
@@ -239,7 +241,7 @@ def test_on_the_grid_no_order_matters(pairs: list[tuple[float, float]]) -> None:
 def test_the_demo_shows_what_it_is_for(trained: Model, main_run: Run) -> None:
     assert any(step.preempted for step in main_run.steps)
     assert any(kind == "restore_state" for step in main_run.steps for kind, _, _ in step.moves)
-    assert any(len(names) > 1 for one in owners(main_run) for names in one.values())
+    assert any(len(names) > 1 for one in pools(main_run) for names in one.owners.values())
     assert any(entry.num_drafts for step in main_run.steps for entry in step.entries)
     chosen, _ = demo.dot_product(trained)
     assert chosen.forwards[-1] != chosen.backwards[-1]

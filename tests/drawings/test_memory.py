@@ -13,9 +13,9 @@ from lfm2np.conformance.trials.driver import run as run_scenario
 from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import num_kept, owners, owners_by_plans
+from lfm2np.drawings.runs.derive import num_kept
 from lfm2np.drawings.runs.paged import Cells, before_steps, context
-from lfm2np.drawings.runs.pool import pools
+from lfm2np.drawings.runs.pool import by_plans, pools
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, Step, read_run
 from lfm2np.drawings.views.picture import scores_of, softmax
@@ -36,7 +36,7 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     run = read_run(engine.trace())
-    for step, owned in zip(run.steps, owners(run), strict=True):
+    for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
         if not step.abandoned:
             still = {block for block, names in owned.items() if set(names) - set(step.finished)}
             assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
@@ -48,10 +48,8 @@ def test_the_schedule_once_more_is_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
     run = read_run(engine.trace())
-    found = pools(run)
-    assert found is not None
-    for step, pool in zip(run.steps, found, strict=True):
-        assert len(pool.owners) + pool.free == run.config["num_blocks"]
+    for step, pool in zip(run.steps, pools(run), strict=True):
+        assert pool.cached is not None and pool.cached + len(pool.owners) <= run.config["num_blocks"]
         for entry in step.entries:
             assert pool.slots[entry.slot] == entry.request_id
             assert all(entry.request_id in pool.owners[block] for block in entry.block_table)
@@ -63,15 +61,15 @@ def test_a_schedule_that_no_sound_scheduler_makes_is_told() -> None:
     coming = [Coming(name, "copy: tivu zo sa mi ->", demo.greedy(6)) for name in "ab"]
     with inject("budget-ignored"):
         run = read_run(recorded(model, coming, **sizes))
-    assert pools(run) is None
-    assert owners(run) == owners_by_plans(run)
-    assert pools(read_run(recorded(model, coming, **sizes))) is not None
+    assert pools(run) == by_plans(run)
+    assert all(one.cached is None for one in pools(run))
+    assert all(one.cached is not None for one in pools(read_run(recorded(model, coming, **sizes))))
 
 
 def test_in_the_demo_all_blocks_that_are_not_free_are_owned() -> None:
     """A sample without a slot waits, and has no blocks (it had, on the page)."""
     run = read_run(demo.main_lines(lfm2np.load()))
-    for step, owned in zip(run.steps, owners(run), strict=True):
+    for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
         rejected = sum(entry.num_drafts for entry in step.entries)
         still = {block for block, names in owned.items() if set(names) - set(step.finished)}
         assert 0 <= len(still) - (run.config["num_blocks"] - step.free_blocks) <= rejected, step.number

@@ -1,11 +1,10 @@
-"""What a trace implies and does not say: who stands where in each step, and who owns which block."""
+"""What a trace implies and does not say: who stands where in each step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.run import Entry, Run, Step
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"
@@ -70,36 +69,6 @@ def num_kept(step: Step, entry: Entry) -> int:
     """Of the scheduled tokens those that are no rejected drafts."""
     accepted = max(0, len(step.tokens.get(entry.request_id, ())) - 1)
     return len(entry.token_ids) - entry.num_drafts + min(accepted, entry.num_drafts)
-
-
-def owners(run: Run) -> list[Mapping[int, tuple[str, ...]]]:
-    """While each step computes: block -> the requests that hold it.
-
-    Of a scheduler with a fault, whose schedule can't be repeated, as far as its plans tell.
-    """
-    known = pools(run)
-    return [one.owners for one in known] if known is not None else owners_by_plans(run)
-
-
-def owners_by_plans(run: Run) -> list[Mapping[int, tuple[str, ...]]]:
-    """The requests whose tables name a block, as far as their last plan told."""
-    tables: dict[str, tuple[int, ...]] = {}
-    found: list[Mapping[int, tuple[str, ...]]] = []
-    for step in run.steps:
-        for name in step.preempted:
-            tables.pop(name, None)
-        for steps, what, name in run.events:
-            if steps == step.number and what in ("abort", "stop", "error", "preempt"):
-                tables.pop(name, None)
-        tables |= {entry.request_id: entry.block_table for entry in step.entries}
-        of: dict[int, list[str]] = {}
-        for name, table in tables.items():
-            for block in table:
-                of.setdefault(block, []).append(name)
-        found.append({block: tuple(names) for block, names in of.items()})
-        for name in step.finished:
-            tables.pop(name, None)
-    return found
 
 
 def cached(run: Run) -> list[int]:

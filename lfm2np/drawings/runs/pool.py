@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lfm2np.drawings.runs.run import Run
-from scheduler import FinishReason, Request, Scheduler, SchedulerConfig
-from scheduler.trace import plan_as_json, request_from_json
+from scheduler import Scheduler, TraceError, replay
 
 
 @dataclass(frozen=True)
@@ -17,60 +15,50 @@ class Pool:
 
     owners: Mapping[int, tuple[str, ...]]  # block -> the requests that hold it, reserved ones too
     slots: Mapping[int, str]  # state slot -> request
-    free: int  # blocks that nobody holds
-    cached: int  # of these, blocks that a prefix can find
-    published: frozenset[int]  # blocks that a prefix can find after the step
+    cached: int | None = None  # blocks without an owner that a prefix can find; None where it is not known
+    published: frozenset[int] = frozenset()  # blocks that a prefix can find after the step
 
 
-class OtherSchedule(Exception):
-    """The trace is of a scheduler that does otherwise, as one with a fault."""
+def pools(run: Run) -> list[Pool]:
+    """Of each step. Where a scheduler with a fault made the schedule, which can't be repeated, as its plans tell."""
+    found: list[Pool] = []
 
+    def ended(scheduler: Scheduler) -> None:
+        keys = enumerate(scheduler.pool.key_of)
+        found[-1] = replace(found[-1], published=frozenset(block for block, key in keys if key is not None))
 
-def pools(run: Run) -> list[Pool] | None:
-    """Of each step; None where a sound scheduler does not plan what the trace says."""
-    scheduler, found = Scheduler(SchedulerConfig(**run.config)), []
     try:
-        for line in run.schedule[1:]:
-            if line["kind"] in ("step", "abandon"):
-                found.append(step_of(scheduler, line))
-            else:
-                between_steps(scheduler, line)
-    except Exception:  # a scheduler that was broken may have planned anything
-        return None
+        replay(run.schedule, planned=lambda scheduler: found.append(planned(scheduler)), ended=ended)
+    except TraceError:
+        return by_plans(run)
     return found
 
 
-def step_of(scheduler: Scheduler, line: Mapping[str, Any]) -> Pool:
-    plan = scheduler.add_drafts(scheduler.schedule(), line["drafts"])
-    if plan_as_json(plan) != line["plan"]:
-        raise OtherSchedule
-    owners: dict[int, list[str]] = {}
-    for request in scheduler.running:
-        for block in request.block_table:
-            owners.setdefault(block, []).append(request.request_id)
+def planned(scheduler: Scheduler) -> Pool:
+    owners = owners_of((request.request_id, request.block_table) for request in scheduler.running)
     slots = {request.slot: request.request_id for request in scheduler.running if request.slot is not None}
-    keys = scheduler.pool.key_of
-    free = [block for block in range(scheduler.config.num_blocks) if block not in owners]
-    cached = sum(keys[block] is not None for block in free)
-    if line["kind"] == "abandon":
-        scheduler.abandon(plan)
-    else:
-        scheduler.update(plan, line["tokens"], line["errors"])
-    published = frozenset(block for block, key in enumerate(scheduler.pool.key_of) if key is not None)
-    return Pool({block: tuple(names) for block, names in owners.items()}, slots, len(free), cached, published)
+    keys = enumerate(scheduler.pool.key_of)
+    return Pool(owners, slots, sum(key is not None and block not in owners for block, key in keys))
 
 
-def between_steps(scheduler: Scheduler, line: Mapping[str, Any]) -> None:
-    kind = line["kind"]
-    if kind == "add":
-        scheduler.add(asked(line["request"]), [asked(one) for one in line["forks"]])
-    elif kind == "fork":
-        scheduler.fork(line["parent"], asked(line["child"]))
-    elif kind == "preempt":
-        scheduler.preempt(line["request_id"])
-    else:
-        scheduler.finish(line["request_id"], FinishReason(line["reason"]))
+def by_plans(run: Run) -> list[Pool]:
+    """The requests whose tables name a block, as far as their last plan told."""
+    tables: dict[str, tuple[int, ...]] = {}
+    found = []
+    for step in run.steps:
+        gone = {name for steps, what, name in run.events if steps == step.number and not what.startswith("fork")}
+        for name in (*step.preempted, *gone):
+            tables.pop(name, None)
+        tables |= {entry.request_id: entry.block_table for entry in step.entries}
+        found.append(Pool(owners_of(tables.items()), {entry.slot: entry.request_id for entry in step.entries}))
+        for name in step.finished:
+            tables.pop(name, None)
+    return found
 
 
-def asked(raw: Mapping[str, Any]) -> Request:
-    return request_from_json(raw)
+def owners_of(tables: Iterable[tuple[str, Sequence[int]]]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, list[str]] = {}
+    for name, table in tables:
+        for block in table:
+            found.setdefault(block, []).append(name)
+    return {block: tuple(names) for block, names in found.items()}

@@ -23,7 +23,6 @@ class Entry:
     slot: int
     num_drafts: int
     samples: tuple[str, ...]
-    checkpoints: tuple[tuple[int, int], ...] = ()  # position, block: the state after that many tokens goes there
 
     @property
     def stop(self) -> int:
@@ -71,7 +70,7 @@ class Run:
     steps: tuple[Step, ...]
     events: tuple[tuple[int, str, str], ...]  # between steps: (steps before it, what, request)
     texts: Mapping[int, str] = field(default_factory=dict)  # of token ids, where the trace tells them
-    schedule: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)  # lines for a replay, with their times
+    schedule: tuple[str, ...] = field(default=(), compare=False)  # the trace's lines but details, with their times
 
     def word(self, token_id: int) -> str:
         """A token's text, or its number where the trace does not tell: with a sign where others are texts."""
@@ -85,13 +84,13 @@ def read_run(lines: Iterable[str]) -> Run:
     steps: list[Step] = []
     events: list[tuple[int, str, str]] = []
     texts: dict[int, str] = {}
-    schedule: list[Mapping[str, Any]] = []
+    schedule: list[str] = []
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
             kind = line["kind"]
             if kind != "detail":
-                schedule.append(line)
+                schedule.append(text)
             if header is None:
                 if kind != "header":
                     raise RequestError(f"line {number}: kind {kind!r}, expected the header of a trace")
@@ -130,7 +129,6 @@ def step_from(line: Mapping[str, Any], number: int) -> Step:
             slot=one["slot"],
             num_drafts=one["num_drafts"],
             samples=tuple(one["samples"]),
-            checkpoints=tuple((position, block) for position, block in one["checkpoints"]),
         )
         for one in plan["scheduled"]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from lfm2np.drawings.page.markup import (
     Markup,
@@ -73,17 +74,19 @@ def batching(run: Run, player: str = "hand") -> View:
 def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
     total = outcome.rows + (outcome.padding if rectangles else 0)
     told = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
-    drawn, wide = 0, 0
-    for one in outcome.passes:
-        wide += max(one.longest, 1)
-        drawn += wide <= MOST_WIDE
-    more = len(outcome.passes) - drawn
+    more = len(outcome.passes) - len(fitting(outcome))
     return element(
         "div",
         element("h3", title, " ", element("small", f"(policy {policy}): {told}")),
         scrolled(chart(run, outcome, title, rectangles), title),
         element("p", f"{counted(more, 'step')} more at the right are not drawn.") if more else None,
     )
+
+
+def fitting(outcome: Outcome) -> Sequence[Pass]:
+    """The first steps, as many as are drawn."""
+    ends = accumulate(max(one.longest, 1) for one in outcome.passes)
+    return outcome.passes[: sum(end <= MOST_WIDE for end in ends)]
 
 
 def is_of(run: Run, outcome: Outcome) -> bool:
@@ -97,28 +100,22 @@ def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
     slots = 1 + max((slot for one in outcome.passes for slot in one.batch.values()), default=0)
     numbers, shown, follows = colours(run), short_names(run.requests), is_of(run, outcome)
     outputs = dict.fromkeys(outcome.first, 0)
-    height, x, wide = TOP + SIDE * slots + 8, LEFT, 0
+    height, x = TOP + SIDE * slots + 8, LEFT
     shapes: list[object] = [
         words(LEFT - 6, TOP + (slot + 0.5) * SIDE, f"slot {slot}", "end", class_="tick") for slot in range(slots)
     ]
-    for number, computed in enumerate(outcome.passes):
+    for number, computed in enumerate(fitting(outcome)):
         width = SIDE * max(computed.longest, 1)
-        wide += max(computed.longest, 1)
-        if wide <= MOST_WIDE:
-            drawn = column(computed, x, (number, numbers, shown, outputs), rectangles)
-            band = rectangle(x - GAP / 2, 0, width + GAP, height, class_="band")
-            heading = words(x + width / 2, 16, number, "middle", class_="tick")
-            parts = (band, heading, drawn)
-            shapes.append(mark(number, *parts) if follows else element("g", parts))
-            x += width + GAP
+        drawn = column(computed, x, (number, numbers, shown, outputs), rectangles)
+        band = rectangle(x - GAP / 2, 0, width + GAP, height, class_="band")
+        heading = words(x + width / 2, 16, number, "middle", class_="tick")
+        parts = (band, heading, drawn)
+        shapes.append(mark(number, *parts) if follows else element("g", parts))
+        x += width + GAP
         for name in computed.shares:
-            outputs[name] += number >= 0 and number - arrival(run, name) >= outcome.first[name]
+            outputs[name] += number - run.requests[name].arrival >= outcome.first[name]
     told = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
     return figure(f"{title}: the cells of every step", told, x + 8, height, shapes)
-
-
-def arrival(run: Run, name: str) -> int:
-    return run.requests[name].arrival
 
 
 def column(

@@ -17,7 +17,7 @@ from lfm2np.drawings.page.markup import (
 )
 from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, short_names
 from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import colours, loads, num_kept, owners
+from lfm2np.drawings.runs.derive import colours, loads, num_kept
 from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.run import Entry, Run, Step
 from lfm2np.drawings.views.memory_map import MOST_BLOCKS, map_legend, map_of
@@ -37,7 +37,8 @@ MOVES = {
 
 
 def memory(run: Run) -> View:
-    owned, known, last = owners(run), pools(run), len(run.steps) - 1
+    known, last = pools(run), len(run.steps) - 1
+    owned = [one.owners for one in known]
     every = -(-len(run.steps) // MOST_MAPS)
     return View(
         id="memory",
@@ -52,12 +53,10 @@ def memory(run: Run) -> View:
                     at_step(
                         step.number,
                         last,
-                        map_of(run, step, owned[step.number], held, known[step.number] if known else None)
-                        if step.number % every == 0
-                        else None,
+                        map_of(run, step, pool, held) if step.number % every == 0 else None,
                         now(run, step),
                     )
-                    for step, held in zip(run.steps, contents(run), strict=True)
+                    for step, pool, held in zip(run.steps, known, contents(run), strict=True)
                 ],
                 element("h3", "All steps"),
                 scrolled(chart(run, owned), "Block pool"),

@@ -45,44 +45,40 @@ def checkpoint(x: float, y: float) -> Markup:
     return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
 
 
-def map_of(run: Run, step: Step, owned: Mapping[int, tuple[str, ...]], held: Contents, pool_: Pool | None) -> Markup:
-    """Owners and slots while the step computes, with the tokens that it leaves. `pool_` is None where unknown."""
-    pool, size = int(run.config["num_blocks"]), int(run.config["block_size"])
-    shown = min(pool, MOST_BLOCKS)
+def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
+    """Owners and slots while the step computes, with the tokens that it leaves."""
+    blocks, size = int(run.config["num_blocks"]), int(run.config["block_size"])
+    shown = min(blocks, MOST_BLOCKS)
     place = max(9.0, min(38.0, 190.0 / size))
     width = size * place
     across = max(1, int(WIDE // (width + GAP)))
     shapes = []
     for block in range(shown):
         x, y = (block % across) * (width + GAP), TOP + (block // across) * (HEAD + BODY + GAP)
-        whose = owned.get(block, ())
-        has_checkpoint = pool_ is not None and block in pool_.published
-        shapes.append(of_block(run, block, (x + 1, y, place), whose, held, has_checkpoint))
+        shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
     bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
-    shapes.append(slots(run, pool_.slots if pool_ else slots_by_plan(step), bottom + 8))
+    shapes.append(slots(run, pool.slots, bottom + 8))
     told = (
         "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
     )
     drawn = figure(f"Memory in step {step.number}", told, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
-    more = f" Blocks from {shown} on are not drawn." if pool > shown else ""
-    found = f", {pool_.cached} of them with a prefix that can be found" if pool_ is not None else ""
-    free = f"{counted(pool - len(owned), 'block')} free{found}."
+    more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
+    found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
+    free = f"{counted(blocks - len(pool.owners), 'block')} free{found}."
     return joined(
         [
             element(
                 "p",
                 element("strong", f"Step {step.number}. "),
-                f"While it computes, {len(owned)} of {counted(pool, 'block')} owned; {free}{more}",
+                f"While it computes, {len(pool.owners)} of {counted(blocks, 'block')} owned; {free}{more}",
             ),
             scrolled(drawn, f"Memory in step {step.number}"),
         ]
     )
 
 
-def of_block(
-    run: Run, block: int, at: tuple[float, float, float], owners: tuple[str, ...], held: Contents, has_checkpoint: bool
-) -> Markup:
-    x, y, place = at
+def of_block(run: Run, block: int, at: tuple[float, float, float], pool: Pool, held: Contents) -> Markup:
+    (x, y, place), owners = at, pool.owners.get(block, ())
     size = int(run.config["block_size"])
     numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
     fill = f"o{numbers[owners[0]] % NUM_COLOURS}" if owners else "none"
@@ -105,7 +101,7 @@ def of_block(
         token = visible(run.word(tokens[index]))[: max(1, int(place / 7))]
         middle = x + (index + 0.5) * place
         shapes.append(words(middle, y + HEAD + BODY / 2, token, class_="in" if owners else "was"))
-    if has_checkpoint:
+    if block in pool.published:
         shapes.append(checkpoint(x + size * place, y + HEAD + BODY / 2))
     return element("g", shapes)
 
@@ -113,10 +109,6 @@ def of_block(
 def between(x: float, y: float, place: float, count: int) -> str:
     """The lines between so many tokens."""
     return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
-
-
-def slots_by_plan(step: Step) -> dict[int, str]:
-    return {entry.slot: entry.request_id for entry in step.entries}
 
 
 def slots(run: Run, held: Mapping[int, str], y: float) -> Markup:
