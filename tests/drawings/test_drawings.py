@@ -18,13 +18,25 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.cli import main
 from lfm2np.conformance.adapters import own
+from lfm2np.conformance.protocol import Request
 from lfm2np.conformance.trials.driver import make
 from lfm2np.conformance.trials.driver import run as run_scenario
+from lfm2np.conformance.trials.models import TinyModel
 from lfm2np.conformance.trials.strategies import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
-from lfm2np.drawings.runs.derive import ENDED, LETTERS, moments
+from lfm2np.drawings.runs.derive import (
+    ABSENT,
+    DECODE,
+    ENDED,
+    IDLE,
+    LETTERS,
+    PREEMPTED,
+    QUEUED,
+    RECOMPUTED,
+    moments,
+)
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
 from lfm2np.drawings.runs.orders import both_orders
 from lfm2np.drawings.runs.policies import answers, one_after_another, under
@@ -36,7 +48,7 @@ from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.sampling.params import SamplingParams
-from scheduler import replay
+from scheduler import Scheduler, Status, replay
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\u200b\0<!--"
 
@@ -131,9 +143,47 @@ def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
         assert {name: one[step.number].tokens for name, one in states.items() if one[step.number].tokens} == mine
         for block in known[step.number].owners:
             assert 0 <= block < run.config["num_blocks"]
-    total = sum(one.recomputed for row in states.values() for one in row)
-    assert total >= engine.metrics()["recomputed_tokens"]
     assert all(row[-1].state in (*LETTERS, ENDED) for row in states.values())
+    require_as_scheduled(run)
+
+
+def test_a_fork_that_is_preempted_before_its_first_step_is_computed_again() -> None:
+    """Its parent had computed 4 tokens when it came, two of a prompt and two of its answer."""
+    engine = make(own, TinyModel(), {"block_size": 5, "num_blocks": 20, "prefix_caching": False})
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    engine.add(Request("a", (3, 4), params))
+    for _ in range(3):
+        engine.step()
+    engine.fork("a", "b", 0)
+    engine.preempt("b")
+    while engine.has_unfinished:
+        engine.step()
+    run = read_run(engine.trace())
+    require_as_scheduled(run)
+    assert [(one.state, one.recomputed) for one in moments(run)["b"]][2:5] == [
+        (ABSENT, 0),
+        (RECOMPUTED, 4),
+        (DECODE, 0),
+    ]
+
+
+def require_as_scheduled(run: Run) -> None:
+    """The states of requests are those that a scheduler has, which the schedule is repeated on."""
+    states = moments(run)
+    untold = {name for name, row in states.items() if not any(one.tokens or one.state == PREEMPTED for one in row)}
+    names = {Status.WAITING: QUEUED, Status.PREEMPTED: PREEMPTED, Status.RUNNING: IDLE}
+
+    def planned(scheduler: Scheduler) -> None:
+        starts = {entry.request_id: entry.start for entry in run.steps[scheduler.step].entries}
+        for request in (*scheduler.running, *scheduler.waiting):
+            moment = states[request.request_id][scheduler.step]
+            if (start := starts.get(request.request_id)) is None:
+                assert moment.state == names[request.status] or request.request_id in untold
+                continue
+            assert moment.recomputed == max(0, min(start + moment.kept, request.furthest_computed) - start)
+            assert (moment.state == DECODE) == (request.is_decoding and not moment.recomputed)
+
+    replay(run.schedule, planned=planned)
 
 
 @given(scenarios())

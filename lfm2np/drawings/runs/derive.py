@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfm2np.drawings.runs.run import Entry, Run, Step
 
@@ -24,24 +24,32 @@ class Moment:
 
 def moments(run: Run) -> dict[str, list[Moment]]:
     """For each request, in order of arrival, one moment a step."""
-    furthest = dict.fromkeys(run.requests, 0)
+    inherits = inherited(run)
+    furthest = {name: inherits[name].computed for name in run.requests}
+    outputs = {name: inherits[name].outputs for name in run.requests}
     state = dict.fromkeys(run.requests, ABSENT)
-    outputs = dict.fromkeys(run.requests, 0)
     found: dict[str, list[Moment]] = {name: [] for name in run.requests}
     ended_between = {(steps, name) for steps, what, name in run.events if what in ("abort", "stop", "error")}
+    taken_between = {(steps, name) for steps, what, name in run.events if what == "preempt"}
     for step in run.steps:
         entries = {entry.request_id: entry for entry in step.entries}
         for name, asked in run.requests.items():
             before = state[name]
             if before == ABSENT and asked.arrival <= step.number:
                 before = QUEUED
+            if step.number == inherits[name].since:
+                before = IDLE
             if (step.number, name) in ended_between:
                 before = ENDED
+            if (step.number, name) in taken_between:
+                before = PREEMPTED
             if name in step.preempted:
                 before = PREEMPTED
             elif name in step.admitted:
                 before = IDLE
-            now, after = moment(step, entries.get(name), before, furthest[name], outputs[name])
+            known = len(asked.prompt) + outputs[name]
+            decodes = outputs[name] > 0 and name in entries and entries[name].start == known - 1
+            now, after = moment(step, entries.get(name), before, furthest[name], decodes)
             furthest[name] = max(furthest[name], entries[name].start + now.kept) if name in entries else furthest[name]
             outputs[name] += len(step.tokens.get(name, ()))
             found[name].append(now)
@@ -52,16 +60,54 @@ def moments(run: Run) -> dict[str, list[Moment]]:
     return found
 
 
-def moment(step: Step, entry: Entry | None, before: str, furthest: int, outputs: int) -> tuple[Moment, str]:
+@dataclass(frozen=True)
+class Inherited:
+    """What a fork or a sample has of its parent when it comes."""
+
+    computed: int = 0  # tokens; none if it found no slot or block, and waits
+    outputs: int = 0
+    since: int | None = None  # the step before which it took them over; None: it waits
+
+
+def inherited(run: Run) -> dict[str, Inherited]:
+    """Of each request; who shares what its parent computed is never admitted before it is scheduled or preempted.
+
+    What ends before it is any of these counts as one that waits: a trace does not tell.
+    """
+    found = dict.fromkeys(run.requests, Inherited())
+    now = dict.fromkeys(run.requests, Inherited())
+    undecided: dict[str, Inherited] = {}
+    forks = {(steps, name) for steps, what, name in run.events if what.startswith("fork")}
+    taken = {(steps, name) for steps, what, name in run.events if what == "preempt"}
+    for step in run.steps:
+        for name, asked in run.requests.items():
+            if asked.parent is not None and (step.number, name) in forks:
+                undecided[name] = replace(now[asked.parent], since=step.number)
+                found[name] = now[name] = Inherited(outputs=now[asked.parent].outputs)
+        for name in step.admitted:
+            if name not in step.preempted and (step.number, name) not in taken:
+                undecided.pop(name, None)
+        here = {*step.preempted, *(entry.request_id for entry in step.entries)}
+        for name in [name for name in undecided if name in here or (step.number, name) in taken]:
+            found[name] = undecided.pop(name)
+        for entry in step.entries:
+            computed = entry.start + num_kept(step, entry)
+            for name in {entry.request_id, *entry.samples}:
+                now[name] = Inherited(computed, now[name].outputs + len(step.tokens.get(name, ())))
+                if name != entry.request_id:
+                    undecided[name] = Inherited(computed, since=step.number + 1)
+    return found
+
+
+def moment(step: Step, entry: Entry | None, before: str, furthest: int, decodes: bool) -> tuple[Moment, str]:
     """The moment, and the state that follows it."""
     if entry is None:
         return Moment(before), before
     kept = num_kept(step, entry)
     again = max(0, min(entry.start + kept, furthest) - entry.start)
+    kind = DECODE if decodes else PREFILL
     if again and again >= len(entry.token_ids) - 1:
         kind = RECOMPUTED
-    else:
-        kind = DECODE if outputs and entry.start + len(entry.token_ids) - entry.num_drafts > furthest else PREFILL
     return Moment(kind, len(entry.token_ids), kept, again), IDLE
 
 
