@@ -11,7 +11,7 @@ from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS
-from lfm2np.oracle.judging.position import most_shift, resolution
+from lfm2np.oracle.judging.position import margins, most_shift
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
@@ -37,12 +37,12 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     pair = (ask, Answer("right", tuple(tokens)))
     positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
     (truth,) = truths_of(model, [pair], known).values()
-    noise, bits = known.noises[format_name, truth.spoken], format_named(format_name).bits
+    allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
     found = []
     for one in positions:
         column = truth.at(one.row, one.token_id)
-        unit = resolution(float(truth.largest[one.row]), bits)
-        bound = unit + LIMIT * noise.scale(truth, one.row, column) + most_shift(truth.vocab_size)
+        beyond = allowed.units[one.row] + LIMIT * allowed.scales[one.row, column]
+        bound = float(beyond) + most_shift(truth.vocab_size)
         decided = not sent.temperature and one.margin_ratio > LIMIT
         found.append(Right(one.token_id, float(truth.logprobs[one.row, column]), bound, decided))
     return found

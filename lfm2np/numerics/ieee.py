@@ -26,7 +26,7 @@ from lfm2np.numerics.attention import (
     weighted_values,
 )
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import elementwise, over_pieces, row_size
+from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.product import product
 from lfm2np.numerics.ragged import below_each_other
 from lfm2np.numerics.routing import LEAST_SUM, best
@@ -41,9 +41,18 @@ def round_to_bfloat16(x: Array) -> Array:
     """The nearest bfloat16 of each float32 or float64, ties to even, as float32. Infinities and NaN stay."""
     if x.dtype == np.float64:
         x = round_to_odd(x)
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
-    return np.where(np.isfinite(x), rounded.view(np.float32), x)
+    x = np.ascontiguousarray(x, np.float32)
+    made = np.empty(x.shape, np.float32)
+    bits, rounded, is_nan = x.reshape(-1).view(np.uint32), made.reshape(-1).view(np.uint32), False
+    for part in pieces(x.size, 1, SMALL_PIECE):
+        own = rounded[part]
+        np.right_shift(bits[part], 16, out=own)
+        own &= np.uint32(1)
+        own += np.uint32(0x7FFF)
+        own += bits[part]  # of an infinity, whose other bits are 0, no more than those
+        own &= np.uint32(0xFFFF0000)
+        is_nan = is_nan or bool(np.isnan(x.reshape(-1)[part].max()))
+    return np.where(np.isnan(x), x, made) if is_nan else made
 
 
 def round_to_odd(x: Float64) -> Float32:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.oracle.judging.position import position, resolution
+from lfm2np.oracle.judging.position import Margins, margins, position
 from lfm2np.oracle.judging.routes import OWN, difference
 from lfm2np.oracle.judging.scored import Scored
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, position_verdict, tie_chance
@@ -23,16 +23,18 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     """
     start = len(ask.prompt_token_ids)
     told = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
+    strict = margins(scored.truth, scored.noise, bits)
+    loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits)
     positions = []
     prompt = answer.prompt_logprobs or ([None] * (start - 1) if told is not None else [])
     for row, logprob in enumerate(prompt):
-        one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, bits)
+        one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
         positions.append(with_route(one, scored, told, layers))
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         logprob = None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        one = judged_token(ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, bits)
+        one = judged_token(ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, strict, loose)
         positions.append(with_route(one, scored, told, layers))
     return positions
 
@@ -45,28 +47,28 @@ def judged_token(
     tops: Mapping[int, float],
     logprob: float | None,
     scored: Scored,
-    bits: int,
+    strict: Margins,
+    loose: Margins | None,
 ) -> Position:
     """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
     values = {**tops, **({} if logprob is None else {token_id: logprob})}
-    strict = position(ask, row, token_id, is_new, values, logprob, scored.truth, scored.noise, bits)
-    if scored.loose is None:
-        return strict
+    found = position(ask, row, token_id, is_new, values, logprob, strict)
+    if loose is None:
+        return found
     columns = [scored.truth.at(row, one) for one in {**values, token_id: 0.0}]
-    chance = share_beyond(scored, row, columns, bits)
-    loose = position(ask, row, token_id, is_new, values, logprob, scored.truth, scored.loose, bits)
-    if strict.verdict not in WRONG:
-        return replace(strict, error_size=loose.error_size, route_chance=chance)
-    if loose.verdict in WRONG:
-        return replace(loose, route_chance=chance)
-    return replace(loose, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
+    chance = share_beyond(scored, row, columns, strict)
+    other = position(ask, row, token_id, is_new, values, logprob, loose)
+    if found.verdict not in WRONG:
+        return replace(found, error_size=other.error_size, route_chance=chance)
+    if other.verdict in WRONG:
+        return replace(other, route_chance=chance)
+    return replace(other, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
 
 
-def share_beyond(scored: Scored, row: int, columns: Sequence[int], bits: int) -> float:
+def share_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Margins) -> float:
     """Of the engines with routes of their own, those that one of these columns would show to have others."""
     assert scored.loose is not None
-    unit = resolution(float(scored.truth.largest[row]), bits)
-    limits = [unit + LIMIT * scored.noise.scale(scored.truth, row, column) for column in columns]
+    limits = strict.units[row] + LIMIT * strict.scales[row, columns]
     return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
 
 

@@ -99,8 +99,7 @@ class Emulated(Ieee):
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
-        x, cuts = self.keep(x), self.cuts_of(matrix)
-        made = []
+        made, cuts = [], self.cuts_of(matrix)
         for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
             own = None if bias is None else bias[rows]
             made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, own))

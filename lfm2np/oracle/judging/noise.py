@@ -43,7 +43,6 @@ from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.inputs import inputs_of
 from lfm2np.oracle.judging.routes import routed
 from lfm2np.oracle.judging.truth import Truth, given_routes
-from lfm2np.oracle.judging.verdict import tie_chance
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute
@@ -52,7 +51,7 @@ Array = NDArray[Any]
 DRAWS = tuple(range(8))  # engines that could be
 STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # of them the first that are asked, and then more; 1 and 6 differ in every
 # choice that is made both ways (emulate.emulated), and what 1 errs by is about the mean of all
-FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
+ALL = slice(None)
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 
 
@@ -74,34 +73,20 @@ class Noise:
         """[T, L, N] mean squares of `route_errors`."""
         return None if self.route_errors is None else np.mean(np.square(self.route_errors), axis=0)
 
-    def scale(self, truth: Truth, row: int, column: int) -> float:
-        """Standard deviation of one token's log-probability."""
-        p = float(np.exp(truth.logprobs[row, column]))
-        shape = (1.0 - p) ** 2 + max(0.0, float(truth.squares[row]) - p * p)
-        own = float(np.mean(np.square(self.errors[:, row, column], dtype=np.float64)))
-        return max(LEAST, float(np.sqrt((own + self.spread[row] ** 2 * shape) / 2.0)))
+    def scales(self, truth: Truth, rows: slice = ALL) -> NDArray[np.float64]:
+        """[R, J] standard deviations of log-probabilities."""
+        p = np.exp(truth.logprobs[rows])
+        shape = (1.0 - p) ** 2 + np.maximum(0.0, truth.squares[rows, None] - p * p)
+        own = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
+        return np.asarray(np.maximum(LEAST, np.sqrt((own + self.spread[rows, None] ** 2 * shape) / 2.0)))
 
-    def gap_scale(self, row: int, one: int, other: int) -> float:
-        """Standard deviation of the difference of two tokens' log-probabilities, which is that of their logits."""
-        difference = self.errors[:, row, one].astype(np.float64) - self.errors[:, row, other]
-        return max(LEAST, float(np.sqrt((np.mean(difference**2) + 2.0 * self.spread[row] ** 2) / 2.0)))
-
-    def gap_scales(self, row: int, one: int) -> NDArray[np.float64]:
-        """That of one token and each other [V]."""
-        difference = self.errors[:, row].astype(np.float64) - self.errors[:, row, one, None]
-        both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[row] ** 2) / 2.0
+    def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
+        """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
+        row's token at a column, `ones` [R], and all its tokens."""
+        errors = self.errors[:, rows]
+        difference = errors.astype(np.float64) - np.take_along_axis(errors, ones[None, :, None], axis=2)
+        both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[rows, None] ** 2) / 2.0
         return np.asarray(np.maximum(LEAST, np.sqrt(both)))
-
-
-def flip_chance(truth: Truth, noise: Noise, row: int, best: int, unit: float) -> float:
-    """That any of the greedy token's rivals is before it: no more than their chances together.
-
-    The runner-up's alone would be at most a half; a model that has no idea has hundreds within the noise of bfloat16.
-    """
-    gaps = truth.logprobs[row, best] - truth.logprobs[row].astype(np.float64)
-    ratios = np.maximum(0.0, gaps - unit) / noise.gap_scales(row, best)
-    rivals = np.flatnonzero(ratios < FARTHEST)
-    return min(1.0, math.fsum(tie_chance(ratios[one]) for one in rivals if one != best))
 
 
 def noise_of(

@@ -4,15 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lfm2np.oracle.judging.noise import Noise, flip_chance
+from lfm2np.numerics.pieces import pieces
+from lfm2np.oracle.judging.noise import Noise
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import Position, position_verdict
+from lfm2np.oracle.judging.verdict import Position, position_verdict, tie_chance
 from lfm2np.oracle.targets.records import Ask
 
 FLOAT32_UNITS = 4  # mlx-lm, right in all else, is off by up to 3 where a token is all but certain
+FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
+
+
+@dataclass(frozen=True, eq=False)
+class Margins:
+    """What a noise allows at each row of a Truth; ratios in units of the noise, beyond one unit of the logits."""
+
+    truth: Truth
+    units: NDArray[np.float64]  # [T] see resolution
+    best: NDArray[np.int64]  # [T] the greedy token's column
+    scales: NDArray[np.float64]  # [T, J] of log-probabilities
+    gap_ratios: NDArray[np.float64]  # [T, J] how far each token is behind the greedy one; 0 of that itself
+    runner_up: NDArray[np.float64]  # [T] the ratio of the next
+
+    def flip_chance(self, row: int) -> float:
+        """That any of the greedy token's rivals is before it: no more than their chances together.
+
+        The runner-up's alone would be at most a half; a model that has no idea has hundreds within the noise of
+        bfloat16.
+        """
+        ratios, best = self.gap_ratios[row], self.best[row]
+        rivals = np.flatnonzero(ratios < FARTHEST)
+        return min(1.0, math.fsum(tie_chance(float(ratios[one])) for one in rivals if one != best))
+
+
+def margins(truth: Truth, noise: Noise, bits: int) -> Margins:
+    """Of a format with so many bits. Rows that nobody wanted have no meaning."""
+    units = resolution(truth.largest, bits)
+    best = np.argmax(truth.columns == truth.best[:, None], axis=1)
+    scales, gap_ratios = np.empty(truth.logprobs.shape), np.empty(truth.logprobs.shape)
+    runner_up = np.empty(len(best))
+    for rows in pieces(len(best), noise.errors[:, 0].size):
+        own = np.arange(len(best[rows])), best[rows]
+        logprobs = truth.logprobs[rows].copy()
+        gaps = logprobs[own][:, None] - logprobs
+        scales[rows] = noise.scales(truth, rows)
+        gap_ratios[rows] = np.maximum(0.0, gaps - units[rows, None]) / noise.gap_scales(best[rows], rows)
+        logprobs[own] = -np.inf
+        runner_up[rows] = gap_ratios[rows][own[0], np.argmax(logprobs, axis=1)]
+    return Margins(truth, units, best, scales, gap_ratios, runner_up)
 
 
 def position(
@@ -22,19 +65,17 @@ def position(
     is_new: bool,
     values: Mapping[int, float],
     logprob: float | None,
-    truth: Truth,
-    noise: Noise,
-    bits: int,
+    allowed: Margins,
 ) -> Position:
     """One token under one noise. `values` are the log-probabilities told there, `logprob` its own."""
-    unit = resolution(float(truth.largest[row]), bits)
-    own, best = truth.at(row, token_id), truth.at(row, int(truth.best[row]))
-    told = [(truth.at(row, one), value) for one, value in values.items()]
-    raw = [value - float(truth.logprobs[row, column]) for column, value in told]
-    scales = [noise.scale(truth, row, column) for column, _ in told]
+    truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
+    logprobs, scale = truth.logprobs[row], allowed.scales[row]
+    own = truth.at(row, token_id)
+    columns = [own if one == token_id else truth.at(row, one) for one in values]
+    raw = [value - float(logprobs[column]) for column, value in zip(columns, values.values(), strict=True)]
+    scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
-    gap = float(truth.logprobs[row, best] - truth.logprobs[row, own])
-    gap_ratio = max(0.0, gap - unit) / noise.gap_scale(row, own, best) if own != best else 0.0
+    gap_ratio = float(allowed.gap_ratios[row, own])
     ratio = max((beyond(one, unit) / scale for one, scale in zip(errors, scales, strict=True)), key=abs, default=None)
     sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(raw, scales, strict=True)]
     return Position(
@@ -42,23 +83,24 @@ def position(
         row=row,
         is_new=is_new,
         token_id=token_id,
-        best=int(truth.best[row]),
-        gap=gap,
+        best=best,
+        gap=float(logprobs[allowed.best[row]] - logprobs[own]),
         gap_ratio=gap_ratio,
-        margin_ratio=margin_ratio(truth, noise, row, best, unit),
-        error=None if logprob is None else logprob - float(truth.logprobs[row, own]),
+        margin_ratio=float(allowed.runner_up[row]),
+        error=None if logprob is None else logprob - float(logprobs[own]),
         error_ratio=ratio,
         error_size=max(sizes, default=None),
-        verdict=position_verdict(is_new, token_id, int(truth.best[row]), gap_ratio, ratio),
-        flip_chance=flip_chance(truth, noise, row, best, unit) if is_new else None,
+        verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
+        flip_chance=allowed.flip_chance(row) if is_new else None,
     )
 
 
-def resolution(largest: float, bits: int) -> float:
-    """What rounding the logits themselves may do: one unit in the last place of the largest in the format, and a few of
-    float32, in which log-probabilities are computed: they are the difference of a logit and a sum of exponentials."""
-    exponent = math.frexp(largest)[1]
-    return math.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * math.ldexp(1.0, exponent - 24)
+def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
+    """What rounding the logits themselves may do, by the largest of each row: one unit in its last place in the format,
+    and a few of float32, in which log-probabilities are computed: they are the difference of a logit and a sum of
+    exponentials."""
+    exponent = np.frexp(largest)[1]
+    return np.asarray(np.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * np.ldexp(1.0, exponent - 24))
 
 
 def without_normaliser(
@@ -89,12 +131,3 @@ def most_shift(vocab_size: int) -> float:
 def beyond(error: float, unit: float) -> float:
     """What is left of an error, with its sign, behind one unit of the logits."""
     return math.copysign(max(0.0, abs(error) - unit), error)
-
-
-def margin_ratio(truth: Truth, noise: Noise, row: int, best: int, unit: float) -> float:
-    """How far the runner-up of the greedy token is behind, in units of the noise."""
-    logprobs = truth.logprobs[row].copy()
-    logprobs[best] = -np.inf
-    runner_up = int(np.argmax(logprobs))
-    gap = float(truth.logprobs[row, best] - logprobs[runner_up])
-    return max(0.0, gap - unit) / noise.gap_scale(row, best, runner_up)

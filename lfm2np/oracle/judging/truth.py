@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -203,22 +202,24 @@ def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: in
     rows, vocabulary = logits.shape
     if vocabulary <= count:
         return np.tile(np.arange(vocabulary), (rows, 1))
-    spread = np.linspace(0, vocabulary - 1, count, dtype=np.int64).tolist()
-    columns = np.empty((rows, count), np.int64)
-    for row in range(rows):
-        first = dict.fromkeys([*wanted.get(row, ()), *likeliest(logits[row], LIKELY).tolist()])
-        fill = (one for one in itertools.chain(spread, range(vocabulary)) if one not in first)
-        while len(first) < count:
-            first[next(fill)] = None
-        columns[row] = sorted(first)
-    return columns
+    chosen = likeliest(logits, LIKELY)
+    for row, ids in wanted.items():
+        chosen[row, list(ids)] = True
+    spread = np.linspace(0, vocabulary - 1, count, dtype=np.int64)  # `count` different ones: enough for any row
+    others = ~chosen[:, spread]
+    others &= np.cumsum(others, axis=1) <= count - np.count_nonzero(chosen, axis=1)[:, None]
+    chosen[:, spread] |= others
+    return np.nonzero(chosen)[1].reshape(rows, count)
 
 
-def likeliest(logits: Array, count: int) -> NDArray[np.int64]:
-    """So many ids of the largest of logits [V], in no order; of equal ones the lowest."""
-    least = np.partition(logits, len(logits) - count)[len(logits) - count]
-    above = np.flatnonzero(logits > least)
-    return np.concatenate([above, np.flatnonzero(logits == least)[: count - len(above)]])
+def likeliest(logits: Array, count: int) -> NDArray[np.bool_]:
+    """[T, V]: whether a token is among so many of the largest of its row; of equal ones those of the lowest ids are."""
+    least = np.partition(logits, logits.shape[1] - count, axis=1)[:, logits.shape[1] - count]
+    found = logits >= least[:, None]
+    for row in np.flatnonzero(np.count_nonzero(found, axis=1) > count):
+        equal = np.flatnonzero(logits[row] == least[row])
+        found[row, equal[count - np.count_nonzero(logits[row] > least[row]) :]] = False
+    return found
 
 
 def num_truth_tokens(item: Mapping[str, Any]) -> int:

@@ -182,13 +182,11 @@ def own_noise(
 def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:
     """A position with its bounds and with what follows from them."""
     best, *others = (truth.at(row, token_id) for token_id, _, _ in exact["top"])
-    noise = {
-        name: {
-            "logprob": two_digits(one.scale(truth, row, best)),
-            "gaps": [two_digits(one.gap_scale(row, best, other)) for other in others],
-        }
-        for name, one in noises.items()
-    }
+    here, noise = slice(row, row + 1), {}
+    for name, one in noises.items():
+        gaps = one.gap_scales(np.array([best]), here)[0]
+        logprob = two_digits(float(one.scales(truth, here)[0, best]))
+        noise[name] = {"logprob": logprob, "gaps": [two_digits(float(gaps[other])) for other in others]}
     return {**exact, "noise": noise, **ties({**exact, "noise": noise}, rules_for(noises))}
 
 

@@ -44,11 +44,7 @@ def ratios(model: Model, name: str, engine: Model) -> list[float]:
     (noise,) = noise_of(model, [truth], name)
     rows = reference.logits(engine.weights, engine.config, engine.numerics, IDS[:-1])
     errors = np.take_along_axis(engine.numerics.log_softmax(rows), truth.columns, axis=1) - truth.logprobs
-    return [
-        float(errors[row, column]) / noise.scale(truth, row, column)
-        for row in range(len(errors))
-        for column in range(0, errors.shape[1], 8)
-    ]
+    return np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
@@ -70,11 +66,7 @@ def test_engines_that_were_not_drawn_for_it_stay_within_the_noise(model: Model, 
     for draw in (8, 13):
         (other,) = noise_of(model, [truth], name, draws=(draw,))
         (errors,) = other.errors
-        found = [
-            errors[row, column] / noise.scale(truth, row, column)
-            for row in range(len(errors))
-            for column in range(0, errors.shape[1], 8)
-        ]
+        found = np.ravel((errors / noise.scales(truth))[:, ::8]).tolist()
         assert 0.3 < root_mean_square(found) < 2.0
         assert max(map(abs, found)) < LIMIT
 
@@ -170,8 +162,8 @@ def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
     (noise,) = noise_of(model, [truth], "float32", draws=(0,))
     certain = replace(truth, logprobs=np.zeros_like(truth.logprobs), squares=np.ones_like(truth.squares))
     silent = replace(noise, errors=np.zeros_like(noise.errors), spread=np.zeros_like(noise.spread))
-    assert silent.scale(certain, 0, 0) > 0.0
-    assert silent.gap_scale(0, 0, 1) > 0.0
+    assert (silent.scales(certain) > 0.0).all()
+    assert (silent.gap_scales(np.zeros(len(certain.best), np.int64)) > 0.0).all()
 
 
 def test_a_token_that_was_not_looked_at_is_no_number(model: Model) -> None:
