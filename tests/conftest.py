@@ -21,7 +21,7 @@ from hypothesis import settings
 from lfm2np.numerics.ieee import Ieee
 from lfm2np.oracle.judging.emulate import Emulated
 
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=5)
 settings.register_profile("deep", derandomize=False, deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

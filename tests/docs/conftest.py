@@ -19,6 +19,14 @@ def sphinx(source: Path, to: Path, *options: str) -> subprocess.CompletedProcess
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n auto --dist loadgroup` one process builds the pages, and others run what they show meanwhile."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if "built" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("built"))
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the built pages. A warning is an error."""

@@ -212,8 +212,9 @@ def test_every_control_has_a_name(opened: Opened) -> None:
     roles = ("button", "slider", "checkbox", "radio", "link", "img", "region", "DisclosureTriangle")
     count = 0
     for view in each_view(opened.page):
-        nodes = session.send("Accessibility.getFullAXTree")["nodes"]
-        found = [one for one in nodes if one.get("role", {}).get("value") in roles and not one.get("ignored")]
+        root = session.send("DOM.getDocument")["root"]["nodeId"]
+        nodes = [session.send("Accessibility.queryAXTree", {"nodeId": root, "role": one})["nodes"] for one in roles]
+        found = [one for of_role in nodes for one in of_role if not one.get("ignored")]
         assert len(found) > 10, view
         for one in found:
             assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
@@ -260,7 +261,8 @@ def test_nothing_is_wider_than_the_page(browser: Any, file: Path, width: int, me
     else:
         shown = [one for one in opened.page.query_selector_all(".view") if one.is_visible()]
         assert len(shown) == len(VIEWS)
-        assert not any(one.is_visible() for one in opened.page.query_selector_all(".player, nav, .readout, button"))
+        controls = ".player, nav, .readout, button"
+        assert opened.page.eval_on_selector_all(controls, "all => all.some(one => one.checkVisibility())") is False
     opened.context.close()
 
 

@@ -35,7 +35,7 @@ def trained() -> Model:
     return lfm2np.load()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, seed: int):
     run = Run(model, seed)
     run.go()
@@ -49,7 +49,7 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, s
 def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size: int, caching: bool):
     least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
     preemptions, model = 0, lfm2np.load(FIXTURES / name)
-    for seed in range(4):
+    for seed in (2, 3):  # of which memory is short for one at least
         run = Run(
             model,
             seed,
@@ -64,7 +64,7 @@ def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size
         run.go(abort_rate=0.0)
         run.require_equal_to_the_reference()
         preemptions += run.engine.metrics.preemptions
-    assert preemptions or block_size == 64, "the control: memory was short"
+    assert preemptions, "the control: memory was short"
 
 
 def test_prompt_logprobs_are_right_also_under_a_warm_prefix_cache(trained: Model):

@@ -125,6 +125,7 @@ def test_runs_are_one_at_a_time(worker: Worker, models: Models):
 
 
 def test_closing_ends_the_process_in_the_middle_of_a_run():
+    threads = threading.active_count()
     with Worker(command=MISBEHAVING) as worker, ThreadPoolExecutor(1) as pool:
         worker.reply("slots=0")
         pid = worker.pid
@@ -134,7 +135,7 @@ def test_closing_ends_the_process_in_the_middle_of_a_run():
         assert pid is not None and not lives(pid)
         assert asked.result(10).status == 500
         assert worker.reply("slots=1") == Reply(500, "the laboratory has ended")
-    assert worker.pid is None and threading.active_count() < 20
+    assert worker.pid is None and threading.active_count() <= threads
 
 
 OWNER = """

@@ -89,29 +89,17 @@ BREAKS = {
     "half-the-block-size-used-for-offsets": "from position 4 on",  # half of the 8 that its blocks have
 }
 PAIRS = (
-    ("state-dropped-after-the-prompt", "convolution-crosses-requests"),
-    ("state-dropped-after-the-prompt", "attention-crosses-requests"),
     ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
-    ("state-dropped-after-the-prompt", "prefix-hit-without-its-state"),
     ("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan"),
-    ("state-dropped-after-the-prompt", "one-token-prompt-reads-the-previous-tenants-state"),
     ("state-dropped-after-the-prompt", "positions-stop-at-40"),
     ("prompt-logprobs-off-by-one", "convolution-crosses-requests"),
     ("prompt-logprobs-off-by-one", "prefix-hit-without-its-state"),
-    ("prompt-logprobs-off-by-one", "one-token-prompt-reads-the-previous-tenants-state"),
-    ("convolution-crosses-requests", "prefix-hit-without-its-state"),
-    ("convolution-crosses-requests", "one-token-prompt-reads-the-previous-tenants-state"),
     ("convolution-crosses-requests", "positions-stop-at-40"),
     ("convolution-crosses-requests", "checkpoint-taken-before-the-chunk"),
     ("attention-crosses-requests", "hit-blocks-omitted-from-the-plan"),
-    ("attention-crosses-requests", "one-token-prompt-reads-the-previous-tenants-state"),
     ("attention-crosses-requests", "half-the-block-size-used-for-offsets"),
-    ("left-padding-enters-the-convolution", "prefix-hit-without-its-state"),
-    ("left-padding-enters-the-convolution", "one-token-prompt-reads-the-previous-tenants-state"),
     ("state-zeroed-when-the-batch-is-repacked", "prefix-hit-without-its-state"),
     ("state-zeroed-when-the-batch-is-repacked", "one-token-prompt-reads-the-previous-tenants-state"),
-    ("prefix-hit-without-its-state", "positions-stop-at-40"),
-    ("one-token-prompt-reads-the-previous-tenants-state", "hit-blocks-omitted-from-the-plan"),
     ("one-token-prompt-reads-the-previous-tenants-state", "half-the-block-size-used-for-offsets"),
 )
 

@@ -98,11 +98,10 @@ def test_any_acceptance_pattern_gives_the_reference_and_a_clean_cache(
         assert run.engine.metrics.accepted_tokens == run.engine.metrics.steps_saved == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_speculation_equals_the_reference_on_every_fixture(model: Model, seed: int):
-    choice = random.Random(seed)
+def test_speculation_equals_the_reference_on_every_fixture(model: Model):
+    choice = random.Random(0)
     wrong = [choice.random() < 0.3 for _ in range(7)]
-    run = speculate(model, seed, wrong, choice.randint(1, 6), max_num_batched_tokens=64)
+    run = speculate(model, 0, wrong, choice.randint(1, 6), max_num_batched_tokens=64)
     assert run.engine.metrics.draft_tokens > 0
 
 
