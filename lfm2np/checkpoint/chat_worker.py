@@ -1,8 +1,10 @@
-"""Renders one chat template: `python chat_worker.py`, run by chat_sandbox.py. JSON on stdin and stdout. Needs jinja2.
+"""Renders chat templates: `python chat_worker.py`, run by chat_sandbox.py. Lines of JSON on stdin and stdout. Needs
+jinja2.
 
 A template is a stranger's program. jinja2's immutable sandbox keeps it from Python's internals; there is no loader, so
-it can't name another file; and this process lives for one rendering and may not use more than the memory and the
-processor time below (on systems that have such limits).
+it can't name another file; and each rendering has a process of its own, which may not use more than the memory and the
+processor time below (on systems that have such limits). It is forked off this one, which has jinja2 loaded and never
+looks at a template; where a process can't be forked, this one renders a single time, and ends.
 The environment is otherwise transformers' (utils/chat_template_utils.py), less what is random or reads the clock.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -79,16 +82,43 @@ def render(source: str, variables: dict[str, Any]) -> str:
     return text
 
 
-def main() -> None:
-    """Answers {"text": ...} or {"error": ...}: any operation in a template can fail, so any exception is its answer."""
-    request = json.load(sys.stdin)
-    limit_resources()
+def answered(request: dict[str, Any]) -> bytes:
+    """{"text": ...} or {"error": ...}: any operation in a template can fail, so any exception is its answer."""
     try:
-        answer = json.dumps({"text": render(request["template"], request["variables"])})
+        answer = {"text": render(request["template"], request["variables"])}
     except Exception as problem:
         line = f"line {problem.lineno}: " if isinstance(problem, jinja2.TemplateSyntaxError) else ""
-        answer = json.dumps({"error": line + (" ".join(str(problem).split())[:300] or type(problem).__name__)})
-    sys.stdout.write(answer)
+        answer = {"error": line + (" ".join(str(problem).split())[:300] or type(problem).__name__)}
+    return json.dumps(answer).encode()
+
+
+def answered_by_child(request: dict[str, Any]) -> bytes:
+    """The same, of a process for this request alone; {"stopped": its exit code} if it ended without an answer."""
+    ours, its = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):  # it ends here, whatever happens
+            os.close(ours)
+            limit_resources()
+            with os.fdopen(its, "wb") as out:
+                out.write(answered(request))
+            os._exit(0)
+        os._exit(1)
+    os.close(its)
+    with os.fdopen(ours, "rb") as answers:
+        answer = answers.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return json.dumps({"stopped": code}).encode() if code else answer
+
+
+def main() -> None:
+    can_fork = hasattr(os, "fork")
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        sys.stdout.buffer.write((answered_by_child if can_fork else answered)(request) + b"\n")
+        sys.stdout.buffer.flush()
+        if not can_fork:
+            return
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from builders import PLAIN_TEMPLATE, tiny_config, write_tokenizer
+from living import wait_until_gone
 
 from lfm2np.checkpoint import chat_sandbox
 from lfm2np.checkpoint.chat import Chat, load_chat, render_chat, render_plain
@@ -150,13 +153,77 @@ chat_worker.main()
 """.replace("FOLDER", repr(str(chat_sandbox.WORKER.parent)))
     request = json.dumps({"template": "{{ x }}", "variables": {"x": "y"}})
     done = subprocess.run([sys.executable, "-c", script], input=request, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ('{"text": "y"}', "")
+    assert (done.stdout, done.stderr) == ('{"text": "y"}\n', "")
 
 
 def test_a_process_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "_idle", [])
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(TokenizerError, match="its process can't be started"):
         rendered("x")
+
+
+stays = pytest.mark.skipif(not chat_sandbox.CAN_FORK, reason="processes that can't fork render once")
+
+
+@stays
+def test_the_process_stays_and_one_that_died_is_replaced() -> None:
+    assert rendered("1") == "1"
+    worker = chat_sandbox._idle[-1]
+    with pytest.raises(TokenizerError, match="time or memory"):
+        rendered("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    assert rendered("2") == "2"
+    assert chat_sandbox._idle[-1] is worker
+    worker.kill()
+    worker.wait()
+    assert rendered("3") == "3"
+    assert worker not in chat_sandbox._idle
+
+
+@stays
+def test_what_has_no_end_is_stopped_with_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "PATIENCE", 0.3)
+    rendered("1")
+    worker = chat_sandbox._idle[-1]
+    with pytest.raises(TokenizerError, match=r"no end after 0\.3 seconds"):
+        rendered("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
+    assert worker.returncode == -signal.SIGKILL
+    assert worker not in chat_sandbox._idle
+    assert wait_until_gone(-worker.pid), "its group"
+
+
+def test_threads_get_their_own_answers() -> None:
+    texts = [str(number) * 1000 for number in range(60)]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(rendered, texts)) == texts
+    assert len(chat_sandbox._idle) <= chat_sandbox.MOST_IDLE
+
+
+LEAVES = """
+import os, sys
+from lfm2np.checkpoint import chat_sandbox
+assert chat_sandbox.render_template("x", [], {}, "t") == "x"
+worker = chat_sandbox._idle[0]
+if sys.argv[1] == "fork" and os.fork() == 0:
+    assert not chat_sandbox._idle
+    assert chat_sandbox.render_template("y", [], {}, "t") == "y"
+    os._exit(0)
+if sys.argv[1] == "fork":
+    assert os.wait()[1] == 0
+    assert chat_sandbox.render_template("z", [], {}, "t") == "z" and chat_sandbox._idle == [worker]
+print(worker.pid, flush=True)
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@stays
+@pytest.mark.parametrize("how", ["end", "kill", "fork"])
+def test_no_process_outlives_its_owner(how: str) -> None:
+    words = [sys.executable, "-W", "error", "-c", LEAVES, how]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL if how == "kill" else 0, "")
+    assert wait_until_gone(int(done.stdout))
 
 
 BAD_MESSAGES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from living import lives, wait_until_gone
 
 from lfm2np.lab.answering import answer
 from lfm2np.lab.child import MEMORY
@@ -27,21 +27,6 @@ PAPER = "model=paper&prompt=the cat&tokens=2"
 def worker() -> Iterator[Worker]:
     with Worker(command=MISBEHAVING) as made:
         yield made
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until_gone(pid: int, seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
-    while lives(pid) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not lives(pid)
 
 
 def test_a_page_is_that_of_this_process(worker: Worker, models: Models):
