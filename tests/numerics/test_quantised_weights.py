@@ -12,6 +12,7 @@ from operands import expected_products
 
 from lfm2np.numerics import exact
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
+from lfm2np.numerics.pieces import SMALL_PIECE
 from lfm2np.numerics.weight_grids import (
     LOW_WEIGHT_BITS,
     MOST_SLICES,
@@ -141,6 +142,17 @@ def test_what_float32_would_round_to_a_tie_is_none(bit: int, sign: float):
 def test_bfloat16_of_numbers_that_are_none():
     found = round_to_bfloat16(np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1e300, -1e300, 1e-300]))
     assert str(found.tolist()) == "[inf, -inf, nan, 0.0, -0.0, inf, -inf, 0.0]"
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("place", [0, SMALL_PIECE - 1, SMALL_PIECE])
+def test_what_is_no_number_stays_none_beside_numbers(bits: int, place: int):
+    """Whatever its bits: to add to those of some makes an infinity of them, or 0."""
+    x = np.full(SMALL_PIECE + 5, 1.0 + 2.0**-9, np.float32)
+    x.view("=u4")[place] = bits
+    found = round_to_bfloat16(x)
+    assert np.isnan(found[place]) and np.isnan(found).sum() == 1
+    assert (np.delete(found, place) == 1.0).all()
 
 
 def test_each_arithmetic_takes_the_weight_rounded_once_to_its_type():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from lfm2np.numerics import rope
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS, emulated, quantised
 from lfm2np.oracle.judging.formats import FORMATS
-from lfm2np.oracle.judging.noise import noise_of, said_by
-from lfm2np.oracle.judging.truth import chosen_columns, truth_of, truths_of
+from lfm2np.oracle.judging.noise import LEAST, Noise, noise_of, said_by, spread_of
+from lfm2np.oracle.judging.position import FLOAT32_UNITS, margins
+from lfm2np.oracle.judging.truth import Spoken, Truth, chosen_columns, truth_of, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, root_mean_square
 from lfm2np.work.place import Place
 
@@ -155,6 +157,51 @@ def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
         assert set(np.argsort(-logits[row])[:48]) <= set(columns[row])
     assert {5, 999, 3} <= set(columns[1].tolist())
     assert np.array_equal(chosen_columns(logits[:, :20], {}, 20), np.tile(np.arange(20), (4, 1)))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_of_equal_tokens_those_of_the_lowest_ids_are_looked_at(seed: int, kinds: int) -> None:
+    """Against a plain list: what is wanted, the likeliest 48, and the first of those spread over the vocabulary."""
+    random = np.random.default_rng(seed)
+    logits, wanted = random.integers(0, kinds, (2, 400)).astype(np.float32), {1: [5, 399, 3]}
+    spread = np.linspace(0, 399, 131, dtype=np.int64).tolist()
+    columns = chosen_columns(logits, wanted, 131)
+    for row in range(2):
+        likely = sorted(range(400), key=lambda one: (-logits[row, one], one))[:48]
+        first = list(dict.fromkeys([*wanted.get(row, ()), *likely]))
+        first += [one for one in spread if one not in first][: 131 - len(first)]
+        assert columns[row].tolist() == sorted(first)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.sampled_from([8, 11, 24]))
+def test_what_is_allowed_is_what_the_formulas_say(seed: int, draws: int, bits: int) -> None:
+    """All rows at once, against one number after the other."""
+    random = np.random.default_rng(seed)
+    p = random.dirichlet(np.full(6, 0.5), 3)
+    logprobs, largest = np.log(p), random.uniform(0.1, 40.0, 3)
+    errors = (random.normal(size=(draws, 3, 6)) * 2.0 ** -random.uniform(0, 20)).astype(np.float32)
+    best, ids = np.argmax(p, axis=1), np.tile(np.arange(10, 16), (3, 1))
+    truth = Truth(Spoken((1,) * 4), ids, logprobs, best + 10, (p * p).sum(1), largest, 6)
+    noise = Noise(tuple(range(draws)), errors, spread_of(errors))
+    allowed = margins(truth, noise, bits)
+    for row, first in enumerate(best.tolist()):
+        exponent = math.floor(math.log2(largest[row])) + 1
+        unit = 2.0 ** (exponent - bits) + FLOAT32_UNITS * 2.0 ** (exponent - 24)
+        assert allowed.units[row] == unit and allowed.best[row] == first
+        tau = float(noise.spread[row]) ** 2
+        ratios = []
+        for column in range(6):
+            others = sum(p[row, other] ** 2 for other in range(6) if other != column)
+            own = sum(float(one) ** 2 for one in errors[:, row, column]) / draws
+            scale = math.sqrt((own + tau * ((1 - p[row, column]) ** 2 + others)) / 2)
+            assert allowed.scales[row, column] == pytest.approx(max(LEAST, scale), rel=1e-6)
+            apart = (errors[:, row, column].astype(float) - errors[:, row, first].astype(float)).tolist()
+            gap_scale = max(LEAST, math.sqrt((sum(one * one for one in apart) / draws + 2 * tau) / 2))
+            gap = float(logprobs[row, first] - logprobs[row, column])
+            ratios.append(max(0.0, gap - unit) / gap_scale)
+            assert allowed.gap_ratios[row, column] == pytest.approx(ratios[-1], rel=1e-6)
+        second = max((one for one in range(6) if one != first), key=lambda one: p[row, one])
+        assert allowed.runner_up[row] == pytest.approx(ratios[second], rel=1e-6)
 
 
 def test_a_certain_token_has_a_scale_to_divide_by(model: Model) -> None:
