@@ -5,7 +5,6 @@ To start Python and jinja2 takes twenty times as long as to render: so the proce
 
 from __future__ import annotations
 
-import atexit
 import importlib.metadata
 import json
 import os
@@ -13,10 +12,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lfm2np.errors import TokenizerError
 
@@ -36,100 +38,135 @@ def render_template(
         raise TokenizerError(f"jinja2 {version}: its sandbox has known escapes, expected at least 3.1.6")
     variables: dict[str, object] = {**special_tokens, "messages": [dict(message) for message in messages]}
     variables |= {"tools": None, "documents": None, "add_generation_prompt": True}
-    answer = _ask_worker({"template": source, "variables": variables})
-    if "text" not in answer:
-        raise TokenizerError(f"{name}: the chat template failed: {answer['error']}")
-    return answer["text"]
+    answer = (_ask_worker if CAN_FORK else _ask_once)({"template": source, "variables": variables})
+    if "text" in answer:
+        return str(answer["text"])
+    why = answer.get("error", f"it was stopped for the time or memory it used (exit code {answer.get('stopped')})")
+    if answer.get("stopped") == 0:
+        why = f"no end after {PATIENCE} seconds"
+    raise TokenizerError(f"{name}: the chat template failed: {why}")
 
 
-# Processes that wait for a template; they have a session of their own, as an interrupt from the terminal is not theirs,
-# and end when their stdin does, so that none outlives this process.
-_idle: list[subprocess.Popen[bytes]] = []
+class Worker:
+    """A process of chat_worker.py. It has a session of its own, as an interrupt from the terminal is not its; and it
+    ends when its stdin does, so that it does not outlive this process."""
+
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `end`; a pipe that nobody reads fills up
+        words, pipe = [sys.executable, "-P", str(WORKER)], subprocess.PIPE
+        try:
+            self.process = subprocess.Popen(
+                words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self.errors, start_new_session=True
+            )
+        except BaseException:
+            self.errors.close()
+            raise
+
+    def ask(self, line: bytes, name: str) -> dict[str, Any] | None:
+        """The answer with that id, whatever else is said; None if the process ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        rest, said = memoryview(line), bytearray()
+        with suppress(OSError):  # it has ended
+            while rest:
+                rest = rest[self.process.stdin.write(rest) :]
+        while part := self.process.stdout.read(2**16):
+            said += part
+            for one in said.splitlines() if part.endswith(b"\n") else ():
+                with suppress(ValueError, TypeError, KeyError):
+                    found = json.loads(one)
+                    if found["id"] == name:
+                        return {**found["answer"]}
+        return None
+
+    def end(self) -> str:
+        """With what it forked; the last line of its errors."""
+        with suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+        self.errors.seek(0)
+        told = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        self.errors.close()
+        return told
+
+    def forget(self) -> None:
+        """In a forked child, whose process it is not: it must not keep it alive."""
+        self.process.returncode = 0
+        for one in (self.process.stdin, self.process.stdout, self.errors):
+            if one is not None:
+                one.close()
 
 
-def _ask_worker(request: Mapping[str, object]) -> dict[str, str]:
-    """The worker's answer, or an error in its place if it was stopped."""
+_lock = threading.Lock()  # of the two below
+_workers: set[Worker] = set()  # that live
+_idle: list[Worker] = []  # of them those that nobody asks
+
+
+def _ask_worker(request: Mapping[str, object]) -> dict[str, Any]:
+    """The worker's answer, or an error in its place. One that was idle may have died since: then a new one is asked."""
+    name = uuid.uuid4().hex
+    line = json.dumps({"id": name, "seconds": PATIENCE, **request}).encode() + b"\n"
+    while True:
+        try:
+            worker, is_new = _taken()
+        except OSError as problem:
+            return {"error": f"its process can't be started: {problem}"}
+        answer = None
+        try:
+            answer = worker.ask(line, name)
+        finally:
+            told = _put_back(worker, answer is not None)
+        if answer is not None:
+            return answer
+        if is_new:
+            return {"error": f"its process ended with exit code {worker.process.returncode}: {told}"}
+
+
+def _taken() -> tuple[Worker, bool]:
+    """An idle one, or a new one; and whether it is new."""
+    with _lock:
+        if _idle:
+            return _idle.pop(), False
+        worker = Worker()
+        _workers.add(worker)
+        return worker, True
+
+
+def _put_back(worker: Worker, is_well: bool) -> str:
+    """Keeps it, or ends it and returns the last line of its errors."""
+    with _lock:
+        if is_well and len(_idle) < MOST_IDLE:
+            _idle.append(worker)
+            return ""
+        _workers.discard(worker)
+    return worker.end()
+
+
+def _ask_once(request: Mapping[str, object]) -> dict[str, Any]:
+    """The same of a process for this request, where none can be forked."""
+    line = json.dumps({"id": "", **request}).encode() + b"\n"
+    words = [sys.executable, "-P", str(WORKER)]
     try:
-        worker = _taken() or _started()
+        done = subprocess.run(words, input=line, capture_output=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return {"stopped": 0}
     except OSError as problem:
         return {"error": f"its process can't be started: {problem}"}
-    is_late = threading.Event()
-
-    def stop() -> None:
-        is_late.set()
-        _kill(worker)
-
-    timer = threading.Timer(PATIENCE, stop)
-    timer.start()
-    try:
-        line = _exchanged(worker, json.dumps(request).encode() + b"\n")
-    except BaseException:
-        _kill(worker)  # nobody waits for its answer
-        raise
-    finally:
-        timer.cancel()
-    if not line.endswith(b"\n"):
-        _kill(worker)
-        told = worker.communicate()[1].decode(errors="replace").strip().rpartition("\n")[2]
-        ended = f"its process ended with exit code {worker.returncode}: {told}"
-        return {"error": f"no end after {PATIENCE} seconds" if is_late.is_set() else ended}
-    if CAN_FORK and len(_idle) < MOST_IDLE:
-        _idle.append(worker)
-    else:
-        worker.communicate()
-    answer: dict[str, str] = json.loads(line)
-    if "stopped" in answer:
-        return {"error": f"it was stopped for the time or memory it used (exit code {answer['stopped']})"}
+    if done.returncode != 0:
+        told = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return {"error": f"its process ended with exit code {done.returncode}: {told}"}
+    answer: dict[str, Any] = json.loads(done.stdout)["answer"]
     return answer
 
 
-def _taken() -> subprocess.Popen[bytes] | None:
-    """An idle one that still lives."""
-    with suppress(IndexError):  # of several threads one takes the last
-        while _idle:
-            worker = _idle.pop()
-            if worker.poll() is None:
-                return worker
-            worker.communicate()
-    return None
-
-
-def _started() -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-P", str(WORKER)]
-    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-
-
-def _exchanged(worker: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Its answer's line; cut short, or none, if it ended."""
-    assert worker.stdin is not None and worker.stdout is not None
-    with suppress(OSError):  # it has ended
-        worker.stdin.write(line)
-        worker.stdin.flush()
-    return worker.stdout.readline()
-
-
-def _kill(worker: subprocess.Popen[bytes]) -> None:
-    """And what it forked."""
-    with suppress(OSError):
-        if CAN_FORK:
-            os.killpg(worker.pid, signal.SIGKILL)
-        else:
-            worker.kill()
-
-
-def _end_idle() -> None:
-    while (worker := _taken()) is not None:
-        worker.communicate()
-
-
-def _forget_idle() -> None:
-    """In a forked child, whose processes they are not."""
-    for worker in _idle:
-        worker.returncode = 0
+def _forget_all() -> None:
+    """In a forked child."""
+    global _lock
+    _lock = threading.Lock()
+    for worker in _workers:
+        worker.forget()
+    _workers.clear()
     _idle.clear()
 
 
-atexit.register(_end_idle)
 if CAN_FORK:
-    os.register_at_fork(after_in_child=_forget_idle)
+    os.register_at_fork(after_in_child=_forget_all)

@@ -3,9 +3,9 @@ jinja2.
 
 A template is a stranger's program. jinja2's immutable sandbox keeps it from Python's internals; there is no loader, so
 it can't name another file; and each rendering has a process of its own, which may not use more than the memory and the
-processor time below (on systems that have such limits). It is forked off this one, which has jinja2 loaded and never
-looks at a template; where a process can't be forked, this one renders a single time, and ends.
-The environment is otherwise transformers' (utils/chat_template_utils.py), less what is random or reads the clock.
+processor time below (on systems that have such limits), and holds nothing of others but the pipe for its answer. It is
+forked off this one, which has jinja2 loaded and never looks at a template. Where a process can't be forked, this one
+renders itself, for a single request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import sys
+import time
 from typing import Any
 
 import jinja2
@@ -82,43 +85,64 @@ def render(source: str, variables: dict[str, Any]) -> str:
     return text
 
 
-def answered(request: dict[str, Any]) -> bytes:
+def answered(request: dict[str, Any]) -> dict[str, Any]:
     """{"text": ...} or {"error": ...}: any operation in a template can fail, so any exception is its answer."""
     try:
-        answer = {"text": render(request["template"], request["variables"])}
+        return {"text": render(request["template"], request["variables"])}
     except Exception as problem:
         line = f"line {problem.lineno}: " if isinstance(problem, jinja2.TemplateSyntaxError) else ""
-        answer = {"error": line + (" ".join(str(problem).split())[:300] or type(problem).__name__)}
-    return json.dumps(answer).encode()
+        return {"error": line + (" ".join(str(problem).split())[:300] or type(problem).__name__)}
 
 
-def answered_by_child(request: dict[str, Any]) -> bytes:
-    """The same, of a process for this request alone; {"stopped": its exit code} if it ended without an answer."""
+def answered_by_child(request: dict[str, Any]) -> dict[str, Any]:
+    """The same, of a process for this request alone; {"stopped": its exit code} if it ended without an answer, 0 if it
+    was ended after `seconds`."""
     ours, its = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):  # it ends here, whatever happens
-            os.close(ours)
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2, ours):  # this process's, not its
+                os.dup2(nothing, descriptor)
             limit_resources()
             with os.fdopen(its, "wb") as out:
-                out.write(answered(request))
+                out.write(json.dumps(answered(request)).encode())
             os._exit(0)
         os._exit(1)
     os.close(its)
-    with os.fdopen(ours, "rb") as answers:
-        answer = answers.read()
+    answer = read_until(ours, time.monotonic() + request["seconds"])
+    os.close(ours)
+    if answer is None:
+        os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return json.dumps({"stopped": code}).encode() if code else answer
+    if answer is None or code:
+        return {"stopped": 0 if answer is None else code}
+    try:
+        return {**json.loads(answer)}
+    except (ValueError, TypeError):
+        return {"error": "its process said what is no answer"}
+
+
+def read_until(descriptor: int, deadline: float) -> bytes | None:
+    """What comes until its end; None if that does not come in time."""
+    parts: list[bytes] = []
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(descriptor, 2**16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    return None
 
 
 def main() -> None:
-    can_fork = hasattr(os, "fork")
+    """A line {"id", "seconds", "template", "variables"} is answered by a line of what `answered` says, with its id."""
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        sys.stdout.buffer.write((answered_by_child if can_fork else answered)(request) + b"\n")
+        answer = answered_by_child(request) if hasattr(os, "fork") else answered(request)
+        said = json.dumps({"id": request["id"], "answer": answer}).encode()
+        sys.stdout.buffer.write(b"\n" + said + b"\n")  # a line of its own, whatever was printed before
         sys.stdout.buffer.flush()
-        if not can_fork:
-            return
+        del line, request, answer, said  # what was said is not kept for the next
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     """
     start = len(ask.prompt_token_ids)
     told = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
-    strict = margins(scored.truth, scored.noise, bits)
-    loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits)
-    positions = []
     prompt = answer.prompt_logprobs or ([None] * (start - 1) if told is not None else [])
+    rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
+    strict = margins(scored.truth, scored.noise, bits, rows)
+    loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
+    positions = []
     for row, logprob in enumerate(prompt):
         one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
         positions.append(with_route(one, scored, told, layers))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.judging.noise import Noise
+from lfm2np.oracle.judging.noise import ALL, Noise
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Position, position_verdict, tie_chance
 from lfm2np.oracle.targets.records import Ask
@@ -41,20 +41,23 @@ class Margins:
         return min(1.0, math.fsum(tie_chance(float(ratios[one])) for one in rivals if one != best))
 
 
-def margins(truth: Truth, noise: Noise, bits: int) -> Margins:
-    """Of a format with so many bits. Rows that nobody wanted have no meaning."""
+def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margins:
+    """Of a format with so many bits, at these rows; others have no meaning, nor have those that the Truth lacks."""
+    first, stop, _ = wanted.indices(len(truth.best))
     units = resolution(truth.largest, bits)
     best = np.argmax(truth.columns == truth.best[:, None], axis=1)
     scales, gap_ratios = np.empty(truth.logprobs.shape), np.empty(truth.logprobs.shape)
-    runner_up = np.empty(len(best))
-    for rows in pieces(len(best), noise.errors[:, 0].size):
+    runner_up = np.full(len(best), np.inf)  # where there is no other token
+    for part in pieces(max(0, stop - first), noise.errors[:, 0].size):
+        rows = slice(first + part.start, first + part.stop)
         own = np.arange(len(best[rows])), best[rows]
         logprobs = truth.logprobs[rows].copy()
         gaps = logprobs[own][:, None] - logprobs
         scales[rows] = noise.scales(truth, rows)
         gap_ratios[rows] = np.maximum(0.0, gaps - units[rows, None]) / noise.gap_scales(best[rows], rows)
         logprobs[own] = -np.inf
-        runner_up[rows] = gap_ratios[rows][own[0], np.argmax(logprobs, axis=1)]
+        if logprobs.shape[1] > 1:
+            runner_up[rows] = gap_ratios[rows][own[0], np.argmax(logprobs, axis=1)]
     return Margins(truth, units, best, scales, gap_ratios, runner_up)
 
 
