@@ -48,7 +48,7 @@ def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margi
     best = np.argmax(truth.columns == truth.best[:, None], axis=1)
     scales, gap_ratios = np.empty(truth.logprobs.shape), np.empty(truth.logprobs.shape)
     runner_up = np.full(len(best), np.inf)  # where there is no other token
-    for part in pieces(max(0, stop - first), noise.errors[:, 0].size):
+    for part in pieces(max(0, stop - first), len(noise.errors) * noise.errors.shape[2]):
         rows = slice(first + part.start, first + part.stop)
         own = np.arange(len(best[rows])), best[rows]
         logprobs = truth.logprobs[rows].copy()
