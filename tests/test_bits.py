@@ -4,7 +4,6 @@
 vector code. Each has a control that has to fail the same check: the plain float32 path, and NumPy's own exp.
 """
 
-import itertools
 import json
 import os
 import subprocess
@@ -77,7 +76,8 @@ def here() -> dict[str, dict[str, str]]:
 
 
 @kernels_only
-@pytest.mark.parametrize(("kernel", "threads"), list(zip(KERNELS, itertools.cycle("21"), strict=False)))
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_bits_are_the_same_under_every_blas_kernel_and_thread_count(here, kernel: str, threads: str):
     assert digests("exact", OPENBLAS_CORETYPE=kernel, OPENBLAS_NUM_THREADS=threads)["ours"] == here["ours"]
 
