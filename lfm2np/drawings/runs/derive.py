@@ -29,8 +29,8 @@ def moments(run: Run) -> dict[str, list[Moment]]:
     outputs = {name: inherits[name].outputs for name in run.requests}
     state = dict.fromkeys(run.requests, ABSENT)
     found: dict[str, list[Moment]] = {name: [] for name in run.requests}
-    ended_between = {(steps, name) for steps, what, name in run.events if what in ("abort", "stop", "error")}
-    taken_between = {(steps, name) for steps, what, name in run.events if what == "preempt"}
+    ended_between = between(run, "abort", "stop", "error")
+    taken_between = between(run, "preempt")
     for step in run.steps:
         entries = {entry.request_id: entry for entry in step.entries}
         for name, asked in run.requests.items():
@@ -60,6 +60,11 @@ def moments(run: Run) -> dict[str, list[Moment]]:
     return found
 
 
+def between(run: Run, *kinds: str) -> set[tuple[int, str]]:
+    """What happened between steps, of these kinds: how many steps before it, and to which request."""
+    return {(steps, name) for steps, what, name in run.events if what.partition(" ")[0] in kinds}
+
+
 @dataclass(frozen=True)
 class Inherited:
     """What a fork or a sample has of its parent when it comes."""
@@ -77,8 +82,7 @@ def inherited(run: Run) -> dict[str, Inherited]:
     found = dict.fromkeys(run.requests, Inherited())
     now = dict.fromkeys(run.requests, Inherited())
     undecided: dict[str, Inherited] = {}
-    forks = {(steps, name) for steps, what, name in run.events if what.startswith("fork")}
-    taken = {(steps, name) for steps, what, name in run.events if what == "preempt"}
+    forks, taken = between(run, "fork"), between(run, "preempt")
     for step in run.steps:
         for name, asked in run.requests.items():
             if asked.parent is not None and (step.number, name) in forks:
