@@ -5,6 +5,7 @@ To start Python and jinja2 takes twenty times as long as to render: so the proce
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import json
 import os
@@ -24,7 +25,7 @@ from lfm2np.errors import TokenizerError
 
 WORKER = Path(__file__).with_name("chat_worker.py")
 CAN_FORK = hasattr(os, "fork")
-MOST_IDLE = 4  # a core each; more are ended when they have answered
+MOST_IDLE = 4  # some 20 MB each; those beyond are ended when they have answered
 PATIENCE = 30  # seconds of waiting; the worker's own limit is on processor time
 OLDEST_JINJA = (3, 1, 6)  # before it, the sandbox has known escapes; transformers refuses it too
 
@@ -41,10 +42,7 @@ def render_template(
     answer = (_ask_worker if CAN_FORK else _ask_once)({"template": source, "variables": variables})
     if "text" in answer:
         return str(answer["text"])
-    why = answer.get("error", f"it was stopped for the time or memory it used (exit code {answer.get('stopped')})")
-    if answer.get("stopped") == 0:
-        why = f"no end after {PATIENCE} seconds"
-    raise TokenizerError(f"{name}: the chat template failed: {why}")
+    raise TokenizerError(f"{name}: the chat template failed: {answer.get('error')}")
 
 
 class Worker:
@@ -84,7 +82,7 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
         self.errors.seek(0)
-        told = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        told = last_line(self.errors.read())
         self.errors.close()
         return told
 
@@ -148,14 +146,23 @@ def _ask_once(request: Mapping[str, object]) -> dict[str, Any]:
     try:
         done = subprocess.run(words, input=line, capture_output=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        return {"stopped": 0}
+        return {"error": f"no end after {PATIENCE} seconds"}
     except OSError as problem:
         return {"error": f"its process can't be started: {problem}"}
     if done.returncode != 0:
-        told = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return {"error": f"its process ended with exit code {done.returncode}: {told}"}
+        return {"error": f"its process ended with exit code {done.returncode}: {last_line(done.stderr)}"}
     answer: dict[str, Any] = json.loads(done.stdout)["answer"]
     return answer
+
+
+def last_line(errors: bytes) -> str:
+    return errors.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def _end_all() -> None:
+    """When the interpreter ends: no other thread that it waits for is left."""
+    for worker in list(_workers):
+        worker.end()
 
 
 def _forget_all() -> None:
@@ -168,5 +175,6 @@ def _forget_all() -> None:
     _idle.clear()
 
 
+atexit.register(_end_all)
 if CAN_FORK:
     os.register_at_fork(after_in_child=_forget_all)

@@ -95,8 +95,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def answered_by_child(request: dict[str, Any]) -> dict[str, Any]:
-    """The same, of a process for this request alone; {"stopped": its exit code} if it ended without an answer, 0 if it
-    was ended after `seconds`."""
+    """The same, of a process for this request alone, which has so many `seconds`."""
     ours, its = os.pipe()
     child = os.fork()
     if child == 0:
@@ -115,8 +114,10 @@ def answered_by_child(request: dict[str, Any]) -> dict[str, Any]:
     if answer is None:
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if answer is None or code:
-        return {"stopped": 0 if answer is None else code}
+    if answer is None:
+        return {"error": f"no end after {request['seconds']} seconds"}
+    if code:
+        return {"error": f"it was stopped for the time or memory it used (exit code {code})"}
     try:
         return {**json.loads(answer)}
     except (ValueError, TypeError):
