@@ -123,6 +123,7 @@ def test_an_interrupt_ends_the_process_that_renders() -> None:
     script = """
 import os, signal, threading
 from lfm2np.checkpoint import chat_sandbox as c
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored in what runs in the background
 c.render_template("x", [], {}, "t")
 worker = c._idle[0]
 threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
