@@ -12,9 +12,10 @@ from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.progress import Progress
 
+FORMATS = ("float32", "bfloat16")  # that an engine of ours computes in
 ENGINES = {  # what is measured: the engine, and whether the check ends with its first wrong answer
-    "right": ("lfm2np.conformance.adapters:own_float32", False),
-    "wrong, --first": ("lfm2np.oracle.wrong_engine:factory", True),
+    "right": ("lfm2np.conformance.adapters:own_{}", False),
+    "wrong, --first": ("lfm2np.oracle.wrong_engine:factory", True),  # float32, and wrong in any format
 }
 SECONDS = ("asking", "judging", "scoring", "to_verdict")
 
@@ -23,24 +24,26 @@ SECONDS = ("asking", "judging", "scoring", "to_verdict")
 class CheckTime:
     """Of each of ENGINES what each round said: see sides/check_side.py."""
 
+    format: str  # that answers are judged as
     load_seconds: float
     rounds: dict[str, list[dict[str, Any]]]
 
 
-def measure_check(directory: Path, rounds: int, threads: int, show: Progress) -> CheckTime:
-    turns, found = Turns(1 + rounds * len(ENGINES), show), CheckTime(0.0, {name: [] for name in ENGINES})
-    with SideProcess("check-float32", directory, threads) as side:
+def measure_check(directory: Path, format_name: str, rounds: int, threads: int, show: Progress) -> CheckTime:
+    turns = Turns(1 + rounds * len(ENGINES), show)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
+    with SideProcess(f"check-{format_name}", directory, threads) as side:
         loaded = side.ask("load")["load_seconds"]
         turns.next()
         for _ in range(rounds):
             for name, (engine, first) in ENGINES.items():
-                found.rounds[name].append(side.ask("check", engine=engine, first=first))
+                found[name].append(side.ask("check", engine=engine.format(format_name), first=first))
                 turns.next()
-    return CheckTime(loaded, found.rounds)
+    return CheckTime(format_name, loaded, found)
 
 
 def as_json(found: CheckTime) -> dict[str, Any]:
-    return {"load_seconds": found.load_seconds, "engines": found.rounds}
+    return {"format": found.format, "load_seconds": found.load_seconds, "engines": found.rounds}
 
 
 def as_text(found: CheckTime) -> str:
@@ -52,7 +55,9 @@ def as_text(found: CheckTime) -> str:
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
         verdict, tokens = rounds[0]["verdict"], str(rounds[0]["tokens"])
         rows.append([name, verdict, tokens, *(medians[one] for one in SECONDS[:3]), ratio, medians["to_verdict"]])
-    return f"seconds of a check in float32 (the oracle loads in {found.load_seconds:.1f}), medians\n{columns(rows)}"
+    return (
+        f"seconds of a check in {found.format} (the oracle loads in {found.load_seconds:.1f}), medians\n{columns(rows)}"
+    )
 
 
 def median_of(rounds: list[dict[str, Any]], what: str) -> str:

@@ -33,7 +33,7 @@ EXAMPLE = """lfm2np bench
   lfm2np bench profile --cells prefill-512 --numerics exact
   lfm2np bench five --new-tokens 256 --numerics float32
   lfm2np bench growth --numerics exact
-  lfm2np bench check --model fixtures/trained --rounds 3
+  lfm2np bench check --model fixtures/trained --rounds 3 --format bfloat16
   lfm2np bench serve --model fixtures/trained --rounds 3
   lfm2np bench large --numerics exact
   lfm2np bench large --model-shape 8b-a1b --numerics float32
@@ -50,6 +50,7 @@ OWN_OPTIONS = {
     "numerics": (PROFILE, FIVE, GROWTH, BIG, SERVE),
     "quick": (STEPS,),
     "without_peers": (STEPS,),
+    "format": (CHECK,),
     "new_tokens": (FIVE,),
     "whole": (FIVE,),
 }
@@ -86,6 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("steps")
     group.add_argument("--quick", action="store_true", help=f"three small cells, {QUICK_ROUNDS} rounds")
     group.add_argument("--without-peers", action="store_true", help="do not measure transformers")
+    group = parser.add_argument_group("check")
+    format_help = "of the right engine, and that answers are judged as (float32)"
+    group.add_argument("--format", choices=check_time.FORMATS, help=format_help)
     group = parser.add_argument_group("five")
     group.add_argument("--new-tokens", metavar="N", type=int, help=f"of the longest answer ({NEW_TOKENS})")
     group.add_argument("--whole", action="store_true", help="time every pass without a cache, not eight lengths")
@@ -173,7 +177,7 @@ def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
 def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
     directory = chosen_checkpoint(arguments)
     with progress_bar("check") as show:
-        found = check_time.measure_check(directory, rounds, threads, show)
+        found = check_time.measure_check(directory, arguments.format or "float32", rounds, threads, show)
     return Found(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
 
 

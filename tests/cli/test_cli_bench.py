@@ -116,6 +116,7 @@ def test_five_as_json(capsys):
         (("profile", "--quick"), "--quick goes with bench steps"),
         (("--numerics", "exact"), "--numerics goes with bench profile, five, growth, large, serve"),
         (("five", "--quick"), "--quick goes with bench steps"),
+        (("--format", "bfloat16"), "--format goes with bench check"),
         (("five", "--new-tokens", "0"), "--new-tokens 0: expected a whole number, 1 to 1048576"),
         (("growth", "--cells", "prefill-1"), "--cells goes with bench steps, profile"),
     ],
@@ -136,12 +137,13 @@ def test_a_cell_beyond_the_longest_context_is_one_line(capsys):
 
 
 @pytest.mark.rounding
-def test_the_time_of_a_verdict(capsys):
+@pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
+def test_the_time_of_a_verdict(capsys, format_name):
     """The wrong engine is called wrong long before all is asked; what is timed adds up."""
-    found = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1")["check"]
+    found = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1", "--format", format_name)["check"]
     (right,), (wrong,) = found["engines"].values()
     assert (right["verdict"], wrong["verdict"]) == ("EXACT", "BUG")
     assert 0 < wrong["tokens"] < right["tokens"] / 10 and "scoring" not in wrong
     assert right["to_verdict"] >= right["judging"] > 0 and right["scoring"] > 0 and right["asking"] > 0
-    text = check_time.as_text(check_time.CheckTime(1.0, found["engines"]))
+    text = check_time.as_text(check_time.CheckTime(format_name, 1.0, found["engines"]))
     assert f"{right['judging'] / right['scoring']:.2f}" in text and "wrong, --first" in text

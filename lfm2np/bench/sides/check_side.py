@@ -12,11 +12,15 @@ from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.scoring.many import score_many
 
-FORMAT = "float32"
 AT_ONCE = 8
 
 
 class CheckSide:
+    """Of engines whose answers are judged as ones of this format."""
+
+    def __init__(self, format_name: str) -> None:
+        self._format = format_name
+
     def load(self, directory: Path, threads: int) -> dict[str, str]:
         self._model = load(directory)
         return {}
@@ -31,14 +35,14 @@ class CheckSide:
         """
         target, known = PythonTarget(engine, self._model.path), Known()
         target.probe()
-        inner = until_wrong(self._model, FORMAT, known) if first else always
+        inner = until_wrong(self._model, self._format, known) if first else always
         on, times = timed(inner)
         began = time.perf_counter()
         asked = ask_all(self._model, target, AT_ONCE, on=on)
         asking = time.perf_counter() - began - times[1]
         target.close()
         began = time.perf_counter()
-        found = judged(self._model, asked.abilities, FORMAT, asked.pairs, known=known)
+        found = judged(self._model, asked.abilities, self._format, asked.pairs, known=known)
         ended = time.perf_counter()
         sequences = [[*ask.prompt_token_ids, *(answer.token_ids or ())] for ask, answer in asked.pairs]
         seconds: dict[str, float | str] = {

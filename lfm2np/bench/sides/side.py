@@ -4,7 +4,7 @@
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
 {"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
 {"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
-{"ask": "check", "engine": "m:f", "first": true}       {"verdict": "BUG", "judging": 7.1, ...}   (of check-float32 only)
+{"ask": "check", "engine": "m:f", "first": true}       {"verdict": "BUG", "judging": 7.1, ...}   (of check-... only)
 {"ask": "direct", "prompts": [[[1, 2]]], "new_tokens": 9}    {"seconds": 0.2}   (of serve-..., as the next two)
 {"ask": "open", "policy": "fcfs", "slots": 8}          {"port": 40000}
 {"ask": "shut"}                                        {}
@@ -55,7 +55,7 @@ def make_side(name: str) -> AnySide:
         case "profile":
             return ProfileSide(dtype)
         case "check":
-            return CheckSide()
+            return CheckSide(dtype)
         case "serve":
             return ServeSide(dtype)
         case "streamed":
