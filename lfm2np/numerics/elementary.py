@@ -22,6 +22,7 @@ Float32 = NDArray[np.float32]
 
 EXP_MIN, EXP_MAX = -746.0, 709.78
 MAX_ANGLE = float(2**20)
+BLOCK = 2**16  # numbers of which exp goes over its temporaries while they are in a core's cache
 
 TO_INTEGER = 1.5 * 2.0**52
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
@@ -40,9 +41,9 @@ COS_TERMS = tuple((-1.0) ** n / math.factorial(2 * n) for n in range(8, -1, -1))
 ATANH_TERMS = tuple(1.0 / (2 * n + 1) for n in range(10, -1, -1))
 
 
-def polynomial(terms: tuple[float, ...], x: Float64) -> Float64:
+def polynomial(terms: tuple[float, ...], x: Float64, out: Float64 | None = None) -> Float64:
     """Horner's rule, highest power first; two elementwise operations a term."""
-    total = terms[0] * x
+    total = np.multiply(terms[0], x, out=out)
     total += terms[1]
     for term in terms[2:]:
         total *= x
@@ -59,14 +60,27 @@ def exp(x: Float64) -> Float64:
     (on some systems' ldexp wrongly, but nothing in exact.py can tell subnormals from 0). Arguments are clipped to
     [EXP_MIN, EXP_MAX]: below, the result is 0; above it stays finite (softmax and SiLU can't tell). NaN stays NaN.
     """
-    r = np.clip(np.asarray(x, np.float64), EXP_MIN, EXP_MAX)
-    shifted = r * LOG2_E
+    values = np.asarray(x, np.float64, order="C")
+    made = np.empty(values.shape)
+    flat, result = values.reshape(-1), made.reshape(-1)
+    used = np.empty((2, min(BLOCK, values.size))), np.empty(min(BLOCK, values.size), np.int32)
+    for start in range(0, values.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        exp_into(result[block], flat[block], *used)
+    return made
+
+
+def exp_into(result: Float64, x: Float64, used: Float64, exponents: NDArray[np.int32]) -> None:
+    """exp of x [n] into result [n], in memory that is used again: used [2, n or more], exponents [n or more]."""
+    r, shifted, exponent = used[0, : len(x)], used[1, : len(x)], exponents[: len(x)]
+    np.clip(x, EXP_MIN, EXP_MAX, out=r)
+    np.multiply(r, LOG2_E, out=shifted)
     shifted += TO_INTEGER
-    exponent = shifted.view(np.int64).astype(np.int32)  # the last 32 bits
+    np.copyto(exponent, shifted.view(np.int64), casting="unsafe")  # the last 32 bits
     shifted -= TO_INTEGER  # k
-    r -= shifted * LN2_HIGH
-    r -= shifted * LN2_LOW
-    return np.ldexp(polynomial(EXP_TERMS, r), exponent)
+    r -= np.multiply(shifted, LN2_HIGH, out=result)
+    r -= np.multiply(shifted, LN2_LOW, out=result)
+    np.ldexp(polynomial(EXP_TERMS, r, out=result), exponent, out=result)
 
 
 def log(x: Float64) -> Float64:

@@ -16,7 +16,7 @@ from lfm2np.checkpoint.weights import ModelWeights
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
-from lfm2np.numerics.pieces import pieces
+from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.progress import Progress
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
@@ -88,18 +88,41 @@ def score_rows(
 
     Also, by row, the first token whose logit is not finite, and that logit: the columns say nothing of such a row.
     """
-    parts: list[Columns] = []
+    columns: Columns = {
+        "logprobs": np.empty(len(states)),
+        "ranks": np.empty(len(states), np.int64),
+        "margins": np.empty(len(states)),
+        "greedy_token_ids": np.empty(len(states), np.int64),
+    }
     overflows: dict[int, tuple[int, float]] = {}
-    for rows in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
+    for part in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            logits = numerics.linear(states[rows], weights.head)  # [t, V]
-        wrong = ~np.isfinite(logits)
-        for row in np.flatnonzero(wrong.any(axis=1)).tolist():
-            token_id = int(np.argmax(wrong[row]))
-            overflows[rows.start + row] = token_id, float(logits[row, token_id])
-            logits[row] = 0.0
-        parts.append(score_logits(numerics, logits, token_ids[rows]))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, overflows
+            logits = numerics.linear(states[part], weights.head)  # [t, V]
+        for row, overflow in score_part(numerics, logits, token_ids[part], columns, part.start).items():
+            overflows[part.start + row] = overflow
+    return columns, overflows
+
+
+def score_part(
+    numerics: Numerics, logits: Array, token_ids: NDArray[np.int64], columns: Columns, first: int
+) -> dict[int, tuple[int, float]]:
+    """What the logits [t, V] say of the tokens [t] that follow, into `columns` from row `first` on; overwrites logits.
+
+    By row, the first token whose logit is not finite, and that logit.
+    """
+    overflows: dict[int, tuple[int, float]] = {}
+
+    def compute(rows: slice) -> None:
+        own = logits[rows]
+        for index in np.flatnonzero(~np.isfinite(own).all(axis=1)).tolist():
+            token_id = int(np.argmin(np.isfinite(own[index])))
+            overflows[rows.start + index] = token_id, float(own[index, token_id])
+            own[index] = 0.0
+        for name, values in score_logits(numerics, own, token_ids[rows]).items():
+            columns[name][first + rows.start : first + rows.stop] = values
+
+    over_pieces(compute, len(logits), logits.shape[1])
+    return overflows
 
 
 def score_logits(numerics: Numerics, logits: Array, token_ids: NDArray[np.int64]) -> Columns:

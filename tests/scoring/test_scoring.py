@@ -121,6 +121,25 @@ def test_an_overflow_in_the_logits_harms_only_its_own_sequence(monkeypatch: pyte
     assert [found[0], found[2]] == [model.score(ids) for ids in good]
 
 
+@pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 700), (5, 2000)])
+def test_no_score_and_no_overflow_depends_on_the_number_of_threads(monkeypatch, count: int, least: int) -> None:
+    model = load(None)
+    rng = np.random.default_rng(count)
+    states = rng.normal(size=(23, model.config.hidden_size)).astype(np.float32)
+    states[[4, 22]] = 3e38
+    ids = rng.integers(0, model.config.vocab_size, 23)
+    alone, overflows = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
+    monkeypatch.setattr("lfm2np.numerics.pieces.THREADS", count)
+    monkeypatch.setattr("lfm2np.numerics.pieces.LEAST_PIECE", least)
+    monkeypatch.setattr("lfm2np.numerics.pieces.THREAD_PIECE", 2 * least)
+    monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 9 * model.config.vocab_size)
+    found, also = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
+    assert sorted(overflows) == sorted(also) == [4, 22] and overflows == also
+    for name, column in alone.items():
+        assert column.dtype == found[name].dtype
+        assert np.array_equal(column, found[name]), name
+
+
 def test_a_prompt_that_can_not_be_scored_is_named_before_anything_runs() -> None:
     model, place = load(None), Place()
     most = model.config.max_position_embeddings

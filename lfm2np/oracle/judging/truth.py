@@ -162,14 +162,26 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     }
     chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
     for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
-        rows = chosen[part]
-        logits = reference.output_logits(model.weights, model.numerics, states[rows])
-        columns = chosen_columns(logits, {index: wanted.get(row, ()) for index, row in enumerate(rows.tolist())}, count)
-        found["columns"][rows] = columns
-        found["logprobs"][rows], found["squares"][rows] = distribution(logits, columns)
-        found["best"][rows] = np.argmax(logits, axis=1)
-        found["largest"][rows] = np.max(np.abs(logits), axis=1)
+        logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
+        add_rows(found, logits, chosen[part], wanted)
     return found
+
+
+def add_rows(
+    found: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
+) -> None:
+    """What logits [t, V] say into the arrays of a Truth, at the rows of these numbers [t]."""
+
+    def compute(rows: slice) -> None:
+        own, at = logits[rows], numbers[rows]
+        tokens = {index: wanted.get(row, ()) for index, row in enumerate(at.tolist())}
+        columns = chosen_columns(own, tokens, found["columns"].shape[1])
+        found["columns"][at] = columns
+        found["logprobs"][at], found["squares"][at] = distribution(own, columns)
+        found["best"][at] = np.argmax(own, axis=1)
+        found["largest"][at] = np.abs(own).max(axis=1)
+
+    over_pieces(compute, len(logits), logits.shape[1])
 
 
 def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -177,19 +189,13 @@ def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.
 
     Logits [T, V]. Both sums are exact (grids.exact_sum); all else is elementwise.
     """
-    logprobs, squares = np.empty(columns.shape), np.empty(len(columns))
-
-    def compute(rows: slice) -> None:
-        below = logits[rows].astype(np.float64)
-        below -= below.max(-1, keepdims=True)
-        shares = elementary.exp(below)
-        totals = exact_sum(shares)
-        logprobs[rows] = np.take_along_axis(below, columns[rows], axis=1) - elementary.log(totals)[:, None]
-        shares *= shares
-        squares[rows] = exact_sum(shares) / (totals * totals)
-
-    over_pieces(compute, len(logits), logits.shape[1])
-    return logprobs, squares
+    below = logits.astype(np.float64)
+    below -= below.max(-1, keepdims=True)
+    shares = elementary.exp(below)
+    totals = exact_sum(shares, signed=False)
+    logprobs = np.take_along_axis(below, columns, axis=1) - elementary.log(totals)[:, None]
+    shares *= shares
+    return logprobs, exact_sum(shares, signed=False) / (totals * totals)
 
 
 def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:

@@ -148,6 +148,22 @@ def test_quantised_weights_are_off_by_less_than_a_step_of_their_group(inputs: in
         assert (np.abs(found[:, start : start + form.group] - group) <= step * 1.001).all()
 
 
+@pytest.mark.parametrize(("count", "least"), [(2, 1), (3, 900)])
+def test_no_bit_of_the_truth_depends_on_the_number_of_threads(
+    monkeypatch, model: Model, count: int, least: int
+) -> None:
+    ids, wanted = tuple(range(3, 40)), {row: {7, 2 * row} for row in range(5, 36, 3)}
+    alone = truth_of(model, ids, wanted)
+    monkeypatch.setattr("lfm2np.numerics.pieces.THREADS", count)
+    monkeypatch.setattr("lfm2np.numerics.pieces.LEAST_PIECE", least)
+    monkeypatch.setattr("lfm2np.numerics.pieces.THREAD_PIECE", 2 * least)
+    monkeypatch.setattr("lfm2np.oracle.judging.truth.LOGITS_AT_ONCE", 5 * model.config.vocab_size)
+    found = truth_of(model, ids, wanted)
+    assert alone.known_rows.tolist() == sorted(wanted)
+    for name in ("columns", "logprobs", "best", "squares", "largest"):
+        assert getattr(found, name).tobytes() == getattr(alone, name).tobytes(), name
+
+
 def test_the_columns_are_those_wanted_and_the_likeliest_in_order() -> None:
     logits = np.random.default_rng(0).normal(size=(4, 1000)).astype(np.float32)
     columns = chosen_columns(logits, {1: [5, 999, 3], 3: [0]}, 131)
