@@ -235,17 +235,30 @@ def cache_entries(keys: Float32, values: Float32, scale: AttentionScale) -> tupl
 def on_grid(heads: Float32, shift: Exponents) -> Float64:
     """Queries or keys [T, heads, E], times 2**shift, each row on a grid of b bits: 2b + ceil(log2 E) <= 53."""
     bits = min(MOST_BITS, (SUM_BITS - (heads.shape[-1] - 1).bit_length()) // 2)
-    wide = heads.astype(np.float64)
-    wide *= power_of_two(shift)
-    return round_to_grid(wide, bits)
+    made, factors = np.empty(heads.shape), power_of_two(shift)
+
+    def compute(rows: slice) -> None:
+        wide = heads[rows].astype(np.float64)
+        wide *= factors
+        made[rows] = round_to_grid(wide, bits)
+
+    over_pieces(compute, len(heads), row_size(heads))
+    return made
 
 
 def value_units(values: Float32, scale: AttentionScale) -> tuple[Float64, Exponents]:
     """Values [T, G, E] as integers up to 2**24, each row in its own power of two; those exponents [T, G]."""
-    scaled = values.astype(np.float64)
-    scaled *= power_of_two(-scale.values)
-    exponents = exponent_of(scaled)  # [T, G, 1]
-    return to_units(scaled, VALUE_BITS - exponents), exponents[..., 0]
+    units, exponents = np.empty(values.shape), np.empty(values.shape[:-1], np.int32)
+    factors = power_of_two(-scale.values)
+
+    def compute(rows: slice) -> None:
+        scaled = values[rows].astype(np.float64)
+        scaled *= factors
+        own = exponent_of(scaled)  # [t, G, 1]
+        units[rows], exponents[rows] = to_units(scaled, VALUE_BITS - own), own[..., 0]
+
+    over_pieces(compute, len(values), row_size(values))
+    return units, exponents
 
 
 def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
-SCORES = 2**21  # bytes of attention's, which are cut again: their chain of operations is long
+SCORES = 2**22  # bytes of attention's that are computed together: most of such batches are work for two threads
 PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
 THREAD_PIECE = 2**18  # for one of several threads, which wait less for each other the longer an operation takes

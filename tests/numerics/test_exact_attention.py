@@ -23,6 +23,22 @@ from lfm2np.numerics.ieee import FLOAT64
 from lfm2np.numerics.matrix import AttentionScale
 
 
+@given(seeds, st.integers(1, 5), st.lists(st.integers(-9, 9), min_size=6, max_size=6))
+def test_queries_keys_and_values_are_scaled_and_then_rounded_on_grids_of_their_own(seed, tokens, sizes):
+    """By fractions: each channel times its power of two, each row in steps of its own largest."""
+    random, bits = np.random.default_rng(seed), (grids.SUM_BITS - 3) // 2
+    heads = random.normal(size=(tokens, 2, 6)).astype(np.float32)
+    shift = np.array(sizes, np.int32)
+    keys = exact.on_grid(heads, shift)
+    units, exponents = exact.value_units(heads, AttentionScale(shift, -np.stack([shift, shift])))
+    for place in np.ndindex(tokens, 2):
+        scaled = [Fraction(float(x)) * Fraction(2) ** size for x, size in zip(heads[place], sizes, strict=True)]
+        top = next(e for e in range(-60, 60) if all(abs(x) < Fraction(2) ** e for x in scaled))
+        assert keys[place].tolist() == [round(x / Fraction(2) ** (top - bits)) * 2.0 ** (top - bits) for x in scaled]
+        assert units[place].tolist() == [round(x / Fraction(2) ** (top - exact.VALUE_BITS)) for x in scaled]
+        assert exponents[place] == top
+
+
 def test_attention_to_zeros_is_plus_zero_whatever_the_blas_makes_of_it(monkeypatch: pytest.MonkeyPatch):
     value_units = exact.value_units
 

@@ -59,6 +59,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
     heads, angles = normal(rows, 2, HEAD_DIM), rng.normal(size=(rows, HEAD_DIM // 2))
     window, taps = normal(rows + TAPS - 1, width), normal(width, TAPS)
     made, weights = normal(rows, 2, width), normal(rows, 2)
+    scale = exact.attention_scale(normal(HEAD_DIM), normal(HEAD_DIM), normal(2 * HEAD_DIM, width))
     return {
         "add": lambda: exact.add(x, y),
         "multiply": lambda: exact.multiply(x, y),
@@ -66,6 +67,8 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
         "norm": lambda: exact.rms_norm(x, y[0], 1e-5),
         "head norms": lambda: exact.rms_norm(heads, heads[0, 0], 1e-5),
         "gate": lambda: exact.swiglu(x, y),
+        "keys": lambda: exact.on_grid(heads, np.arange(HEAD_DIM, dtype=np.int32)),
+        "values": lambda: np.dstack(exact.value_units(heads, scale)),
         "rotation": lambda: exact.rotate(heads, np.cos(angles), np.sin(angles)),
         "convolution": lambda: exact.convolve_ragged([window], taps, y[0]),
         "experts": lambda: exact.mix(made, weights),
