@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lfm2np
-from lfm2np.cli.bench import add_bench
-from lfm2np.cli.check import add_check
-from lfm2np.cli.compare import add_compare
-from lfm2np.cli.conformance import add_conformance
-from lfm2np.cli.draw import add_draw, add_replay
-from lfm2np.cli.engine.generate import add_generate
-from lfm2np.cli.engine.lab import add_lab
-from lfm2np.cli.engine.serve import add_serve
-from lfm2np.cli.faults import add_faults
-from lfm2np.cli.fuzz import add_fuzz
-from lfm2np.cli.info import add_digest, add_info
-from lfm2np.cli.locate import add_locate
-from lfm2np.cli.merge import add_merge
-from lfm2np.cli.record import add_record
-from lfm2np.cli.score import add_score
-from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, Command, OneLineParser, fail
-from lfm2np.cli.vectors import add_vectors
+from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, AddCommand, Command, OneLineParser, fail
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.targets.target import TargetError
 
+COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
+    "generate": "lfm2np.cli.engine.generate",
+    "serve": "lfm2np.cli.engine.serve",
+    "replay": "lfm2np.cli.draw",
+    "draw": "lfm2np.cli.draw",
+    "lab": "lfm2np.cli.engine.lab",
+    "faults": "lfm2np.cli.faults",
+    "conformance": "lfm2np.cli.conformance",
+    "check": "lfm2np.cli.check",
+    "compare": "lfm2np.cli.compare",
+    "fuzz": "lfm2np.cli.fuzz",
+    "record": "lfm2np.cli.record",
+    "locate": "lfm2np.cli.locate",
+    "vectors": "lfm2np.cli.vectors",
+    "bench": "lfm2np.cli.bench",
+    "score": "lfm2np.cli.score",
+    "merge": "lfm2np.cli.merge",
+    "digest": "lfm2np.cli.info",
+    "info": "lfm2np.cli.info",
+}
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser(named: str | None = None) -> argparse.ArgumentParser:
+    """Of the command that is named, since the modules of all take longer to load than many commands take; of all where
+    none of that name is known."""
     parser = OneLineParser(
         prog="lfm2np",
         description="The right answer for LFM2 models: a NumPy-only reference in exact arithmetic.",
@@ -70,26 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--json", action="store_true", help="print one JSON object")
         return sub
 
-    for add in (
-        add_generate,
-        add_serve,
-        add_replay,
-        add_draw,
-        add_lab,
-        add_faults,
-        add_conformance,
-        add_check,
-        add_compare,
-        add_fuzz,
-        add_record,
-        add_locate,
-        add_vectors,
-        add_bench,
-        add_score,
-        add_merge,
-        add_digest,
-        add_info,
-    ):
+    for one in (named,) if named in COMMANDS else COMMANDS:
+        add: Callable[[AddCommand], None] = getattr(importlib.import_module(COMMANDS[one]), f"add_{one}")
         add(command)
     return parser
 
@@ -102,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("standard output is closed", 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
-    arguments = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning

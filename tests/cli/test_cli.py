@@ -1,8 +1,10 @@
 """The command line as people and scripts see it: output, exit codes, one-line errors."""
 
+import argparse
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from test_config import REFUSALS
 
 import lfm2np
 from lfm2np.cli import main
+from lfm2np.cli.program import COMMANDS, build_parser
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -343,3 +346,21 @@ def test_the_version_is_that_of_the_changelog_and_of_the_citation(capsys):
     assert newest and newest[1] == lfm2np.__version__
     cited = (top / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert {f"version: {newest[1]}", f"date-released: {newest[2]}"} <= set(cited)
+
+
+def test_a_command_is_loaded_without_the_others() -> None:
+    """And is the same as with them."""
+    code = "import sys\nfrom lfm2np.cli import main\nmain(['info', '--json'])\n"
+    code += "print(*sorted(name for name in sys.modules if name in sys.argv[1:]), file=sys.stderr)"
+    modules = sorted(set(COMMANDS.values()))
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["lfm2np.cli.info"]
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_of_a_command_is_the_same_with_and_without_the_others(name: str) -> None:
+    def own_help(parser: argparse.ArgumentParser) -> str:
+        (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+        return str(commands.choices[name].format_help())
+
+    assert own_help(build_parser(name)) == own_help(build_parser())

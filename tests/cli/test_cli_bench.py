@@ -142,7 +142,7 @@ def test_the_time_of_a_verdict(capsys, format_name):
     """The wrong engine is called wrong long before all is asked; what is timed adds up."""
     found = answer(capsys, "bench", "check", "--model", MODEL, "--threads", "1", "--format", format_name)["check"]
     (right,), (wrong,) = found["engines"].values()
-    assert (right["verdict"], wrong["verdict"]) == ("EXACT", "BUG")
+    assert right["verdict"] in ("EXACT", "TIE") and wrong["verdict"] == "BUG"
     assert 0 < wrong["tokens"] < right["tokens"] / 10 and "scoring" not in wrong
     assert right["to_verdict"] >= right["judging"] > 0 and right["scoring"] > 0 and right["asking"] > 0
     text = check_time.as_text(check_time.CheckTime(format_name, 1.0, found["engines"]))
