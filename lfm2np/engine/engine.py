@@ -220,7 +220,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._groups or self._ready)
+        """Also after an interrupt in the bookkeeping, which may have cost outputs: the next step() says so."""
+        return bool(self._groups or self._ready) or self._doing == BOOKKEEPING
 
     def step(self) -> list[RequestOutput]:
         """One step; the requests that got a token or ended.
@@ -243,10 +244,10 @@ class Engine:
             answers, errors = answer_step(self.model, self._group_of, result, proposals)
             tokens = {name: one.token_ids for name, one in answers.items()}
             commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
+            self._doing = BOOKKEEPING
         except BaseException:
             self._abandon(drafts)
             raise
-        self._doing = BOOKKEEPING
         finished = reasons(self.scheduler.update(plan, tokens, list(errors)))
         state = (len(self.scheduler.waiting), len(self.scheduler.running), self.scheduler.pool.num_free)
         now = self._clock()
@@ -261,8 +262,8 @@ class Engine:
         if self._audit:
             self._audit.check_step(plan, requests)
         self._report(answers)
-        ready, self._ready = self._ready, []
-        return ready
+        # One line, and no call in it: an interrupt that came in between would lose what is ready.
+        ready, self._ready = self._ready, []; return ready  # fmt: skip  # noqa: E702
 
     def _require_idle(self, call: str) -> None:
         """RequestError inside a step (a drafter's call), or after one that left its bookkeeping half done."""

@@ -56,16 +56,17 @@ def busy_engine(model: Model, trace: io.StringIO) -> Engine:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `at`-th line that our own code executes, or only those of some files."""
+    """Raises KeyboardInterrupt at the `at`-th line that our own code executes, or only those of some files, or of
+    functions of one name."""
 
-    def __init__(self, at: int, sources: tuple[str, ...] = SOURCES) -> None:
+    def __init__(self, at: int, sources: tuple[str, ...] = SOURCES, function: str = "") -> None:
         self.at, self.count, self.raised = at, 0, False
-        self.sources = sources
+        self.sources, self.function = sources, function
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> object:
         if not frame.f_code.co_filename.startswith(self.sources):
             return None
-        if event == "line":
+        if event == "line" and self.function in ("", frame.f_code.co_name):
             self.count += 1
             if self.count == self.at:
                 self.raised = True
@@ -115,6 +116,23 @@ def test_an_interrupt_while_the_trace_is_written_ends_the_run(
     with pytest.raises(RequestError, match="interrupted in its bookkeeping"):
         engine.step()
     replay(trace.getvalue().splitlines())
+
+
+def test_an_interrupt_at_any_line_of_the_last_step_loses_no_output(trained: Model):
+    """Found where outputs were made: the requests were no longer unfinished, and so nobody asked for a refusal."""
+    whole = Interrupt(-1, BOOKS[:1], "step")
+    truth = shown(finished(busy_engine(trained, io.StringIO()), whole))
+    went_on = 0
+    for at in range(whole.count - 25, whole.count + 1):
+        interrupt = Interrupt(at, BOOKS[:1], "step")
+        try:
+            outputs = finished(busy_engine(trained, io.StringIO()), interrupt)
+        except RequestError as error:
+            assert "interrupted in its bookkeeping" in str(error)
+            continue
+        assert interrupt.raised and shown(outputs) == truth
+        went_on += 1
+    assert went_on > 5
 
 
 def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: Model):
