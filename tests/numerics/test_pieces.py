@@ -10,29 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threads import threads
 
 from lfm2np.numerics import exact, pieces
 from lfm2np.numerics.pieces import over_pieces, threads_of
 
 COUNTS = st.sampled_from([1, 2, 3, 5])
 HEAD_DIM, TAPS = 6, 3
-
-
-@contextmanager
-def threads(count: int, least: int = 8) -> Iterator[None]:
-    """So many, even for work of a few elements."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "THREADS", count)
-        patch.setattr(pieces, "LEAST_PIECE", least)
-        patch.setattr(pieces, "THREAD_PIECE", 2 * least)
-        yield
 
 
 @given(COUNTS, st.integers(0, 200), st.integers(0, 9), st.sampled_from([None, 1, 7, 1000]))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threads import threads
 
 import lfm2np
 from lfm2np import reference
@@ -129,11 +130,9 @@ def test_no_score_and_no_overflow_depends_on_the_number_of_threads(monkeypatch, 
     states[[4, 22]] = 3e38
     ids = rng.integers(0, model.config.vocab_size, 23)
     alone, overflows = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
-    monkeypatch.setattr("lfm2np.numerics.pieces.THREADS", count)
-    monkeypatch.setattr("lfm2np.numerics.pieces.LEAST_PIECE", least)
-    monkeypatch.setattr("lfm2np.numerics.pieces.THREAD_PIECE", 2 * least)
     monkeypatch.setattr(teacher_forcing, "LOGITS_AT_ONCE", 9 * model.config.vocab_size)
-    found, also = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
+    with threads(count, least):
+        found, also = teacher_forcing.score_rows(model.weights, model.numerics, states, ids)
     assert sorted(overflows) == sorted(also) == [4, 22] and overflows == also
     for name, column in alone.items():
         assert column.dtype == found[name].dtype

@@ -163,11 +163,11 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
     for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
         logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
-        add_rows(found, logits, chosen[part], wanted)
+        fill_rows(found, logits, chosen[part], wanted)
     return found
 
 
-def add_rows(
+def fill_rows(
     found: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
 ) -> None:
     """What logits [t, V] say into the arrays of a Truth, at the rows of these numbers [t]."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threads import threads
 
 import lfm2np
 from lfm2np import reference
@@ -154,11 +155,9 @@ def test_no_bit_of_the_truth_depends_on_the_number_of_threads(
 ) -> None:
     ids, wanted = tuple(range(3, 40)), {row: {7, 2 * row} for row in range(5, 36, 3)}
     alone = truth_of(model, ids, wanted)
-    monkeypatch.setattr("lfm2np.numerics.pieces.THREADS", count)
-    monkeypatch.setattr("lfm2np.numerics.pieces.LEAST_PIECE", least)
-    monkeypatch.setattr("lfm2np.numerics.pieces.THREAD_PIECE", 2 * least)
     monkeypatch.setattr("lfm2np.oracle.judging.truth.LOGITS_AT_ONCE", 5 * model.config.vocab_size)
-    found = truth_of(model, ids, wanted)
+    with threads(count, least):
+        found = truth_of(model, ids, wanted)
     assert alone.known_rows.tolist() == sorted(wanted)
     for name in ("columns", "logprobs", "best", "squares", "largest"):
         assert getattr(found, name).tobytes() == getattr(alone, name).tobytes(), name
