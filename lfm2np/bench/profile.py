@@ -12,7 +12,7 @@ from lfm2np.bench.measure import FLOORS, CellTimes, Measured
 from lfm2np.bench.ratios import RATIOS
 from lfm2np.bench.sides import cells
 from lfm2np.bench.sides.cells import PREFILL
-from lfm2np.bench.sides.profile_side import ATTENTION_PRODUCTS, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
+from lfm2np.bench.sides.profile_side import BY_REQUEST, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
 
 SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
 CORES = (4, 16, 64)
@@ -58,8 +58,8 @@ def as_text(found: Profile) -> str:
         spread.append([f"on {cores} cores", *(f"{one:.1f}" for one in times_on)])
     title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
     second = (
-        f"the same by what computes it on {found.threads} threads; on more cores, were products and pieces to take as"
-        " much less time, and attention's products of single tokens, each on one core, not"
+        f"the same by what computes it on {found.threads} threads; on more cores, were all but the serial part to take"
+        " as much less time, and no request's attention to be divided in a decode"
     )
     return "\n".join([title, table.columns(rows), "", second, table.columns(spread)])
 
@@ -72,12 +72,13 @@ def serial_share(times: CellTimes, side: str) -> float:
 def projected(times: CellTimes, side: str, threads: int, cores: int) -> float:
     """Milliseconds of a step on so many cores, from one on `threads`, if products and pieces gain by each core.
 
-    Attention's products of a prompt do, too; those of single tokens are so small that BLAS leaves them to one core.
+    Attention's work by request, too, but in a decode no core has less than one request.
     """
-    parts = times.parts[side]
-    spread = [PRODUCTS, PIECES] + ([ATTENTION_PRODUCTS] if times.cell.kind == PREFILL else [])
-    shared = sum(median(parts[part]) for part in spread)
-    return 1000 * (median(times.seconds[side]) - shared + shared * threads / cores)
+    parts = {part: median(seconds) for part, seconds in times.parts[side].items()}
+    useful = cores if times.cell.kind == PREFILL else min(cores, times.cell.requests)
+    shared, by_request = parts[PRODUCTS] + parts[PIECES], parts[BY_REQUEST]
+    spread = shared * threads / cores + by_request * min(threads, useful) / useful
+    return 1000 * (median(times.seconds[side]) - shared - by_request + spread)
 
 
 def both(seconds: Sequence[float], floor: Sequence[float] | None) -> str:

@@ -1,8 +1,8 @@
 """What the arithmetics' attention over a cache shares: positions in parts, products by group, the causal mask.
 
 The keys and values of one request come in parts that follow each other, since its blocks need not be neighbours.
-Products are per request; what happens to each score by itself or within its row is done for several requests at once,
-whose scores stand below each other, filled up with minus infinity.
+Products are per request, those of single tokens on several threads; what happens to each score by itself or within its
+row is done for several requests at once, whose scores stand below each other, filled up with minus infinity.
 Letters: t queries, the last of C positions; G key/value heads, H query heads, E head_dim.
 """
 
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.numerics.pieces import SCORES, pieces
+from lfm2np.numerics.pieces import SCORES, over_pieces, pieces, row_size
 
 Array = NDArray[Any]
 Parts = Sequence[tuple[Array, ...]]  # of the cache entries of C positions, each [c, ...]
+SMALL_PRODUCT = 2**18  # numbers of a group's keys, 4,096 positions of 64; OpenBLAS's own threads are as fast beyond
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +87,40 @@ def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
     heads = queries.shape[0] * queries.shape[1]
     widest = max(span.context for span in spans)
     stacked = np.empty((heads * sum(span.tokens for span in spans), widest), queries.dtype)
-    for span, own in zip(spans, own_rows(stacked, spans, queries), strict=True):
+
+    def compute(span: Span, own: Array) -> None:
         scores = own[..., : span.context]
         join_scores(queries[:, :, span.rows], [part[0] for part in span.parts], scores)
         if span.tokens > 1:
             hide_later_positions(scores)
         own[..., span.context :] = -np.inf
+
+    over_spans(compute, spans, own_rows(stacked, spans, queries))
     return stacked
+
+
+def over_spans(function: Callable[..., object], spans: Sequence[Span], *views: Iterator[Array]) -> None:
+    """function(span, its view of each of `views`) once for every span; those whose products are small on THREADS.
+
+    BLAS leaves the products of a single token to one core, and divides larger ones itself.
+    """
+    small: list[tuple[Any, ...]] = []
+    large: list[tuple[Any, ...]] = []
+    for call in zip(spans, *views, strict=True):
+        (small if has_small_products(call[0]) else large).append(call)
+
+    def compute(numbers: slice) -> None:
+        for call in small[numbers]:
+            function(*call)
+
+    over_pieces(compute, len(small), min((row_size(one.parts[0][0]) * one.context for one, *_ in small), default=0))
+    for call in large:
+        function(*call)
+
+
+def has_small_products(span: Span) -> bool:
+    """Whether BLAS would compute them on one core: those of a single token over no very long context."""
+    return span.tokens == 1 and span.context * span.parts[0][0].shape[-1] <= SMALL_PRODUCT
 
 
 def own_rows(stacked: Array, spans: Sequence[Span], queries: Array) -> Iterator[Array]:

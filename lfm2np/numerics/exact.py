@@ -26,6 +26,7 @@ from lfm2np.numerics.attention import (
     Parts,
     Span,
     attend_in_batches,
+    over_spans,
     own_rows,
     stacked_scores,
     weighted_values,
@@ -46,7 +47,7 @@ from lfm2np.numerics.grids import (
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, row_size
 from lfm2np.numerics.product import product
-from lfm2np.numerics.ragged import below_each_other
+from lfm2np.numerics.ragged import behind, below_each_other
 from lfm2np.numerics.routing import best as best
 from lfm2np.numerics.routing import mix as mix
 from lfm2np.numerics.routing import prefer as prefer
@@ -183,25 +184,24 @@ def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None =
 
 
 def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | None = None) -> Float32:
-    """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all.
-
-    Rows that would meet two requests are computed, too, and left out.
-    """
-    stacked, kept = below_each_other(windows, taps.shape[1] - 1)
+    """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all."""
+    stacked, begins = below_each_other(windows, taps.shape[1] - 1)
     filters = taps.T.astype(np.float64)  # [L, D]
-    result = np.empty((len(stacked) - len(filters) + 1, stacked.shape[1]), np.float32)
+    count = len(stacked) - len(windows) * (len(filters) - 1)
+    result = np.empty((count, stacked.shape[1]), np.float32)
 
     def compute(rows: slice) -> None:
-        wide = stacked[rows.start : rows.stop + len(filters) - 1].astype(np.float64)
         total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
         for tap in range(len(filters)):
-            total += wide[tap : tap + len(total)] * filters[tap]
+            wide = behind(stacked, begins, rows, tap).astype(np.float64)
+            wide *= filters[tap]
+            total += wide
         if bias is not None:
             total += bias
         result[rows] = total
 
     over_pieces(compute, len(result), result.shape[1])
-    return result if kept is None else result[kept]
+    return result
 
 
 def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> AttentionScale:
@@ -289,7 +289,7 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     """
     groups, head_dim = queries.shape[0], queries.shape[-1]
     stacked = stacked_scores(queries, spans)  # [rows, C]
-    factors, factor_of = value_factors(stacked, queries, spans)
+    factors, factor_of = value_factors(spans, groups, queries.shape[1])
     shares = np.empty((len(stacked), 2, stacked.shape[1]), np.float64)  # of each row its high units, then its low ones
     totals, tops = np.empty((len(stacked), 1), np.float64), np.empty((len(stacked), 1), np.int32)
 
@@ -305,9 +305,12 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     over_pieces(compute, *stacked.shape)
     mixed = np.empty((len(stacked), 2, head_dim), np.float64)
     views = (own_rows(one.reshape(len(one), -1), spans, queries) for one in (shares, mixed))
-    for span, own_shares, own_mixed in zip(spans, *views, strict=True):
+
+    def mix_values(span: Span, own_shares: Float64, own_mixed: Float64) -> None:
         both = own_shares.reshape(*own_shares.shape[:2], 2 * span.tokens, -1)[..., : span.context]  # [G, H/G, 2t, C]
         own_mixed[...] = weighted_values(both, [part[1] for part in span.parts]).reshape(own_mixed.shape)
+
+    over_spans(mix_values, spans, *views)
     one = mixed[:, 0] + mixed[:, 1] * 2.0**-LOW_SHARE_BITS + 0.0  # [rows, E]
     one *= power_of_two(tops + (scale.values - (SHARE_BITS + VALUE_BITS))[factor_of % groups])
     one /= totals
@@ -317,17 +320,20 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     ]
 
 
-def value_factors(stacked: Float64, queries: Float64, spans: Sequence[Span]) -> tuple[Float64, NDArray[np.int64]]:
-    """The powers of two of the values that each group of each span sees [spans * G, C]; which of them are a row's."""
-    groups = queries.shape[0]
-    factors = np.full((len(spans) * groups, stacked.shape[1]), 1.0)
-    index = np.empty((len(stacked), 1), np.int64)
-    for number, (span, own) in enumerate(zip(spans, own_rows(index, spans, queries), strict=True)):
-        first = number * groups
+def value_factors(spans: Sequence[Span], groups: int, shared: int) -> tuple[Float64, NDArray[np.int64]]:
+    """The powers of two of the values that each group of each span sees [spans * G, C]; which of them are a row's.
+
+    shared  H/G, heads that share a group
+    """
+    factors = np.full((len(spans), groups, max(span.context for span in spans)), 1.0)
+
+    def fill(span: Span, own: Float64) -> None:
         exponents = np.concatenate([part[2] for part in span.parts])  # [C, G]
-        factors[first : first + groups, : span.context] = power_of_two(exponents).T
-        own[...] = np.arange(first, first + groups)[:, None, None, None]
-    return factors, index[:, 0]
+        own[:, : span.context] = power_of_two(exponents).T
+
+    over_spans(fill, spans, iter(factors))
+    rows = np.repeat([shared * span.tokens for span in spans], groups)
+    return factors.reshape(len(rows), -1), np.repeat(np.arange(len(rows)), rows)
 
 
 def share_units(weights: Float64, units: Float64) -> Exponents:

@@ -21,6 +21,7 @@ from lfm2np.numerics.attention import (
     Parts,
     Span,
     attend_in_batches,
+    over_spans,
     own_rows,
     stacked_scores,
     weighted_values,
@@ -28,7 +29,7 @@ from lfm2np.numerics.attention import (
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.product import product
-from lfm2np.numerics.ragged import below_each_other
+from lfm2np.numerics.ragged import behind, below_each_other
 from lfm2np.numerics.routing import LEAST_SUM, best
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
@@ -169,17 +170,19 @@ class Ieee:
         return self.convolve_ragged([np.concatenate([history, u])], taps, bias)
 
     def convolve_ragged(self, windows: Sequence[Array], taps: Float32, bias: Float32 | None = None) -> Array:
-        stacked, kept = below_each_other(windows, taps.shape[1] - 1)
+        stacked, begins = below_each_other(windows, taps.shape[1] - 1)
         filters = np.ascontiguousarray(self.parameter(taps).T)  # [L, D]
-        count = len(stacked) - len(filters) + 1
-        total = np.zeros_like(stacked[:count]) if bias is None else np.tile(self.parameter(bias), (count, 1))
+        count = len(stacked) - len(windows) * (len(filters) - 1)
+        total = np.zeros((count, stacked.shape[1]), self.dtype)
+        if bias is not None:
+            total += self.parameter(bias)
 
         def compute(rows: slice) -> None:
             for tap in range(len(filters)):
-                total[rows] += stacked[rows.start + tap : rows.stop + tap] * filters[tap]
+                total[rows] += behind(stacked, begins, rows, tap) * filters[tap]
 
         over_pieces(compute, count, row_size(stacked))
-        return self.keep(total if kept is None else total[kept])
+        return self.keep(total)
 
     def cache_columns(self, groups: int, head_dim: int) -> list[tuple[tuple[int, ...], Any]]:
         return [((groups, head_dim), self.dtype), ((groups, head_dim), self.dtype)]
@@ -211,11 +214,16 @@ class Ieee:
             stacked[rows] = self.keep(weights)
 
         over_pieces(compute, *stacked.shape)
-        mixed = []
-        for span, own in zip(spans, own_rows(stacked, spans, queries), strict=True):
-            one = weighted_values(own[..., : span.context], [values for _, values in span.parts])  # [G, H/G, t, E]
-            mixed.append(self.keep(one).transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim))
-        return mixed
+        mixed = np.empty((len(stacked), head_dim), self.dtype)
+
+        def mix_values(span: Span, weights: Array, own: Array) -> None:
+            own[...] = self.keep(weighted_values(weights[..., : span.context], [values for _, values in span.parts]))
+
+        over_spans(mix_values, spans, *(own_rows(one, spans, queries) for one in (stacked, mixed)))
+        return [
+            own.transpose(2, 0, 1, 3).reshape(span.tokens, -1, head_dim)
+            for span, own in zip(spans, own_rows(mixed, spans, queries), strict=True)
+        ]
 
     def log_softmax(self, logits: Array) -> NDArray[np.float64]:
         below = logits.astype(np.float64)

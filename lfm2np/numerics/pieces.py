@@ -5,7 +5,7 @@ In exact arithmetic no choice here can change a bit: a piece is rows, and a row 
 The only threads that this library starts for arithmetic are here. NumPy lets go of the interpreter's lock within an
 operation, and taking it back costs a thread that has to wait for it more than the operation on some thousand numbers:
 so a thread's piece is so large that this is rare, and work too small for two of them stays on the caller's thread.
-Products are no pieces: BLAS has threads of its own.
+Products are no pieces, as BLAS has threads of its own; but those of attention that it leaves to one core are.
 """
 
 from __future__ import annotations

@@ -13,9 +13,16 @@ Array = NDArray[Any]
 
 
 def below_each_other(windows: Sequence[Array], history: int) -> tuple[Array, NDArray[np.int64] | None]:
-    """All windows [history + t, D] as one, and which rows of its convolution are those of the t; None: all."""
+    """All windows [history + t, D] as one, and where in it what each of the T tokens sees begins; None: at its row."""
     if len(windows) == 1:
         return windows[0], None
     starts = accumulate((len(one) for one in windows[:-1]), initial=0)
-    kept = [np.arange(start, start + len(one) - history) for start, one in zip(starts, windows, strict=True)]
-    return np.concatenate(windows), np.concatenate(kept)
+    begins = [np.arange(start, start + len(one) - history) for start, one in zip(starts, windows, strict=True)]
+    return np.concatenate(windows), np.concatenate(begins)
+
+
+def behind(stacked: Array, begins: NDArray[np.int64] | None, rows: slice, tap: int) -> Array:
+    """Of some of the T tokens the rows that one tap sees, from what `below_each_other` returned."""
+    if begins is None:
+        return stacked[rows.start + tap : rows.stop + tap]
+    return np.asarray(stacked[begins[rows] + tap])

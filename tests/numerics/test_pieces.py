@@ -47,6 +47,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
     x, y = normal(rows, width), normal(rows, width)
     matrix, bias = exact.prepare_matrix(normal(7, width), "w"), normal(7)
     heads, angles = normal(rows, 2, HEAD_DIM), rng.normal(size=(rows, HEAD_DIM // 2))
+    windows = [normal(TAPS - 1 + tokens, width) for tokens in (1, rows, 2)]
     window, taps = normal(rows + TAPS - 1, width), normal(width, TAPS)
     made, weights = normal(rows, 2, width), normal(rows, 2)
     scale = exact.attention_scale(normal(HEAD_DIM), normal(HEAD_DIM), normal(2 * HEAD_DIM, width))
@@ -61,6 +62,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
         "values": lambda: np.dstack(exact.value_units(heads, scale)),
         "rotation": lambda: exact.rotate(heads, np.cos(angles), np.sin(angles)),
         "convolution": lambda: exact.convolve_ragged([window], taps, y[0]),
+        "convolutions": lambda: exact.convolve_ragged(windows, taps, y[0]),
         "experts": lambda: exact.mix(made, weights),
     }
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threads import threads
 
 from lfm2np.network.cache import MOST_RUNS, block_runs
 from lfm2np.numerics import exact
-from lfm2np.numerics.attention import Span, batches
+from lfm2np.numerics.attention import Span, batches, over_spans
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.numerics.matrix import AttentionScale
 
@@ -38,9 +40,11 @@ def cut(rng: np.random.Generator, entries: tuple[Any, ...]) -> list[tuple[Any, .
     st.integers(0, 2**32),
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=6),
     st.sampled_from([1, 50, 2000, 2**16]),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([0, 20 * HEAD_DIM, 2**18]),
 )
 def test_attention_of_a_batch_has_the_bits_of_each_request_alone(
-    seed: int, sizes: list[tuple[int, int]], most: int
+    seed: int, sizes: list[tuple[int, int]], most: int, count: int, small: int
 ) -> None:
     rng = np.random.default_rng(seed)
     requests = [request(rng, tokens, tokens + before) for tokens, before in sizes]
@@ -48,13 +52,36 @@ def test_attention_of_a_batch_has_the_bits_of_each_request_alone(
     queries = np.concatenate([one[0] for one in requests])
     stops = np.cumsum([0, *(tokens for tokens, _ in sizes)])
     rows = [slice(int(a), int(b)) for a, b in itertools.pairwise(stops)]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, threads(count):
         patch.setattr("lfm2np.numerics.attention.SCORES", most)
+        patch.setattr("lfm2np.numerics.attention.SMALL_PRODUCT", small)
         cached = [cut(rng, exact.cache_entries(keys, values, SCALE)) for _, keys, values in requests]
         assert exact.attend_ragged(queries, rows, cached, SCALE).tobytes() == np.concatenate(alone).tobytes()
         plain = [[(keys, values)] for _, keys, values in requests]
         rounded = FLOAT32.attend_ragged(queries, rows, plain, SCALE)
     assert np.allclose(rounded, np.concatenate(alone), rtol=1e-3, atol=1e-3)
+
+
+def test_requests_of_one_token_are_computed_side_by_side_and_others_where_they_were_asked_for() -> None:
+    def span(tokens: int, context: int) -> Span:
+        return Span(slice(0, tokens), [(np.zeros((context, GROUPS, HEAD_DIM)),)], context)
+
+    both = threading.Barrier(2)
+    found = []
+
+    def compute(one: Span, own: str) -> None:
+        if own == "small":
+            both.wait(timeout=30)
+        found.append((one, own, threading.current_thread()))
+
+    spans = [span(1, 9), span(3, 9), span(1, 10), span(1, 11)]
+    kinds = ["small", "prompt", "small", "long"]
+    with pytest.MonkeyPatch.context() as patch, threads(2):
+        patch.setattr("lfm2np.numerics.attention.SMALL_PRODUCT", 10 * HEAD_DIM)
+        over_spans(compute, spans, iter(kinds))
+    assert {(one, own) for one, own, _ in found} == set(zip(spans, kinds, strict=True)) and len(found) == len(spans)
+    assert len({thread for _, own, thread in found if own == "small"}) == 2
+    assert {thread for _, own, thread in found if own != "small"} == {threading.current_thread()}
 
 
 def test_rows_of_no_request_get_zeros() -> None:

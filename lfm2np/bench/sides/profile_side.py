@@ -1,6 +1,7 @@
 """Our engine as a side whose arithmetic notes how long each of its operations takes, and what of that one core does.
 
-Of a step, BLAS computes products on all cores, and pieces.over_pieces what is large enough; the rest is serial.
+Of a step, BLAS computes products on all cores, attention.over_spans what attention does for each request by itself
+(products, mostly), and pieces.over_pieces what is large enough; the rest is serial.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ PARTS = {  # what is shown, and the operations of an arithmetic that are it
 ROUTING = {"routing": ("sigmoid", "prefer", "best", "shares", "mix")}  # of a mixture of experts
 PART_OF = {operation: part for part, operations in (PARTS | ROUTING).items() for operation in operations}
 REST = "rest"  # schedule, cache, sampling, output
-PRODUCTS, ATTENTION_PRODUCTS, PIECES, SERIAL = SPREAD = ("products", "attention's products", "pieces", "serial")
+PRODUCTS, BY_REQUEST, PIECES, SERIAL = SPREAD = ("products", "attention by request", "pieces", "serial")
 FUNCTIONS: dict[str, tuple[tuple[ModuleType, str], ...]] = {  # where each is called by that name
     PRODUCTS: ((exact, "product"), (ieee, "product")),
-    ATTENTION_PRODUCTS: ((attention, "join_scores"), (exact, "weighted_values"), (ieee, "weighted_values")),
+    BY_REQUEST: tuple((module, "over_spans") for module in (attention, exact, ieee)),
     PIECES: tuple((module, "over_pieces") for module in (exact, ieee, routing, pieces)),
 }
 
