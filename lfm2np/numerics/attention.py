@@ -102,7 +102,7 @@ def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
 def over_spans(function: Callable[..., object], spans: Sequence[Span], *views: Iterator[Array]) -> None:
     """function(span, its view of each of `views`) once for every span; those whose products are small on THREADS.
 
-    BLAS leaves the products of a single token to one core, and divides larger ones itself.
+    BLAS leaves those to one core, or gains little by dividing them; larger ones it divides well itself.
     """
     small: list[tuple[Any, ...]] = []
     large: list[tuple[Any, ...]] = []
@@ -119,7 +119,7 @@ def over_spans(function: Callable[..., object], spans: Sequence[Span], *views: I
 
 
 def has_small_products(span: Span) -> bool:
-    """Whether BLAS would compute them on one core: those of a single token over no very long context."""
+    """Whether threads of our own gain more than BLAS's: for a single token over no very long context."""
     return span.tokens == 1 and span.context * span.parts[0][0].shape[-1] <= SMALL_PRODUCT
 
 

@@ -47,7 +47,7 @@ from lfm2np.numerics.grids import (
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, row_size
 from lfm2np.numerics.product import product
-from lfm2np.numerics.ragged import behind, below_each_other
+from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import best as best
 from lfm2np.numerics.routing import mix as mix
 from lfm2np.numerics.routing import prefer as prefer
@@ -193,7 +193,7 @@ def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | N
     def compute(rows: slice) -> None:
         total = np.zeros((rows.stop - rows.start, stacked.shape[1]), np.float64)
         for tap in range(len(filters)):
-            wide = behind(stacked, begins, rows, tap).astype(np.float64)
+            wide = seen_by_tap(stacked, begins, rows, tap).astype(np.float64)
             wide *= filters[tap]
             total += wide
         if bias is not None:

@@ -29,7 +29,7 @@ from lfm2np.numerics.attention import (
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.product import product
-from lfm2np.numerics.ragged import behind, below_each_other
+from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import LEAST_SUM, best
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
@@ -179,7 +179,7 @@ class Ieee:
 
         def compute(rows: slice) -> None:
             for tap in range(len(filters)):
-                total[rows] += behind(stacked, begins, rows, tap) * filters[tap]
+                total[rows] += seen_by_tap(stacked, begins, rows, tap) * filters[tap]
 
         over_pieces(compute, count, row_size(stacked))
         return self.keep(total)

@@ -21,8 +21,8 @@ def below_each_other(windows: Sequence[Array], history: int) -> tuple[Array, NDA
     return np.concatenate(windows), np.concatenate(begins)
 
 
-def behind(stacked: Array, begins: NDArray[np.int64] | None, rows: slice, tap: int) -> Array:
-    """Of some of the T tokens the rows that one tap sees, from what `below_each_other` returned."""
+def seen_by_tap(stacked: Array, begins: NDArray[np.int64] | None, rows: slice, tap: int) -> Array:
+    """Of some of the T tokens the rows [t, D] that one tap sees, from what `below_each_other` returned."""
     if begins is None:
         return stacked[rows.start + tap : rows.stop + tap]
     return np.asarray(stacked[begins[rows] + tap])

@@ -78,7 +78,7 @@ def test_what_is_serial_is_what_neither_products_nor_the_pieces_of_several_threa
 
 @pytest.mark.parametrize(
     ("cell", "expected"),
-    [("prefill-7", 2.0 + 8.0 / 8), ("decode-3x5", 2.0 + 7.0 / 8 + 2 / 3), ("decode-1x5", 3.0 + 7.0 / 8)],
+    [("prefill-7", 2.0 + 8.0 / 8), ("decode-4x5", 2.0 + 7.0 / 8 + 2 / 4), ("decode-1x5", 3.0 + 7.0 / 8)],
 )
 def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, expected):
     times = CellTimes(cell_named(cell))
@@ -88,5 +88,5 @@ def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, e
     found = profile.Profile("exact", 2, Measured([times]))
     (spread,) = profile.as_json(found)["spread"]
     assert spread["serial_share"] == 0.2
-    assert spread["milliseconds_on_cores"][16] == pytest.approx(1000 * expected)
+    assert spread["milliseconds_on_cores"][16] == 1000 * expected
     assert f"{1000 * expected:.1f}" in profile.as_text(found)
