@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parent.parent
-SUITE = "trixie"
+SUITES = ("trixie", "forky")  # the next where a mirror's lists of one are not those that its signature names
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 WHOLE = "whole.json"  # stands in a folder that is put together
 PACKAGES = [
@@ -93,6 +93,23 @@ def mirror() -> str:
     raise Failed(f"/etc/apt: no source of the suite {suite!r}, expected a Debian: name its mirror with --mirror URL")
 
 
+def fetched_of_first(
+    architecture: str, suites: Sequence[str], packages: Sequence[str], own: Path, source: str
+) -> tuple[str, list[Path]]:
+    """The first suite that the mirror has whole, and its packages. Failed, with every reason, if it has none.
+
+    Mirrors renew a suite's signed list of files and its architectures' files apart; apt takes neither until they agree.
+    """
+    problems = []
+    for suite in suites:
+        try:
+            return suite, fetched(architecture, suite, packages, own, source)
+        except Failed as problem:
+            problems.append(f"{suite}: {problem}")
+            tell(f"{architecture}: {problems[-1]}")
+    raise Failed("\n".join(problems))
+
+
 def fetched(architecture: str, suite: str, packages: Sequence[str], own: Path, source: str) -> list[Path]:
     """The packages and all that they depend on, in the folder `own`, by an apt that knows none of the system's."""
     if not KEYRING.is_file():
@@ -139,22 +156,23 @@ def put_together(machine: Machine, work: Path, source: str | None) -> Path:
 
 def made(machine: Machine, folder: Path, source: str | None) -> Path:
     """The same, while no other run does it. Failed for what can't be fetched or unpacked."""
-    recipe = {"suite": SUITE, "packages": PACKAGES, "wheels": WHEELS}
+    recipe = {"suites": list(SUITES), "packages": PACKAGES, "wheels": WHEELS}
     if (folder / WHOLE).is_file() and json.loads((folder / WHOLE).read_text())["recipe"] == recipe:
         return folder
     began = time.monotonic()
     tell(f"{machine.name}: fetching Debian's packages and wheels")
     own = folder.parent / "apt" / machine.name
-    packages = fetched(machine.name, SUITE, PACKAGES, own, source or mirror())
+    suite, packages = fetched_of_first(machine.name, SUITES, PACKAGES, own, source or mirror())
     part = folder.with_name(f"{machine.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     unpack(packages, part / "root")
     add_wheels(machine, part)
-    (part / WHOLE).write_text(json.dumps({"recipe": recipe, "packages": [one.stem for one in packages]}, indent=1))
+    held = {"recipe": recipe, "suite": suite, "packages": [one.stem for one in packages]}
+    (part / WHOLE).write_text(json.dumps(held, indent=1))
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     shutil.rmtree(own)
-    tell(f"{machine.name}: {len(packages)} packages in {folder} ({time.monotonic() - began:.0f} s)")
+    tell(f"{machine.name}: {len(packages)} packages of {suite} in {folder} ({time.monotonic() - began:.0f} s)")
     return folder
 
 
