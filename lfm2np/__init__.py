@@ -25,6 +25,7 @@ from lfm2np.errors import (
 )
 from lfm2np.llm import LLM
 from lfm2np.loading import Model, load
+from lfm2np.memory import keep_freed_memory
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.scoring.many import score_many
@@ -58,6 +59,7 @@ __all__ = [
     "TokenScore",
     "TokenizerError",
     "draft_fixture",
+    "keep_freed_memory",
     "load",
     "moe_fixture",
     "score_many",

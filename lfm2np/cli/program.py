@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("standard output is closed", 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets "?", not a crash
+    lfm2np.keep_freed_memory()
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:

@@ -18,6 +18,7 @@ from lfm2np.bench.sides.ways import answer_prompts
 from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.loading import Model, load
+from lfm2np.memory import keep_freed_memory
 from lfm2np.network.cache import bytes_per_block
 from lfm2np.numerics import Numerics
 
@@ -58,6 +59,7 @@ class EngineSide:
         self._chosen: Chosen | None = None  # of a mixture of experts
 
     def load(self, directory: Path, threads: int) -> dict[str, str]:
+        keep_freed_memory()  # as our own commands do
         self._model = load(directory, self._numerics, weights=self._weights)
         if self._weights == "resident":
             prepare_experts(self._model)

@@ -13,6 +13,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from typing import Any
 
 from lfm2np.loading import Model
+from lfm2np.memory import keep_freed_memory
 from lfm2np.numerics.pieces import THREAD_VARIABLES, threads_of
 from lfm2np.oracle.judging.truth import TRUTH
 from lfm2np.oracle.vectors.golden import VECTOR
@@ -81,12 +82,13 @@ class Borrowed(Executor):
 def process_pool(workers: int) -> ProcessPoolExecutor:
     """Started anew, not forked: BLAS has threads, which a fork would lose."""
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=end_when_interrupted)
+    return ProcessPoolExecutor(workers, mp_context=spawn, initializer=begin_worker)
 
 
-def end_when_interrupted() -> None:
+def begin_worker() -> None:
     """Ctrl-C reaches workers too: they end without a traceback, and what is to be said the parent says."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    keep_freed_memory()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,28 @@
+"""What the C library does with memory that arrays leave."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # by which a user decides it
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST, MOST_KEPT = 2**28, 2**29  # bytes: of an array, and of memory at the heap's end
+
+
+def keep_freed_memory() -> bool:
+    """Lets glibc keep what arrays leave, up to half a gigabyte, for the next ones; whether it does.
+
+    Else it gives the memory of a step's large arrays back, and the system maps and clears it anew in each step, which
+    is a tenth of a prefill's time. For a whole process, so whoever owns it calls this: the command line does, a program
+    that imports the package may. Nothing happens where the environment decides it, or with another C library.
+
+    Source: mallopt(3).
+    """
+    if any(name in os.environ for name in ENVIRONMENT):
+        return False
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library, or no such function in it
+        mallopt = ctypes.CDLL(None).mallopt
+        return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
+    return False
