@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import platform
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 
 import lfm2np
-
-CORE_NAMES = ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename")
+from lfm2np.numerics.products.blas import blas_kernel
 
 
 def describe_machine() -> dict[str, Any]:
@@ -37,17 +35,3 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def blas_kernel() -> str | None:
-    """The kernels that OpenBLAS chose for this processor; None for another library, or where it can't be asked."""
-    with contextlib.suppress(OSError, IndexError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            if "openblas" in line.rpartition("/")[2].lower():
-                library = ctypes.CDLL(line.split(maxsplit=5)[5])
-                for name in CORE_NAMES:
-                    ask = getattr(library, name, None)
-                    if ask is not None:
-                        ask.restype = ctypes.c_char_p
-                        return str(ask().decode())
-    return None

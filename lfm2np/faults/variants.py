@@ -5,9 +5,8 @@ from __future__ import annotations
 from lfm2np.faults.edits import Edit, Variant
 
 FORWARD_SEGMENTS = "for one in segments:"
-LINEAR = "lfm2np.numerics.exact:linear"
-PRODUCT = "made = product(rounded, values)"
-GRID = "x, w = rounded, values\n        made = "
+LINEAR = "lfm2np.numerics.exact:by_whole_products"
+PRODUCT = "made = without_tiles(x, w)"
 MIXED = "lfm2np.numerics.attention:weighted_values"
 WEIGHTED = "rows[..., first : first + len(part)] @ part.transpose(1, 0, 2)"
 SCORES = "lfm2np.numerics.attention:join_scores"
@@ -131,12 +130,12 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "products-row-by-row",
         "Each row of a product is a matrix-vector product.",
-        (Edit(LINEAR, PRODUCT, GRID + "np.array([w @ row for row in x])"),),
+        (Edit(LINEAR, PRODUCT, "made = np.array([w @ row for row in x])"),),
     ),
     Variant(
         "products-summed-backwards",
         "Products are summed from the last input to the first.",
-        (Edit(LINEAR, PRODUCT, GRID + "x[:, ::-1] @ w[:, ::-1].T"),),
+        (Edit(LINEAR, PRODUCT, "made = x[:, ::-1] @ w[:, ::-1].T"),),
     ),
     Variant(
         "products-in-two-halves",
@@ -145,8 +144,19 @@ VARIANTS: tuple[Variant, ...] = (
             Edit(
                 LINEAR,
                 PRODUCT,
-                GRID + "x[:, : x.shape[1] // 2] @ w[:, : x.shape[1] // 2].T\n"
+                "made = x[:, : x.shape[1] // 2] @ w[:, : x.shape[1] // 2].T\n"
                 "        made += x[:, x.shape[1] // 2 :] @ w[:, x.shape[1] // 2 :].T",
+            ),
+        ),
+    ),
+    Variant(
+        "products-in-tiles",
+        "Small products, too, are cut into tiles.",
+        (
+            Edit(
+                "lfm2np.numerics.exact:rounded_product",
+                "by_whole_products(x, values, result, slices, bias)",
+                "by_tiles(x, values, result, slices, bias)",
             ),
         ),
     ),

@@ -45,8 +45,10 @@ from lfm2np.numerics.grids import (
     to_units,
 )
 from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
-from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, row_size
-from lfm2np.numerics.product import product
+from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
+from lfm2np.numerics.products.fastest import about, fastest
+from lfm2np.numerics.products.product import tiles_pay, without_tiles
+from lfm2np.numerics.products.tiles import by_tiles
 from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import best as best
 from lfm2np.numerics.routing import mix as mix
@@ -63,6 +65,7 @@ VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 longest_context = TERMS
+LEAST_WEIGHTS = 2**18  # of a product for which the fastest way is looked for
 
 
 def prepare_matrix(weight: Weights, what: str) -> Matrix:
@@ -88,10 +91,34 @@ def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
         raise NumericsError("a matrix without a grid: it was prepared for another arithmetic than exact")
     rounded = on_matrix_grid(x, matrix.grid)
     result = np.empty((len(x), matrix.outputs), np.float32)
-    for outputs, values in matrix.pieces(PRODUCTS // max(1, len(x))):
-        made = product(rounded, values)
-        round_products(made, matrix.grid.slices, None if bias is None else bias[outputs], result[:, outputs])
+    for outputs, values in matrix.pieces():
+        own = None if bias is None else bias[outputs]
+        rounded_product(rounded, values, result[:, outputs], matrix.grid.slices, own)
     return result
+
+
+def rounded_product(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
+    """Grid values x [T, inputs] times values [slices * outputs, inputs], and a bias, rounded into result [T, outputs].
+
+    By the matrix's grid the sums over inputs are exact in whatever blocks, so that the fastest way can be taken.
+    """
+    if len(x) < 2 or values.size < LEAST_WEIGHTS:
+        by_whole_products(x, values, result, slices, bias)
+        return
+    ways = {
+        "tiles": partial(by_tiles, x, values, result, slices, bias),
+        "whole": partial(by_whole_products, x, values, result, slices, bias),
+    }
+    fastest((about(len(x)), *values.shape, slices), ways, likely="tiles" if tiles_pay(x, values) else "whole")
+
+
+def by_whole_products(x: Float64, values: Float64, result: Float32, slices: int, bias: Float32 | None) -> None:
+    """As `by_tiles`, by BLAS's own ways and threads: some outputs at a time, with several slices all of them."""
+    outputs = result.shape[1]
+    for part in pieces(outputs, len(x), PRODUCTS) if slices == 1 else [slice(0, outputs)]:
+        w = values[part] if slices == 1 else values
+        made = without_tiles(x, w)
+        round_products(made, slices, None if bias is None else bias[part], result[:, part])
 
 
 def on_matrix_grid(x: Float32, grid: Grid) -> Float64:

@@ -28,7 +28,7 @@ from lfm2np.numerics.attention import (
 )
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
-from lfm2np.numerics.product import product
+from lfm2np.numerics.products.product import product
 from lfm2np.numerics.ragged import below_each_other, seen_by_tap
 from lfm2np.numerics.routing import LEAST_SUM, best
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows

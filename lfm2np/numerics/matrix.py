@@ -84,18 +84,13 @@ class Matrix:
     def inputs(self) -> int:
         return (self.values.weight if isinstance(self.values, Streamed) else self.values).shape[1]
 
-    def pieces(self, most: int | None = None) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Slices of the outputs, and their weights [slices * rows, inputs]: streamed; else all, or `most`, at once.
-
-        Where there are several slices of the weights, it is all: the weights of one output do not lie side by side.
-        """
+    def pieces(self) -> Iterator[tuple[slice, NDArray[Any]]]:
+        """Slices of the outputs, and their weights [slices * rows, inputs]: all at once, streamed some after others."""
         if isinstance(self.values, Streamed):
             for rows in pieces(self.outputs, self.inputs, STREAMED):
                 yield rows, self.values.prepare(self.values.weight[rows]).reshape(-1, self.inputs)
-        elif most is None or len(self.values) > self.outputs:
-            yield slice(0, self.outputs), self.values
         else:
-            yield from ((rows, self.values[rows]) for rows in pieces(self.outputs, 1, most))
+            yield slice(0, self.outputs), self.values
 
 
 @dataclass(frozen=True, eq=False)

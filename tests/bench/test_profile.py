@@ -7,7 +7,20 @@ import pytest
 from lfm2np.bench import profile
 from lfm2np.bench.measure import CellTimes, Measured
 from lfm2np.bench.sides.cells import cell_named
-from lfm2np.bench.sides.profile_side import FUNCTIONS, PARTS, PIECES, PRODUCTS, REST, SERIAL, SPREAD, ProfileSide
+from lfm2np.bench.sides.engine_side import EngineSide
+from lfm2np.bench.sides.profile_side import (
+    FUNCTIONS,
+    PARTS,
+    PIECES,
+    PRODUCTS,
+    REST,
+    SERIAL,
+    SPREAD,
+    ProfileSide,
+    products_found,
+)
+from lfm2np.bench.sides.side import answer
+from lfm2np.numerics.products import fastest
 
 MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_config"
 CONSTANTS = {"name", "longest_context"}
@@ -90,3 +103,24 @@ def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, e
     assert spread["serial_share"] == 0.2
     assert spread["milliseconds_on_cores"][16] == 1000 * expected
     assert f"{1000 * expected:.1f}" in profile.as_text(found)
+    assert "each way" not in profile.as_text(found), "nothing was looked for"
+
+
+def test_what_each_way_to_compute_a_product_took_is_told(monkeypatch):
+    """Of the process that computed it, by its key of rows and shapes."""
+    monkeypatch.setattr(fastest, "found", {(16, 300, 200, 1): {"tiles": [0.003, 0.002], "whole": []}})
+    assert products_found() == [{"rows": 16, "outputs": 300, "inputs": 200, "seconds": {"tiles": 0.002}}]
+    other = {"rows": 3, "outputs": 300, "inputs": 200, "seconds": {"tiles": 0.001, "whole": 0.0005}}
+    lines = profile.product_lines([*products_found(), other])
+    assert [line.split() for line in lines[2].splitlines()] == [
+        ["outputs", "x", "inputs", "rows", "tiles", "whole"],
+        ["300", "x", "200", "3", "1.00", "0.50"],
+        ["300", "x", "200", "16", "2.00", "-"],
+    ]
+
+
+def test_a_side_that_is_profiled_tells_its_products():
+    side = ProfileSide("exact")
+    side.load(MODEL, 1)
+    assert answer(side, MODEL, 1, {"ask": "time", "cell": "decode-2x5", "steps": 1})["products"] == products_found()
+    assert "products" not in answer(EngineSide("exact"), MODEL, 1, {"ask": "load"})

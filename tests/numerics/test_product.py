@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lfm2np.numerics import NAMES, exact, numerics_named
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.numerics.matrix import Matrix, Weights
-from lfm2np.numerics.product import FEW, MANY, by_vectors, product, turned_round
+from lfm2np.numerics.products.product import FEW, MANY, by_vectors, product, turned_round
 
 KINDS = ("bfloat16", "float32", "quantised")
 ROWS = sorted({0, 1, 2, FEW, FEW + 1, MANY, MANY + 1})
@@ -37,8 +37,8 @@ def test_every_way_gives_the_sum_of_integers(rows: int, shape: tuple[int, int]) 
 def test_pieces_of_the_weights_are_all_used(
     way: Callable[..., Any], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lfm2np.numerics.product.WEIGHTS_AT_ONCE", 10)
-    monkeypatch.setattr("lfm2np.numerics.product.OUTPUTS_AT_ONCE", 3)
+    monkeypatch.setattr("lfm2np.numerics.products.product.WEIGHTS_AT_ONCE", 10)
+    monkeypatch.setattr("lfm2np.numerics.products.product.OUTPUTS_AT_ONCE", 3)
     rng = np.random.default_rng(3)
     weights, x = rng.integers(-9, 9, (23, 4)), rng.integers(-9, 9, (rows, 4))
     made = way(x.astype(np.float64), weights.astype(np.float64))

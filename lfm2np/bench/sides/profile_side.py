@@ -1,7 +1,7 @@
 """Our engine as a side whose arithmetic notes how long each of its operations takes, and what of that one core does.
 
-Of a step, BLAS computes products on all cores, attention.over_spans what attention does for each request by itself
-(products, mostly), and pieces.over_pieces what is large enough; the rest is serial.
+Of a step, all cores compute products (BLAS's threads or ours), attention.over_spans what attention does for each
+request by itself (products, mostly), and pieces.over_pieces what is large enough; the rest is serial.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.engine.engine import Engine
 from lfm2np.numerics import attention, exact, ieee, pieces, routing
+from lfm2np.numerics.products import fastest
 
 PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "linear": ("linear",),
@@ -31,10 +32,23 @@ PART_OF = {operation: part for part, operations in (PARTS | ROUTING).items() for
 REST = "rest"  # schedule, cache, sampling, output
 PRODUCTS, BY_REQUEST, PIECES, SERIAL = SPREAD = ("products", "attention by request", "pieces", "serial")
 FUNCTIONS: dict[str, tuple[tuple[ModuleType, str], ...]] = {  # where each is called by that name
-    PRODUCTS: ((exact, "product"), (ieee, "product")),
+    PRODUCTS: ((exact, "without_tiles"), (exact, "by_tiles"), (ieee, "product")),
     BY_REQUEST: tuple((module, "over_spans") for module in (attention, exact, ieee)),
     PIECES: tuple((module, "over_pieces") for module in (exact, ieee, routing, pieces)),
 }
+
+
+def products_found() -> list[dict[str, Any]]:
+    """Of each kind of exact product that was computed, the least seconds of each way: the fastest is taken now."""
+    return [
+        {
+            "rows": rows,
+            "outputs": outputs,
+            "inputs": inputs,
+            "seconds": {way: min(one) for way, one in ways.items() if one},
+        }
+        for (rows, outputs, inputs, *_), ways in fastest.found.items()
+    ]
 
 
 class Timed:

@@ -1,9 +1,10 @@
-"""x [T, inputs] times weights [outputs, inputs] transposed, by the BLAS call that is fastest for so many rows.
+"""x [T, inputs] times weights [outputs, inputs] transposed, by the calls of BLAS that are fastest for so many rows.
 
 In exact arithmetic all of these give the same bits. Measured with OpenBLAS (`lfm2np bench`): with a few rows a general
 product runs far below the memory's bandwidth, matrix-vector products over a piece of the weights that stays in the
-cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows float32
-is faster with the weights on the left, as long as the result is turned round while it is in the cache.
+cache run near it, and a piece must be large enough that OpenBLAS divides it among its threads. With more rows tiles are
+fastest where BLAS has kernels for them, as long as x stays in the cache (tiles.py); elsewhere float32 is faster with
+the weights on the left, if the result is turned round while it is in the cache.
 """
 
 from __future__ import annotations
@@ -13,15 +14,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.numerics.products.tiles import by_tiles, multiplies_in_place
+
 Array = NDArray[Any]
 
 FEW, MANY = 6, 96  # rows
 WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs, with few rows
 OUTPUTS_AT_ONCE = 2**11  # that are turned round together
+TILED_ROWS, TILED_BYTES = 3, 2**22  # at least so many rows, and bytes of weights; at most so many bytes of x
 
 
 def product(x: Array, weights: Array) -> Array:
-    """[T, inputs], [outputs, inputs] -> [T, outputs]."""
+    """[T, inputs], [outputs, inputs] -> [T, outputs]. Which way depends on the shapes and on BLAS's kernels only."""
+    if not tiles_pay(x, weights):
+        return without_tiles(x, weights)
+    made = np.empty((len(x), len(weights)), np.result_type(x, weights))
+    by_tiles(x, weights, made)
+    return made
+
+
+def tiles_pay(x: Array, weights: Array) -> bool:
+    return multiplies_in_place() and len(x) >= TILED_ROWS and x.nbytes <= TILED_BYTES < weights.nbytes
+
+
+def without_tiles(x: Array, weights: Array) -> Array:
     if len(x) <= FEW:
         return by_vectors(x, weights)
     if len(x) <= MANY and weights.dtype == np.float32:

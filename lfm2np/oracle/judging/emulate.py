@@ -40,7 +40,7 @@ from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.pieces import over_pieces
-from lfm2np.numerics.product import product
+from lfm2np.numerics.products.product import product
 from lfm2np.numerics.routing import LEAST_SUM
 from lfm2np.oracle.judging.eight_bits import TURNED, in_blocks, out_of_blocks, turned
 from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
