@@ -7,6 +7,7 @@ from lfm2np.faults.pool import UNGUARDED_SHARE, UNGUARDED_WRITE
 
 # Where the edits are made.
 COMMIT = "lfm2np.network.cache:commit"
+PLACES = "lfm2np.network.cache:token_places"
 ALLOCATE = "scheduler.block_pool:BlockPool.allocate"
 ENTER = "scheduler.memory:Memory.enter"
 GROW = "scheduler.memory:Memory.grow"
@@ -162,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         section="B",
         sentence="A token's place within its block is counted in blocks of half the size.",
         seen_in=("vLLM 27547",),
-        edits=(Edit(COMMIT, "positions % cache.block_size", "positions % max(1, cache.block_size // 2)"),),
+        edits=(Edit(PLACES, "positions % cache.block_size", "positions % max(1, cache.block_size // 2)"),),
     ),
     Fault(
         name="one-block-more-than-needed",
@@ -198,7 +199,11 @@ FAULTS: tuple[Fault, ...] = (
         sentence="When drafts are rejected, their keys and values stand where those of the accepted tokens belong.",
         seen_in=("vLLM 39273",),
         edits=(
-            Edit(COMMIT, "array[blocks, offsets] = rows[:kept]", "array[blocks, offsets] = rows[len(rows) - kept :]"),
+            Edit(
+                COMMIT,
+                "one.entries[index][number][: one.count]",
+                "one.entries[index][number][len(one.entry.token_ids) - one.count :]",
+            ),
         ),
     ),
     # --- copies

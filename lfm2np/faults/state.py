@@ -8,10 +8,14 @@ from lfm2np.faults.edits import Edit, Fault
 CONVOLUTION = "lfm2np.network.step:short_conv"
 JOINED = "mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
 COMMIT = "lfm2np.network.cache:commit"
+AFTER = "lfm2np.network.cache:state_after"
+CHECKPOINTS = "lfm2np.network.cache:keep_checkpoints"
 MOVE = "lfm2np.network.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
 READ = "history = cache.states[one.entry.slot, layer]  # [L-1, D]"
-WRITE = "cache.states[entry.slot, index] = window[kept : kept + columns]"
+SLOTS = "slots = [one.entry.slot for one in kept]"
+WRITE = "cache.states[slots, index] = states"
+STATE = "return window[count : count + columns]"
 CHECKPOINT = "cache.checkpoints[block, index] = window[end : end + columns]"
 
 PIPELINE = "marvinmboya/LFMs-continuous-batching"
@@ -49,14 +53,14 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state is written to the slot modulo 2, so from the third slot on to another request's.",
         seen_in=("mlx-lm 1169", "mlx-lm 1736"),
-        edits=(Edit(COMMIT, WRITE, WRITE.replace("entry.slot", "entry.slot % 2")),),
+        edits=(Edit(COMMIT, SLOTS, SLOTS.replace("entry.slot", "entry.slot % 2")),),
     ),
     Fault(
         name="state-written-to-every-slot",
         section="A",
         sentence="A request's new state is broadcast over all slots; only right while one request runs.",
         seen_in=("mistral.rs 2306", "llama.cpp 14670", "llama.cpp 14705"),
-        edits=(Edit(COMMIT, WRITE, WRITE.replace("entry.slot", ":")),),
+        edits=(Edit(COMMIT, WRITE, "cache.states[:, index] = states[-1]"),),
     ),
     Fault(
         name="slot-freed-twice",
@@ -154,10 +158,10 @@ FAULTS: tuple[Fault, ...] = (
                 "        one.windows[-1] = np.concatenate([one.windows[-1], padding])",
             ),
             Edit(
-                COMMIT,
-                WRITE,
+                AFTER,
+                STATE,
                 "padding = len(window) - columns - len(entry.token_ids)\n"
-                "        cache.states[entry.slot, index] = window[kept + padding : kept + padding + columns]",
+                "    return window[count + padding : count + padding + columns]",
             ),
         ),
     ),
@@ -169,11 +173,10 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(PIPELINE,),
         edits=(
             Edit(
-                COMMIT,
-                WRITE,
-                "cache.states[entry.slot, index] = window[kept : kept + columns]\n"
-                "        if entry.samples and len(entry.token_ids) > 1:\n"
-                "            cache.states[entry.slot, index] = 0.0",
+                AFTER,
+                STATE,
+                "lost = entry.samples and len(entry.token_ids) > 1\n"
+                "    return window[count : count + columns] * (0 if lost else 1)",
             ),
         ),
     ),
@@ -255,10 +258,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("vLLM 56196",),
         edits=(
             Edit(
-                COMMIT,
-                WRITE,
-                "first = kept - (kept < columns and not entry.samples)\n"
-                "        cache.states[entry.slot, index] = window[first : first + columns]",
+                AFTER,
+                STATE,
+                "first = count - (count < columns and not entry.samples)\n    return window[first : first + columns]",
             ),
         ),
     ),
@@ -267,14 +269,14 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state stays what it was before the step.",
         seen_in=("vmlx-swift 211", "nntrainer 3998"),
-        edits=(Edit(COMMIT, WRITE, WRITE.replace("kept : kept + columns", ":columns")),),
+        edits=(Edit(AFTER, STATE, "return window[:columns]"),),
     ),
     Fault(
         name="rejected-drafts-stay-in-the-state",
         section="A",
         sentence="The state is the one after all drafts, also after those that were rejected.",
         seen_in=("vLLM 44296", "vLLM 50272", "transformers 46937", "vLLM 52942", "vLLM 39273"),
-        edits=(Edit(COMMIT, WRITE, WRITE.replace("kept : kept + columns", "len(window) - columns :")),),
+        edits=(Edit(AFTER, STATE, "return window[len(window) - columns :]"),),
     ),
     # --- checkpoints
     Fault(
@@ -293,14 +295,14 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="A block's checkpoint is the state after the chunk, not after the block's last token.",
         seen_in=SNAPSHOT,
-        edits=(Edit(COMMIT, CHECKPOINT, "cache.checkpoints[block, index] = window[kept : kept + columns]"),),
+        edits=(Edit(CHECKPOINTS, CHECKPOINT, "cache.checkpoints[block, index] = window[count : count + columns]"),),
     ),
     Fault(
         name="checkpoint-taken-before-the-chunk",
         section="A",
         sentence="A block's checkpoint is the state that the step began with.",
         seen_in=SNAPSHOT,
-        edits=(Edit(COMMIT, CHECKPOINT, "cache.checkpoints[block, index] = window[:columns]"),),
+        edits=(Edit(CHECKPOINTS, CHECKPOINT, "cache.checkpoints[block, index] = window[:columns]"),),
     ),
     Fault(
         name="checkpoint-one-token-ahead-of-its-key",
@@ -309,9 +311,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=SNAPSHOT,
         edits=(
             Edit(
-                COMMIT,
+                CHECKPOINTS,
                 CHECKPOINT,
-                "end = min(end + 1, kept)\n"
+                "end = min(end + 1, count)\n"
                 "                cache.checkpoints[block, index] = window[end : end + columns]",
             ),
         ),

@@ -121,8 +121,9 @@ VARIANTS: tuple[Variant, ...] = (
         (
             Edit(
                 "lfm2np.network.cache:commit",
-                "array[blocks, offsets] = rows[:kept]",
-                "array[blocks[::-1], offsets[::-1]] = rows[:kept][::-1]",
+                "array[blocks, offsets] = np.concatenate([one.entries[index][number][: one.count] for one in kept])",
+                "array[blocks[::-1], offsets[::-1]] = "
+                "np.concatenate([one.entries[index][number][: one.count] for one in kept])[::-1]",
             ),
         ),
     ),

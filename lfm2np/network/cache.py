@@ -146,27 +146,54 @@ def read_tokens(
     return [*parts, entries]
 
 
-def commit(
-    cache: Cache, entry: ScheduledTokens, entries: list[tuple[Array, ...]], windows: list[Array], kept: int
-) -> None:
-    """The only write of a step: what the first `kept` of a request's scheduled tokens leave behind.
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What the first `count` of a request's scheduled tokens leave behind."""
 
-    entries  per attention layer [t, ...], the keys and values of all t scheduled tokens
-    windows  per convolution layer [L-1+t, D], the state before them and their columns of u
+    entry: ScheduledTokens
+    entries: list[tuple[Array, ...]]  # per attention layer [t, ...], the keys and values of all t scheduled tokens
+    windows: list[Array]  # per convolution layer [L-1+t, D], the state before them and their columns of u
+    count: int
+
+
+def commit(cache: Cache, kept: Sequence[Kept]) -> None:
+    """The only write of a step: an assignment an array, of all its requests together.
 
     Rolling rejected drafts back is not to commit them: no block, live state or checkpoint ever holds one (in vLLM
     44296, 52942 and transformers 46937 they stayed in the state). And a step that fails changes no request.
     """
-    table = np.array(entry.block_table, np.int64)
-    positions = np.arange(entry.start, entry.start + kept)
-    blocks, offsets = table[positions // cache.block_size], positions % cache.block_size
-    for layer, new in zip(cache.blocks, entries, strict=True):
-        for array, rows in zip(layer, new, strict=True):
-            array[blocks, offsets] = rows[:kept]
+    if not kept:
+        return
+    places = [token_places(cache, one.entry, one.count) for one in kept]
+    blocks, offsets = (np.concatenate(arrays) for arrays in zip(*places, strict=True))
+    for index, layer in enumerate(cache.blocks):
+        for number, array in enumerate(layer):
+            array[blocks, offsets] = np.concatenate([one.entries[index][number][: one.count] for one in kept])
+    slots = [one.entry.slot for one in kept]
+    for index in range(cache.states.shape[1]):
+        states = np.stack([state_after(cache, one.entry, one.windows[index], one.count) for one in kept])
+        cache.states[slots, index] = states
+    for one in kept:
+        keep_checkpoints(cache, one.entry, one.windows, one.count)
+
+
+def token_places(cache: Cache, entry: ScheduledTokens, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Block and offset of each of the first `count` scheduled tokens."""
+    positions = np.arange(entry.start, entry.start + count)
+    return np.array(entry.block_table, np.int64)[positions // cache.block_size], positions % cache.block_size
+
+
+def state_after(cache: Cache, entry: ScheduledTokens, window: Array, count: int) -> Array:
+    """Of one convolution layer the live state [L-1, D] after the first `count` scheduled tokens."""
     columns = cache.states.shape[2]
-    for index, window in enumerate(windows):
-        cache.states[entry.slot, index] = window[kept : kept + columns]
-        for position, block in entry.checkpoints:
-            end = position - entry.start  # new columns up to there
-            if end <= kept:
+    return window[count : count + columns]
+
+
+def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:
+    """The state at the end of each block that the first `count` scheduled tokens filled."""
+    columns = cache.states.shape[2]
+    for position, block in entry.checkpoints:
+        end = position - entry.start  # new columns up to there
+        if end <= count:
+            for index, window in enumerate(windows):
                 cache.checkpoints[block, index] = window[end : end + columns]

@@ -25,7 +25,7 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
-from lfm2np.network.cache import Cache, block_runs, commit, move, read_tokens
+from lfm2np.network.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
@@ -123,10 +123,10 @@ def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int
 
     Requests whose numbers overflowed leave nothing.
     """
-    for one in result.segments:
-        if not one.error:
-            kept = one.entry.num_kept(num_answered.get(one.entry.request_id, 0))
-            commit(cache, one.entry, one.entries, one.windows, kept)
+    sound = [one for one in result.segments if not one.error]
+    counts = [one.entry.num_kept(num_answered.get(one.entry.request_id, 0)) for one in sound]
+    kept = (Kept(one.entry, one.entries, one.windows, count) for one, count in zip(sound, counts, strict=True))
+    commit(cache, list(kept))
 
 
 def make_segments(plan: BatchPlan) -> list[Segment]:
