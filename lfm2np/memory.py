@@ -8,15 +8,16 @@ import os
 
 ENVIRONMENT = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # by which a user decides it
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST, MOST_KEPT = 2**28, 2**29  # bytes: of an array, and of memory at the heap's end
+LARGEST, LARGEST_BEFORE, MOST_KEPT = 2**28, 2**25, 2**29  # bytes: of an array, with a glibc before 2.35, at the end
 
 
 def keep_freed_memory() -> bool:
-    """Lets glibc keep what arrays leave, up to half a gigabyte, for the next ones; whether it does.
+    """Lets glibc keep what arrays leave for the next ones, at its heap's end up to half a gigabyte; whether it does.
 
-    Else it gives the memory of a step's large arrays back, and the system maps and clears it anew in each step, which
-    is a tenth of a prefill's time. For a whole process, so whoever owns it calls this: the command line does, a program
-    that imports the package may. Nothing happens where the environment decides it, or with another C library.
+    Otherwise it gives the memory of a step's large arrays back, and the system maps and clears it anew in each step: a
+    tenth of the time of a short prefill in float32. For a whole process, so whoever owns it calls this: the command
+    line does, a program that imports the package may. Nothing happens where the environment has a word on it, or with
+    another C library.
 
     Source: mallopt(3).
     """
@@ -24,5 +25,6 @@ def keep_freed_memory() -> bool:
         return False
     with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library, or no such function in it
         mallopt = ctypes.CDLL(None).mallopt
-        return bool(mallopt(M_MMAP_THRESHOLD, LARGEST) and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
+        kept = mallopt(M_MMAP_THRESHOLD, LARGEST) or mallopt(M_MMAP_THRESHOLD, LARGEST_BEFORE)
+        return bool(kept and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
     return False

@@ -36,7 +36,7 @@ DIGESTS = dict(re.findall(r'^([A-Z]+)_DIGEST = "(\w{64})"', (TOP / "tests" / "te
 ASKED = {"sort: 7 2 9 4 1 ->": " 1 2 4 7 9", "add: 20 + 97 ->": " 117", "recall: f = 7, r = 2, v = 2; f ->": " 7"}
 BATCH = ["generate", "--prove", "--json", "--block-size", "2", "--num-blocks", "14", "--max-num-batched-tokens", "7"]
 BATCH += ["--max-tokens", "10", *(word for prompt in ASKED for word in ("--prompt", prompt))]
-NUMERICS = [f"tests/numerics/test_{name}.py" for name in ("elementary", "exact", "exact_attention")]
+NUMERICS = [f"tests/numerics/test_{name}.py" for name in ("elementary", "exact", "exact_attention", "tiles")]
 PYTEST = ["pytest", "-q", "-p", "no:cacheprovider", *NUMERICS]
 EIGHT_TYPES = [*PYTEST[:4], "tests/oracle/compare/test_eight_types.py", "-k"]
 # Left out, as they ask for no bits: how close attention is to float64, which takes minutes emulated, and a control in
@@ -50,7 +50,7 @@ COMMANDS = {
     "compare": [*EIGHT_TYPES, "every_machine and all"],
     "tests": [*PYTEST, *NOT_BITS],
 }
-QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign)"
+QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign or both_ways)"
 QUICK_TESTS += " and not longest and not plain_float32"
 QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")}
 QUICK |= {"tests": [*PYTEST, "-k", QUICK_TESTS]}

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import blas
 import numpy as np
@@ -56,21 +57,34 @@ x = (random.integers(-(2**40), 2**40, (50, 999)) * 2.0**-36)
 found["exp"], found["log"] = sha(elementary.exp(x)), sha(elementary.log(np.abs(x) + 2.0**-30))
 found["cos_sin"] = sha(*elementary.cos_sin((x * 5000).astype(np.float32)))
 found["sums"] = sha(grids.exact_sum(x), exact.log_softmax(x.astype(np.float32)))
+found["products"] = []
+for mask in (0xFFFF0000, 0xFFFFFFFF):  # one slice of weights, and two
+    weight = (random.integers(-(2**24), 2**24, (600, 999)) * 2.0**-30).astype(np.float32)
+    weight = (weight.view(np.uint32) & np.uint32(mask)).view(np.float32)
+    matrix, few = exact.prepare_matrix(weight, "w"), x[0].astype(np.float32)
+    for count in (17, 300):
+        rows = exact.on_matrix_grid(few * np.arange(1, count + 1, dtype=np.float32)[:, None], matrix.grid)
+        results = np.empty((2, count, 600), np.float32)
+        for way, result in zip((exact.by_tiles, exact.by_whole_products), results):
+            way(rows, matrix.values, result, matrix.grid.slices, None)
+        found["products"].append([matrix.grid.slices, sha(results[0]), sha(results[1])])
+exact.LEAST_WEIGHTS = 1  # so that small products, too, try each way
+found["each way"] = model.digest()
 print(json.dumps({"ours": found, "numpy's exp": sha(np.exp(x))}))
 """
 
 
-def digests(numerics: str, **environment: str) -> dict[str, dict[str, str]]:
+def digests(numerics: str, **environment: str) -> dict[str, dict[str, Any]]:
     """From a fresh process with these variables: digests of every fixture and of raw float64 results."""
     command = [sys.executable, "-c", WORKER, numerics, *map(str, CHECKPOINTS)]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
 @pytest.fixture(scope="module")
-def here() -> dict[str, dict[str, str]]:
+def here() -> dict[str, dict[str, Any]]:
     """The same from this process's own environment."""
     return digests("exact")
 
@@ -108,6 +122,12 @@ def test_numpys_own_exp_fails_the_check_without_vector_code(here):
 def test_a_trained_fixture_has_the_digest_that_the_readme_states(here, name: str, digest: str):
     assert here["ours"][str(FIXTURES / name)] == digest
     assert f"\n{digest}\n" in (FIXTURES.parent / "README.md").read_text()
+
+
+def test_products_in_tiles_and_whole_have_the_same_bits(here):
+    assert [slices for slices, *_ in here["ours"]["products"]] == [1, 1, 2, 2]
+    assert all(tiles == whole for _, tiles, whole in here["ours"]["products"])
+    assert here["ours"]["each way"] == TRAINED_DIGEST, "which any way to compute a product has"
 
 
 def test_a_sequence_alone_has_the_bits_of_its_prefix_in_a_longer_one():

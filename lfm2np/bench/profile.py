@@ -70,11 +70,11 @@ def product_lines(products: Sequence[Mapping[str, Any]]) -> list[str]:
     if not products:
         return []
     ways = sorted({way for one in products for way in one["seconds"]})
-    rows = [["outputs x inputs", "rows", *ways]]
-    for one in sorted(products, key=lambda one: (one["rows"], one["outputs"], one["inputs"])):
+    rows = [["outputs x inputs", "slices", "rows up to", *ways]]
+    for one in sorted(products, key=lambda one: (one["rows"], one["outputs"], one["inputs"], one["slices"])):
         times = (one["seconds"].get(way) for way in ways)
         shown = ("-" if seconds is None else f"{1000 * seconds:.2f}" for seconds in times)
-        rows.append([f"{one['outputs']} x {one['inputs']}", str(one["rows"]), *shown])
+        rows.append([f"{one['outputs']} x {one['inputs']}", str(one["slices"]), str(one["rows"]), *shown])
     return ["", "milliseconds of a product by each way, the least; the fastest is taken", table.columns(rows)]
 
 

@@ -8,14 +8,13 @@ from lfm2np.faults.edits import Edit, Fault
 CONVOLUTION = "lfm2np.network.step:short_conv"
 JOINED = "mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
 COMMIT = "lfm2np.network.cache:commit"
-AFTER = "lfm2np.network.cache:state_after"
 CHECKPOINTS = "lfm2np.network.cache:keep_checkpoints"
 MOVE = "lfm2np.network.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
 READ = "history = cache.states[one.entry.slot, layer]  # [L-1, D]"
 SLOTS = "slots = [one.entry.slot for one in kept]"
 WRITE = "cache.states[slots, index] = states"
-STATE = "return window[count : count + columns]"
+STATE = "one.windows[index][one.count : one.count + columns]"
 CHECKPOINT = "cache.checkpoints[block, index] = window[end : end + columns]"
 
 PIPELINE = "marvinmboya/LFMs-continuous-batching"
@@ -158,10 +157,10 @@ FAULTS: tuple[Fault, ...] = (
                 "        one.windows[-1] = np.concatenate([one.windows[-1], padding])",
             ),
             Edit(
-                AFTER,
+                COMMIT,
                 STATE,
-                "padding = len(window) - columns - len(entry.token_ids)\n"
-                "    return window[count + padding : count + padding + columns]",
+                "one.windows[index][one.count + len(one.windows[index]) - columns - len(one.entry.token_ids) :]"
+                "[:columns]",
             ),
         ),
     ),
@@ -173,10 +172,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(PIPELINE,),
         edits=(
             Edit(
-                AFTER,
+                COMMIT,
                 STATE,
-                "lost = entry.samples and len(entry.token_ids) > 1\n"
-                "    return window[count : count + columns] * (0 if lost else 1)",
+                f"{STATE} * (0 if one.entry.samples and len(one.entry.token_ids) > 1 else 1)",
             ),
         ),
     ),
@@ -258,9 +256,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=("vLLM 56196",),
         edits=(
             Edit(
-                AFTER,
+                COMMIT,
                 STATE,
-                "first = count - (count < columns and not entry.samples)\n    return window[first : first + columns]",
+                "one.windows[index][one.count - (one.count < columns and not one.entry.samples) :][:columns]",
             ),
         ),
     ),
@@ -269,14 +267,14 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state stays what it was before the step.",
         seen_in=("vmlx-swift 211", "nntrainer 3998"),
-        edits=(Edit(AFTER, STATE, "return window[:columns]"),),
+        edits=(Edit(COMMIT, STATE, "one.windows[index][:columns]"),),
     ),
     Fault(
         name="rejected-drafts-stay-in-the-state",
         section="A",
         sentence="The state is the one after all drafts, also after those that were rejected.",
         seen_in=("vLLM 44296", "vLLM 50272", "transformers 46937", "vLLM 52942", "vLLM 39273"),
-        edits=(Edit(AFTER, STATE, "return window[len(window) - columns :]"),),
+        edits=(Edit(COMMIT, STATE, "one.windows[index][len(one.windows[index]) - columns :]"),),
     ),
     # --- checkpoints
     Fault(

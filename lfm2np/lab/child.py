@@ -29,7 +29,9 @@ def main() -> None:
     limit_memory()
     from lfm2np.lab.answering import answer
     from lfm2np.lab.models import load_models
+    from lfm2np.memory import keep_freed_memory
 
+    keep_freed_memory()
     models = load_models()
     while True:
         query = asked.get()

@@ -157,7 +157,7 @@ class Kept:
 
 
 def commit(cache: Cache, kept: Sequence[Kept]) -> None:
-    """The only write of a step: an assignment an array, of all its requests together.
+    """The only write of a step, of all its requests together: for each array one assignment, but for checkpoints.
 
     Rolling rejected drafts back is not to commit them: no block, live state or checkpoint ever holds one (in vLLM
     44296, 52942 and transformers 46937 they stayed in the state). And a step that fails changes no request.
@@ -170,8 +170,9 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
         for number, array in enumerate(layer):
             array[blocks, offsets] = np.concatenate([one.entries[index][number][: one.count] for one in kept])
     slots = [one.entry.slot for one in kept]
+    columns = cache.states.shape[2]
     for index in range(cache.states.shape[1]):
-        states = np.stack([state_after(cache, one.entry, one.windows[index], one.count) for one in kept])
+        states = np.stack([one.windows[index][one.count : one.count + columns] for one in kept])
         cache.states[slots, index] = states
     for one in kept:
         keep_checkpoints(cache, one.entry, one.windows, one.count)
@@ -181,12 +182,6 @@ def token_places(cache: Cache, entry: ScheduledTokens, count: int) -> tuple[NDAr
     """Block and offset of each of the first `count` scheduled tokens."""
     positions = np.arange(entry.start, entry.start + count)
     return np.array(entry.block_table, np.int64)[positions // cache.block_size], positions % cache.block_size
-
-
-def state_after(cache: Cache, entry: ScheduledTokens, window: Array, count: int) -> Array:
-    """Of one convolution layer the live state [L-1, D] after the first `count` scheduled tokens."""
-    columns = cache.states.shape[2]
-    return window[count : count + columns]
 
 
 def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:

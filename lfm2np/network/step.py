@@ -123,10 +123,12 @@ def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int
 
     Requests whose numbers overflowed leave nothing.
     """
-    sound = [one for one in result.segments if not one.error]
-    counts = [one.entry.num_kept(num_answered.get(one.entry.request_id, 0)) for one in sound]
-    kept = (Kept(one.entry, one.entries, one.windows, count) for one, count in zip(sound, counts, strict=True))
-    commit(cache, list(kept))
+    kept = [
+        Kept(one.entry, one.entries, one.windows, one.entry.num_kept(num_answered.get(one.entry.request_id, 0)))
+        for one in result.segments
+        if not one.error
+    ]
+    commit(cache, kept)
 
 
 def make_segments(plan: BatchPlan) -> list[Segment]:

@@ -65,7 +65,7 @@ VALUE_BITS = 24  # attention's values
 SHARE_BITS = 28  # attention's weights, relative to their sum,
 LOW_SHARE_BITS = 12  # and what that leaves
 longest_context = TERMS
-LEAST_WEIGHTS = 2**18  # of a product for which the fastest way is looked for
+LEAST_WEIGHTS, MOST_BYTES = 2**18, 2**24  # of weights, of x: of products for which the fastest way is looked for
 
 
 def prepare_matrix(weight: Weights, what: str) -> Matrix:
@@ -102,7 +102,7 @@ def rounded_product(x: Float64, values: Float64, result: Float32, slices: int, b
 
     By the matrix's grid the sums over inputs are exact in whatever blocks, so that the fastest way can be taken.
     """
-    if len(x) < 2 or values.size < LEAST_WEIGHTS:
+    if len(x) < 2 or values.size < LEAST_WEIGHTS or x.nbytes > MOST_BYTES:
         by_whole_products(x, values, result, slices, bias)
         return
     ways = {

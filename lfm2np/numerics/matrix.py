@@ -85,7 +85,7 @@ class Matrix:
         return (self.values.weight if isinstance(self.values, Streamed) else self.values).shape[1]
 
     def pieces(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Slices of the outputs, and their weights [slices * rows, inputs]: all at once, streamed some after others."""
+        """Slices of the outputs, and their weights [slices * rows, inputs]: all at once, or streamed by pieces."""
         if isinstance(self.values, Streamed):
             for rows in pieces(self.outputs, self.inputs, STREAMED):
                 yield rows, self.values.prepare(self.values.weight[rows]).reshape(-1, self.inputs)

@@ -20,6 +20,7 @@ from lfm2np.bench.sides.profile_side import (
     products_found,
 )
 from lfm2np.bench.sides.side import answer
+from lfm2np.numerics import exact
 from lfm2np.numerics.products import fastest
 
 MODEL = Path(__file__).parent.parent.parent / "fixtures" / "torture" / "minimal_config"
@@ -108,19 +109,35 @@ def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, e
 
 def test_what_each_way_to_compute_a_product_took_is_told(monkeypatch):
     """Of the process that computed it, by its key of rows and shapes."""
-    monkeypatch.setattr(fastest, "found", {(16, 300, 200, 1): {"tiles": [0.003, 0.002], "whole": []}})
-    assert products_found() == [{"rows": 16, "outputs": 300, "inputs": 200, "seconds": {"tiles": 0.002}}]
-    other = {"rows": 3, "outputs": 300, "inputs": 200, "seconds": {"tiles": 0.001, "whole": 0.0005}}
+    monkeypatch.setattr(fastest, "found", {(16, 600, 200, 2): {"tiles": [0.003, 0.002], "whole": []}})
+    assert products_found() == [{"rows": 16, "outputs": 300, "inputs": 200, "slices": 2, "seconds": {"tiles": 0.002}}]
+    other = {"rows": 3, "outputs": 300, "inputs": 200, "slices": 1, "seconds": {"tiles": 0.001, "whole": 0.0005}}
     lines = profile.product_lines([*products_found(), other])
     assert [line.split() for line in lines[2].splitlines()] == [
-        ["outputs", "x", "inputs", "rows", "tiles", "whole"],
-        ["300", "x", "200", "3", "1.00", "0.50"],
-        ["300", "x", "200", "16", "2.00", "-"],
+        ["outputs", "x", "inputs", "slices", "rows", "up", "to", "tiles", "whole"],
+        ["300", "x", "200", "1", "3", "1.00", "0.50"],
+        ["300", "x", "200", "2", "16", "2.00", "-"],
     ]
 
 
-def test_a_side_that_is_profiled_tells_its_products():
-    side = ProfileSide("exact")
+def test_a_side_that_is_profiled_tells_its_products(monkeypatch):
+    monkeypatch.setattr(fastest, "found", {})
+    monkeypatch.setattr(exact, "LEAST_WEIGHTS", 1)
+    told = []
+    for side in (ProfileSide("exact"), EngineSide("exact")):
+        side.load(MODEL, 1)
+        told.append(answer(side, MODEL, 1, {"ask": "time", "cell": "decode-2x5", "steps": 1}).get("products"))
+    assert told[0] and all(one["seconds"].keys() == {"tiles", "whole"} for one in told[0])
+    assert told[1] is None
+
+
+def test_in_exact_each_way_is_tried_before_a_decode_is_timed(monkeypatch):
+    monkeypatch.setattr(fastest, "found", {})
+    monkeypatch.setattr(fastest, "HOPELESS", 10.0**9)
+    monkeypatch.setattr(exact, "LEAST_WEIGHTS", 1)
+    side = EngineSide("exact")
     side.load(MODEL, 1)
-    assert answer(side, MODEL, 1, {"ask": "time", "cell": "decode-2x5", "steps": 1})["products"] == products_found()
-    assert "products" not in answer(EngineSide("exact"), MODEL, 1, {"ask": "load"})
+    assert len(side.time(cell_named("decode-2x5"), 1)) == 1
+    config = side._model.config
+    head = fastest.found[2, config.vocab_size * side._model.weights.head.grid.slices, config.hidden_size, 1]
+    assert [len(tries) for tries in head.values()] == [fastest.TRIES] * 2

@@ -1,4 +1,4 @@
-"""Memory that arrays leave is used again; only where the process, and not its host, decides so."""
+"""Memory that arrays leave is used again, unless the environment says otherwise."""
 
 from __future__ import annotations
 
@@ -65,6 +65,23 @@ def test_another_c_library_has_no_such_thing(monkeypatch: pytest.MonkeyPatch):
     for library in (lambda _: object(), lambda _: (_ for _ in ()).throw(OSError), lambda _: int(_)):
         monkeypatch.setattr("ctypes.CDLL", library)
         assert not memory.keep_freed_memory()
+
+
+def test_a_limit_that_is_refused_is_asked_for_smaller(monkeypatch: pytest.MonkeyPatch):
+    """glibc before 2.35 takes 2**25 bytes at most."""
+    for name in memory.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    taken: dict[int, int] = {}
+
+    class Old:
+        def mallopt(self, what: int, value: int) -> int:
+            is_taken = what == memory.M_TRIM_THRESHOLD or value <= 2**25
+            taken.update({what: value} if is_taken else {})
+            return int(is_taken)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Old())
+    assert memory.keep_freed_memory()
+    assert taken == {memory.M_MMAP_THRESHOLD: 2**25, memory.M_TRIM_THRESHOLD: 2**29}
 
 
 def test_commands_and_their_workers_keep_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

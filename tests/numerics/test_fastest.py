@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lfm2np.numerics.products import fastest
-from lfm2np.numerics.products.fastest import HOPELESS, TRIES, about
+from lfm2np.numerics.products.fastest import ENOUGH, HOPELESS, TRIES, about, is_wanted
 
 
 @pytest.fixture
@@ -54,10 +54,20 @@ def test_the_best_time_of_a_way_counts(ways: Callable[..., list[str]]) -> None:
     assert taken[-1] == "a"
 
 
-def test_one_that_takes_many_times_as_long_is_tried_once(ways: Callable[..., list[str]]) -> None:
+def test_one_that_takes_many_times_as_long_is_left_soon(ways: Callable[..., list[str]]) -> None:
     taken = ways({"a": 2 * HOPELESS, "b": 1.0, "c": 1.0}, 3 * TRIES, "a")
-    assert taken.count("a") == 1
+    assert taken.count("a") == ENOUGH < TRIES
     assert taken.count("b") >= TRIES
+
+
+def test_one_that_was_disturbed_once_is_not(ways: Callable[..., list[str]]) -> None:
+    ways({"a": 9 * HOPELESS, "b": 1.0}, 1, "a")
+    assert ways({"a": 0.5, "b": 1.0}, 2 * TRIES, "a")[-1] == "a"
+
+
+def test_a_variable_turns_it_off() -> None:
+    assert is_wanted({}) and is_wanted({"LFM2NP_FASTEST": "1"})
+    assert not is_wanted({"LFM2NP_FASTEST": "0"})
 
 
 def test_keys_are_found_apart(ways: Callable[..., list[str]]) -> None:

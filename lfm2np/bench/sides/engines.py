@@ -90,8 +90,8 @@ def greedy(max_tokens: int) -> SamplingParams:
 def decoding_engine(model: LoadedModel, requests: int, context: int, steps: int, fill: Entries) -> FillableEngine:
     """An engine whose requests have `context` tokens in the cache and may run for that many steps.
 
-    All of its cache was written before, as one's that has run for a while: memory that the system first maps would take
-    a step of 64 requests more time than all else that it writes.
+    All of its cache was written before, as in an engine that has run for a while: to map it at the first write takes a
+    step of 64 requests longer than all else that it writes.
     """
     engine = make_engine(model, requests, context + steps)
     cache = engine.cache

@@ -39,15 +39,16 @@ FUNCTIONS: dict[str, tuple[tuple[ModuleType, str], ...]] = {  # where each is ca
 
 
 def products_found() -> list[dict[str, Any]]:
-    """Of each kind of exact product that was computed, the least seconds of each way: the fastest is taken now."""
+    """Of exact products for which the fastest way was looked for, the least seconds of each; rows: up to so many."""
     return [
         {
             "rows": rows,
-            "outputs": outputs,
+            "outputs": outputs // slices,
             "inputs": inputs,
+            "slices": slices,
             "seconds": {way: min(one) for way, one in ways.items() if one},
         }
-        for (rows, outputs, inputs, *_), ways in fastest.found.items()
+        for (rows, outputs, inputs, slices), ways in fastest.found.items()
     ]
 
 

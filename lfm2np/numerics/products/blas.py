@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,13 +15,19 @@ CORE_NAMES = ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "
 @cache
 def blas_kernel() -> str | None:
     """The kernels that OpenBLAS chose for this processor; None for another library, or where it can't be asked."""
-    with contextlib.suppress(OSError, IndexError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            if "openblas" in line.rpartition("/")[2].lower():
-                library = ctypes.CDLL(line.split(maxsplit=5)[5])
-                for name in CORE_NAMES:
-                    ask = getattr(library, name, None)
-                    if ask is not None:
-                        ask.restype = ctypes.c_char_p
-                        return str(ask().decode())
+    with contextlib.suppress(OSError):
+        for path in sorted(openblas_files(), key=lambda path: "numpy" not in path):  # SciPy has one of its own
+            library = ctypes.CDLL(path)
+            for name in CORE_NAMES:
+                ask = getattr(library, name, None)
+                if ask is not None:
+                    ask.restype = ctypes.c_char_p
+                    return str(ask().decode())
     return None
+
+
+def openblas_files() -> Iterator[str]:
+    """Those of this process, by Linux's list of what is mapped: addresses, rights, offset, device, inode, path."""
+    for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines():
+        if "openblas" in line.rpartition("/")[2].lower():
+            yield line.split(maxsplit=5)[-1]

@@ -10,13 +10,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-TRIES = 3  # of each way, whose best time counts;
-HOPELESS = 2.0  # one that took so many times the least is not tried again
-MEASURED = os.environ.get("LFM2NP_FASTEST", "") != "0"
+TRIES = 3  # of each way, whose best time counts
+ENOUGH, HOPELESS = 2, 2.0  # after so many a way is left whose best is so many times the least: one may be disturbed
 
-Seconds = dict[str, list[float]]  # of each way, a number a try
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    return environment.get("LFM2NP_FASTEST") != "0"
+
+
+Seconds = dict[str, list[float]]  # of each way, one number per try
 Key = tuple[int, ...]
-found: dict[Key, Seconds] = {}  # in this process; threads that overlap try once more at worst
+MEASURED = is_wanted(os.environ)
+found: dict[Key, Seconds] = {}  # of this process, whose machine it is; threads that overlap may each try once more
 
 
 def fastest(key: Key, ways: Mapping[str, Callable[[], None]], likely: str) -> None:
@@ -39,12 +44,16 @@ def fastest(key: Key, ways: Mapping[str, Callable[[], None]], likely: str) -> No
 def next_way(seconds: Seconds) -> str:
     """The one of fewest tries while some are to be tried, the first of several; then the one of the least time."""
     least = min((min(one) for one in seconds.values() if one), default=0.0)
-    to_try = [name for name, one in seconds.items() if len(one) < TRIES and (not one or min(one) <= HOPELESS * least)]
+    to_try = [
+        name
+        for name, one in seconds.items()
+        if len(one) < ENOUGH or (len(one) < TRIES and min(one) <= HOPELESS * least)
+    ]
     if to_try:
         return min(to_try, key=lambda name: len(seconds[name]))
     return min(seconds, key=lambda name: min(seconds[name]))
 
 
 def about(count: int) -> int:
-    """Counts that take about the same time: up to 8 each by itself, then up to the next power of two."""
+    """Counts that share a key: up to 8 each by itself, then all up to the next power of two."""
     return count if count <= 8 else 1 << (count - 1).bit_length()

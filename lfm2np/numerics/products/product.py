@@ -21,7 +21,7 @@ Array = NDArray[Any]
 FEW, MANY = 6, 96  # rows
 WEIGHTS_AT_ONCE = 2**19  # of a piece of outputs, with few rows
 OUTPUTS_AT_ONCE = 2**11  # that are turned round together
-TILED_ROWS, TILED_BYTES = 3, 2**22  # at least so many rows, and bytes of weights; at most so many bytes of x
+TILED_ROWS, TILED_BYTES = 3, 2**22  # at least so many rows, and more bytes of weights; at most so many bytes of x
 
 
 def product(x: Array, weights: Array) -> Array:
@@ -34,10 +34,12 @@ def product(x: Array, weights: Array) -> Array:
 
 
 def tiles_pay(x: Array, weights: Array) -> bool:
-    return multiplies_in_place() and len(x) >= TILED_ROWS and x.nbytes <= TILED_BYTES < weights.nbytes
+    """Whether tiles are faster, as it was measured on one machine."""
+    return len(x) >= TILED_ROWS and x.nbytes <= TILED_BYTES < weights.nbytes and multiplies_in_place()
 
 
 def without_tiles(x: Array, weights: Array) -> Array:
+    """The same product by BLAS's own ways and threads."""
     if len(x) <= FEW:
         return by_vectors(x, weights)
     if len(x) <= MANY and weights.dtype == np.float32:

@@ -24,10 +24,10 @@ Array = NDArray[Any]
 
 IN_PLACE = ("SkylakeX", "Cooperlake", "SapphireRapids")  # OpenBLAS's kernels for AVX-512
 OUTPUTS, ROWS = 48, 16  # of a tile
-INPUTS, INPUTS_IN_PLACE = 256, 1152  # 2**18 multiplications, 10**6; 1,152 is a fourth of LFM2-350M's widest
-GROUPS = 16  # of rows, that one call multiplies by some tiles
-TILES = 8  # of weights, that a thread takes at a time,
-CALL = 32  # and as many blocks of their inputs in one call as make it so many tiles
+INPUTS, INPUTS_IN_PLACE = 256, 1152  # below 2**18 multiplications, and 10**6; a fourth of LFM2-350M's 4,608
+GROUPS = 16  # of ROWS in one call
+TILES = 8  # of weights that a thread takes at a time
+CALL = 32  # products in one call: with few tiles and groups, of several blocks of inputs
 
 
 def by_tiles(x: Array, weights: Array, result: Array, slices: int = 1, bias: Array | None = None) -> None:
@@ -67,7 +67,10 @@ def parts_of(count: int, unit: int, step: int) -> Iterator[slice]:
 
 
 def in_groups(x: Array) -> Array:
-    """Rows [q * g, inputs], g of them ROWS or all, by blocks of inputs [b, q, k, g]; the last filled up with zeros."""
+    """Rows [q * g, inputs], g of them ROWS or all, by blocks of inputs [b, q, k, g].
+
+    The last block is filled up with zeros, which nothing is multiplied with.
+    """
     most = INPUTS_IN_PLACE if multiplies_in_place() else INPUTS
     blocks = -(-x.shape[1] // most)
     size = -(-x.shape[1] // blocks)
