@@ -4,6 +4,9 @@ Profiles, by the variable HYPOTHESIS_PROFILE: `ci` (default) always draws the sa
 twenty times as many, `few` always the same five, for emulated machines. No profile has a deadline: this is no test of
 speed.
 
+What takes long is marked `slow`, and left out where everything is asked for: `pytest tests` or any other folder, file,
+marker or -k has all of its tests.
+
 A test that computes in float32, float64 or bfloat16 has to be marked `rounding`, so that tests/kernels.py finds it: it
 fails here if it is not. (What a child process computes is not seen.)
 """
@@ -52,6 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Workers of pytest-xdist share the cores: one BLAS thread each, unless another number was asked for."""
     if getattr(config.option, "numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
+    if named or config.option.markexpr not in config.getini("addopts"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
 
 
 def pytest_report_header() -> str:

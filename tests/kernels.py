@@ -218,7 +218,7 @@ def main() -> int:
     )
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
-    marked = [] if arguments.versions is not None else ["-m", "rounding and not peers"]
+    marked = ["tests"] if arguments.versions is not None else ["-m", "rounding and not peers"]
     workers = ["-n", arguments.workers] if arguments.workers else []
     given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
     more = ["pytest-xdist"] if arguments.workers else []

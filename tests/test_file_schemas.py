@@ -168,6 +168,7 @@ FREE = {
 MAPS = {"drafts", "tokens", "finished", "texts", "inputs", "factors", "top_logprobs", "item", "result"}
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize(("name", "schema"), FILES, ids=["trace", "results", "transcript"])
 def test_what_is_not_of_the_form_is_refused(name: str, schema: dict[str, Any], request: pytest.FixtureRequest) -> None:
@@ -193,6 +194,7 @@ def test_the_committed_vectors_are_of_the_schema() -> None:
 OPEN = {"formats", "weights", "notes", "noise"}  # maps of a vector set: any name may be in them, or not
 
 
+@pytest.mark.slow
 def test_nothing_of_a_vector_set_may_be_missing_or_of_another_kind(vectors: list[Any]) -> None:
     """The schema says so by itself, and the reader, which has a small checker of its own, with it."""
     validator = Draft202012Validator(VECTORS)

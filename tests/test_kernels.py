@@ -29,6 +29,7 @@ def test_exact(): lfm2np.load().logits([1])
 MACHINE = blas.Machine("OpenBLAS", "Haswell", 2, "AVX2 FMA3", "2.4.6", "3.11.7")
 
 
+@pytest.mark.slow
 def test_a_test_that_rounds_without_the_mark_fails(tmp_path: Path):
     (tmp_path / "test_some.py").write_text(TESTS)
     top = Path(__file__).parent.parent

@@ -17,6 +17,7 @@ from scheduler import POLICIES
 SMALL = Path(__file__).parents[2] / "fixtures" / "torture" / "six_heads_two_kv"
 
 
+@pytest.mark.slow
 def test_each_side_is_measured_each_round_and_each_policy_once(monkeypatch: pytest.MonkeyPatch):
     for name, value in {"CLIENTS": 2, "EACH": 2, "PROMPT": 4, "NEW_TOKENS": 3, "ARRIVALS": 4, "LONG": 9}.items():
         monkeypatch.setattr(serve_time, name, value)

@@ -87,6 +87,7 @@ def test_a_busy_side_is_ended_by_force(others, monkeypatch):
     assert children() == others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_sides_end_with_their_parent(sign, tmp_path):
     """Also when nobody tells them: their input ends."""

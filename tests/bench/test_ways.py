@@ -101,6 +101,7 @@ def test_the_memory_beyond_the_cache():
     assert growth.PrefillMemory(8192, 300, 400).beyond_cache == 0  # pages that were held already
 
 
+@pytest.mark.slow
 def test_growth_is_measured_in_a_process():
     counted = []
     found = growth.measure_growth(

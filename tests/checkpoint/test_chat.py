@@ -108,6 +108,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "fragment"), REFUSED)
 def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str, fragment: str) -> None:
     with pytest.raises(TokenizerError) as caught:

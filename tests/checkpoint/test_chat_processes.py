@@ -40,6 +40,7 @@ def test_where_no_process_can_be_forked_each_rendering_starts_one(
 stays = pytest.mark.skipif(not chat_sandbox.CAN_FORK, reason="processes that can't fork render once")
 
 
+@pytest.mark.slow
 @stays
 def test_the_process_stays_and_one_that_died_is_replaced() -> None:
     assert rendered("1") == "1"
@@ -161,6 +162,7 @@ if sys.argv[1] == "kill":
 """
 
 
+@pytest.mark.slow
 @stays
 @pytest.mark.parametrize("how", ["end", "kill", "fork"])
 def test_no_process_outlives_its_owner(how: str) -> None:

@@ -331,6 +331,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     changes=st.dictionaries(st.sampled_from(sorted({*OLD_350M, *raw_config(), "rope_parameters", "head_dim"})), JSON)
 )

@@ -20,6 +20,7 @@ def answer(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_steps_as_json(capsys):
     found = answer(capsys, *ALONE)
@@ -38,6 +39,7 @@ def test_steps_as_json(capsys):
             assert one["median"] == statistics.median(other / own for own, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_steps_as_a_table(capsys):
     assert main([*ALONE]) == 0
@@ -50,6 +52,7 @@ def test_steps_as_a_table(capsys):
     assert [line.split()[0] for line in lines if line.startswith("prefill-6")] == ["prefill-6"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, monkeypatch):
     monkeypatch.setattr(measure, "available_bytes", lambda: 0)
@@ -59,6 +62,7 @@ def test_sides_that_do_not_fit_together_are_loaded_anew_in_each_round(capsys, mo
     assert found["notes"] == ["not all sides fit into memory together: each was loaded anew in each round"]
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_missing_peers_are_said(capsys, monkeypatch):
     monkeypatch.setattr(measure, "has_peers", lambda: False)
@@ -70,6 +74,7 @@ def test_missing_peers_are_said(capsys, monkeypatch):
 PROFILE = ("bench", "profile", *TINY[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_profile_as_json(capsys):
     found = answer(capsys, *PROFILE)
@@ -136,6 +141,7 @@ def test_a_cell_beyond_the_longest_context_is_one_line(capsys):
     assert captured.err.startswith("lfm2np: RequestError: cell decode-2x9999999: expected at most max_position_emb")
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("format_name", ["float32", "bfloat16"])
 def test_the_time_of_a_verdict(capsys, format_name):

@@ -110,6 +110,7 @@ raise SystemExit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_only_ascii_gets_question_marks_and_json_is_the_same(model):
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     options = ["generate", "--model", str(model), "--prompt", "a", "--max-tokens", "30"]
@@ -145,6 +146,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_what_takes_over_two_seconds_shows_a_bar_on_a_terminal(model):
     arguments = ["generate", "--model", str(model), "--prompt-ids", "1,2", "--max-tokens", "2", "--json"]
     slow, fast = on_a_terminal(SLOW, *arguments), on_a_terminal(PLAIN, *arguments)

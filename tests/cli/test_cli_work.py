@@ -190,6 +190,7 @@ def test_options_that_do_not_go_together_are_named(
     assert message in found
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_check_and_vectors_take_workers_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the trained fixture, whose tokens have texts."""

@@ -129,6 +129,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(inner, (*path, key))
 
 
+@pytest.mark.slow
 def test_nothing_of_it_may_be_missing_or_of_another_kind(capsys, requests: str) -> None:
     """Each name taken away, each value made another kind's, a name added to each object: no longer of the schema."""
     told = printed(capsys, "--requests", requests, "--speculative", "ngram", "--prove")

@@ -64,6 +64,7 @@ def test_other_text_and_reasons_are_found(fields, message):
     assert message in result.message
 
 
+@pytest.mark.slow
 def test_what_an_engine_does_not_tell_is_not_compared():
     silent = changed(text=None, stop_reason="untold", finish_reason=None, logits=None)
     for name in ("text-is-what-the-tokens-say", "equals-reference"):

@@ -19,6 +19,7 @@ TRAINED = Checkpoint(str(lfm2np.load().path))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", ALL, ids=lambda one: one.id)
 def test_our_engine_has_every_property_on_the_trained_checkpoint(prop):
     result = run_property(prop, adapters.own, "quick", terms=Terms(TRAINED))
@@ -50,6 +51,7 @@ def test_a_small_vocabulary_keeps_the_drawn_ids():
     assert place(Request("a", (3, 23), GREEDY), small).prompt_token_ids == (3, 23)
 
 
+@pytest.mark.slow
 def test_a_failure_on_it_is_shown_again_by_its_script():
     with inject("state-never-advanced"):
         result = run_property(
@@ -70,6 +72,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 SUITE = ("--pyargs", "lfm2np.conformance")
 
 
+@pytest.mark.slow
 def test_the_plugin_takes_a_checkpoint_and_sizes(tmp_path: Path):
     sizes = ("--block-size", "8", "--chunk", "24", "--max-num-seqs", "2", "--max-model-len", "64")
     ended = run_pytest(tmp_path, *SUITE, "--model", TRAINED.path, *sizes, "-k", "equals-reference or is-lfm2")
@@ -78,6 +81,7 @@ def test_the_plugin_takes_a_checkpoint_and_sizes(tmp_path: Path):
     assert "it draws models of its own: not with --model" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
@@ -93,6 +97,7 @@ def test_the_plugin_names_wrong_sizes_and_checkpoints(tmp_path: Path, arguments:
     assert "INTERNALERROR" not in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_what_is_found_undeclared_is_told_once_and_not_tried_again(tmp_path: Path):
     (tmp_path / "narrow.py").write_text(
         "import json\n"
@@ -109,6 +114,7 @@ def test_what_is_found_undeclared_is_told_once_and_not_tried_again(tmp_path: Pat
     assert 'its class may say:\nlacks = {"biases"}\n' in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attribute", "said"),
     [
@@ -125,6 +131,7 @@ def test_what_an_engine_says_wrongly_of_itself_is_one_line(tmp_path: Path, attri
     assert "Traceback" not in ended.stdout
 
 
+@pytest.mark.slow
 def test_nobody_elses_options_are_touched(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"

@@ -91,6 +91,7 @@ def run_recorded(terms: Terms, **attributes: Any) -> list[tuple[dict[str, Any], 
     return list(Recording.seen)
 
 
+@pytest.mark.slow
 def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
     own = {"block_size": 20, "max_num_batched_tokens": 30, "max_model_len": 130}
     for seen, chunk in (
@@ -104,6 +105,7 @@ def test_sizes_come_from_the_engine_and_what_is_given_goes_before():
         assert len(seen) > 3 * len(long)
 
 
+@pytest.mark.slow
 def test_an_engine_for_short_contexts_is_asked_none_that_are_long():
     seen = run_recorded(Terms(), lacks={"long-contexts"})
     assert max(length for _, length in seen) <= 14
@@ -138,6 +140,7 @@ def test_an_engine_may_tell_known_sizes_only():
         told(Wrong())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -159,6 +162,7 @@ def test_parts_of_attention_are_held_against_a_second_implementation():
         assert run_property(by_id("is-lfm2"), adapters.own, "ci", shrink=False).status == "failed"
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
     with inject("state-never-advanced"):
         result = run_property(by_id("equals-reference"), adapters.own, "quick")

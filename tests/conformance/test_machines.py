@@ -26,6 +26,7 @@ def test_the_pool_is_what_a_list_and_two_dicts_are():
     run_state_machine_as_test(PoolMachine, settings=profile(100, 30))
 
 
+@pytest.mark.slow
 def test_any_schedule_computes_what_each_request_alone_demands():
     run_state_machine_as_test(SchedulerMachine, settings=profile(150, 15))
 
@@ -197,6 +198,7 @@ def require_failure(machine: type[SchedulerMachine] | type[PoolMachine], rules: 
     print(f"  found by schedule {machine.schedules - before}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULER_BUGS)
 def test_the_scheduler_machine_finds(name: str):
     edits, message = SCHEDULER_BUGS[name]
@@ -204,6 +206,7 @@ def test_the_scheduler_machine_finds(name: str):
         require_failure(SchedulerMachine, 15, message or None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POOL_BUGS)
 def test_the_pool_machine_finds(name: str):
     where, old, new = POOL_BUGS[name]

@@ -28,6 +28,7 @@ PLAIN = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=
 SCENARIO = Scenario(TinyModel(layers="ccAc"), (Request("a", (3, 4, 5, 3), PLAIN), Request("b", (5, 4), PLAIN)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", OTHERS, ids=lambda one: one.id)
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_our_engine_that_rounds_has_every_property(prop, name):
@@ -44,6 +45,7 @@ def test_without_a_format_it_is_not_equal_to_the_reference():
         assert run_property(by_id(name), adapters.own_bfloat16, "quick", shrink=False).status == "failed"
 
 
+@pytest.mark.slow
 def test_another_format_than_the_declared_is_seen():
     declared = Rounding(adapters.own_bfloat16, "float32")
     for name in ("equals-reference", "batched-is-sequential", "every-schedule", "engine-machine", "is-lfm2"):
@@ -52,6 +54,7 @@ def test_another_format_than_the_declared_is_seen():
         assert "times the noise of float32" in result.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -91,6 +94,7 @@ def test_a_state_lost_in_a_swap_is_seen_beyond_the_noise():
         every_schedule(BFLOAT16, scenario)
 
 
+@pytest.mark.slow
 def test_the_script_of_a_failure_names_the_format():
     result = run_property(by_id("equals-reference"), Rounding(adapters.own_bfloat16, "float32"), "ci")
     script = result.message[result.message.index("from lfm2np") :]
@@ -160,6 +164,7 @@ def test_answers_that_break_off_are_no_rounding(kept, monkeypatch):
         by_id("batched-is-sequential").check(together, SCENARIO)
 
 
+@pytest.mark.slow
 def test_the_plugin_takes_a_format(tmp_path: Path):
     def plugin(*arguments: str) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "lfm2np.conformance", *arguments]

@@ -19,6 +19,7 @@ from lfm2np.conformance.trials.features import fit
 from lfm2np.errors import RequestError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", ALL, ids=lambda one: one.id)
 def test_our_engine_has_every_property(prop):
     result = run_property(prop, adapters.own, "quick")
@@ -40,6 +41,7 @@ FOUND = {  # planted bug -> properties that see it
 }
 
 
+@pytest.mark.slow
 def test_the_broken_engine_is_found_broken():
     results = {prop.id: run_property(prop, adapters.broken, "ci", shrink=False) for prop in ALL if prop.id in FOUND}
     assert {result.status for result in results.values()} == {"failed"}
@@ -47,6 +49,7 @@ def test_the_broken_engine_is_found_broken():
     assert (skipped.status, skipped.message) == ("skipped", "the engine has no score()")
 
 
+@pytest.mark.slow
 def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
     for planted in adapters.PLANTED:
         monkeypatch.setattr(adapters, "PLANTED", (planted,))
@@ -58,6 +61,7 @@ def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
         assert failed, planted
 
 
+@pytest.mark.slow
 def test_a_failure_prints_a_script_that_shows_it_again():
     result = run_property(by_id("every-schedule"), adapters.broken, "ci")
     script = result.message[result.message.index("from lfm2np") :]
@@ -105,6 +109,7 @@ class Greedy:
         return [[adapters.Completion((one.prompt_token_ids[-1],) * one.params.max_tokens)] for one in requests]
 
 
+@pytest.mark.slow
 def test_examples_are_drawn_without_what_an_engine_lacks():
     results = {prop.id: run_property(prop, lambda model, sizes: Greedy(), "quick") for prop in ALL}
     assert results["equals-reference"].status == "failed"
@@ -159,6 +164,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_plugin_tests_a_broken_engine_and_takes_known_failures(tmp_path: Path):
     """As another engine's author would run it: from an empty folder, with a file of known failures."""
     broken = ["--engine", "lfm2np.conformance.adapters:broken"]
@@ -197,6 +203,7 @@ def console(folder: Path, name: str, *arguments: str, options: str = "") -> subp
     return subprocess.run(command, cwd=folder, env=os.environ | checkout, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_console_command_finds_an_engine_in_the_current_folder(tmp_path: Path, asked: str):
     script, arguments, told = ASKED[asked]
@@ -230,6 +237,7 @@ def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], 
     assert fragment in ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_property_among_the_known_failures_is_named(tmp_path: Path):
     xfails = tmp_path / "known.txt"
     xfails.write_text("every-schedule\nnothing\n")

@@ -206,6 +206,7 @@ class Narrow(adapters.Rounded):
         super().__init__(adapters.own(model, sizes))
 
 
+@pytest.mark.slow
 def test_an_engine_that_raises_is_told_what_to_declare_and_judged_without_it():
     result = run_property(by_id("equals-reference"), Narrow, "quick")
     assert (result.status, result.undeclared) == ("failed", {"taps"})
@@ -270,6 +271,7 @@ def test_an_engine_for_dense_models_is_told_so_and_judged_on_them():
     assert (after.status, after.message) == ("passed", "")
 
 
+@pytest.mark.slow
 def test_an_engine_for_published_shapes_alone_is_met_with_these():
     class Published(Narrow):
         lacks = PUBLISHED_ONLY

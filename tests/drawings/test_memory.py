@@ -22,6 +22,7 @@ from lfm2np.drawings.views.picture import scores_of, softmax
 from lfm2np.faults import inject
 
 
+@pytest.mark.slow
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
     """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
@@ -30,6 +31,7 @@ def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
     holds_what_was_computed(read_run(engine.trace()))
 
 
+@pytest.mark.slow
 @given(scenarios(kinds=("abort", "preempt")))
 def test_no_free_block_is_owned(scenario: Scenario) -> None:
     """After each step, by the scheduler's own count. (Others are reserved, and in no table yet.)"""
@@ -42,6 +44,7 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
             assert len(still) <= run.config["num_blocks"] - step.free_blocks, step.number
 
 
+@pytest.mark.slow
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_the_schedule_once_more_is_the_trace(scenario: Scenario) -> None:
     """Tables and slots of the plan are among what the scheduler holds; what it holds is not free."""

@@ -25,6 +25,7 @@ def test_what_a_prefix_demands_is_the_beginning_of_what_a_longer_sequence_demand
         assert [one.tobytes() for one in alone] == [one[:length].tobytes() for one in whole]
 
 
+@pytest.mark.slow
 def test_an_engine_keeps_a_bounded_number_of_sequences():
     engine = lfm2np.Engine(lfm2np.load(hand_fixture()), block_size=1, num_blocks=200, check=True)
     for name in range(MOST_KNOWN // 3):

@@ -43,6 +43,7 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, s
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", "torture/moe_published"])
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("caching", [False, True])
@@ -85,6 +86,7 @@ def test_prompt_logprobs_are_right_also_under_a_warm_prefix_cache(trained: Model
     assert output.metrics.cached_tokens > 0, "the control: the cache was warm"
 
 
+@pytest.mark.slow
 def test_what_a_cached_block_holds_is_what_its_prefix_demands(trained: Model):
     """Keys, values and checkpoints after a busy run equal the reference's."""
     compared = 0
@@ -241,6 +243,7 @@ def test_static_padding_counts_the_empty_cells_of_the_rectangles():
     assert static_padding([(3, 2), (5, 1)], 1) == 0
 
 
+@pytest.mark.slow
 def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
     """Every step of a run, in turn: the others' tokens and logits are those of the reference, and nothing is left."""
     prompts = {name: trained.prompt_ids(f"add: {name} + 7") for name in ("3", "45", "6")}
@@ -274,6 +277,7 @@ def test_an_abort_at_any_step_of_any_request_harms_nobody(trained: Model):
                     assert found is None, (at, victim, own)
 
 
+@pytest.mark.slow
 def test_sixty_four_requests_share_steps(trained: Model):
     rows: dict[str, list[np.ndarray]] = {}
 

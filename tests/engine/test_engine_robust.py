@@ -118,6 +118,7 @@ def test_an_interrupt_while_the_trace_is_written_ends_the_run(
     replay(trace.getvalue().splitlines())
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_of_the_last_step_loses_no_output(trained: Model):
     """Found where outputs were made: the requests were no longer unfinished, and so nobody asked for a refusal."""
     whole = Interrupt(-1, BOOKS[:1], "step")
@@ -135,6 +136,7 @@ def test_an_interrupt_at_any_line_of_the_last_step_loses_no_output(trained: Mode
     assert went_on > 5
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: Model):
     """Never a wrong token, text or log-probability, never an endless run, never a trace that does not replay."""
     whole = Interrupt(-1)
@@ -192,6 +194,7 @@ def called_between_steps(model: Model, call: str, interrupt: Interrupt) -> tuple
     return outputs, trace.getvalue().splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["add_request", "abort", "preempt", "fork"])
 def test_an_interrupt_at_every_line_of_a_call_between_steps(call: str):
     """As if it had not been made, or as if it had not been interrupted, or a refusal; the trace replays to the end."""

@@ -27,6 +27,7 @@ def ran(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, object]]]:
     return code, [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_path: Path):
     code, records = ran(tmp_path, "--engines", "ours/right,ours/dies", "--formats", "float32", *QUICK)
     assert code == 0
@@ -36,6 +37,7 @@ def test_a_right_engine_and_one_that_dies_at_its_start_are_rows_as_expected(tmp_
     assert not any(str(folder) in json.dumps(records) for folder in (tmp_path, HERE.parents[1]))
 
 
+@pytest.mark.slow
 def test_a_wrong_engine_that_is_expected_to_be_wrong_is_no_news(tmp_path: Path):
     code, records = ran(tmp_path, "--engines", "ours/wrong", *QUICK)
     assert (code, [one["verdict"] for one in records]) == (0, ["BUG"])
@@ -57,6 +59,7 @@ def test_the_last_words_of_a_log_are_its_last_error_not_where_to_read_of_it(tmp_
     assert last_words(tmp_path / "log") == "error, no Triton [type=value_error]"
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_run_again_and_other_pins_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ("--engines", "ours/dies", "--times", "2", *QUICK)
     _, records = ran(tmp_path, *arguments)
@@ -76,6 +79,7 @@ def test_an_outcome_that_is_not_expected_is_told_and_is_exit_code_1(tmp_path: Pa
     assert "other/alone float32 check 1: expected right, came refused" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fuzzing_is_a_row_of_its_own(tmp_path: Path):
     formats = ("--formats", "float32", "--fuzz-minutes", "0.02")
     code, records = ran(tmp_path, "--engines", "ours/right", *QUICK, *formats)
@@ -92,6 +96,7 @@ def test_an_unknown_name_is_told_with_those_that_are_known(
     assert "ours/dies, ours/right" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="what is left behind is looked up in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("what", [[], ["--fuzz-minutes", "5"]])

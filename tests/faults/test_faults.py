@@ -84,6 +84,7 @@ def test_a_fault_changes_what_the_engine_says_and_only_while_it_is_there():
 # --- the command
 
 
+@pytest.mark.slow
 def test_the_command_says_which_property_catches_a_fault(capsys: pytest.CaptureFixture[str]):
     names = ["double-bos-in-chats", "evicted-key-still-leads-to-its-block"]
     assert main(["faults", *names, "--json", "--profile", "quick"]) == 0

@@ -167,6 +167,7 @@ def script(path: Path, url: str) -> int:
     return subprocess.run(command, capture_output=True, cwd=path.parent / "empty", check=False).returncode
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_server_is_found_shrunk_handed_over_and_shown_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ served.main()
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING.format(fixtures=str(FIXTURES)))
     port = free_port()

@@ -76,6 +76,7 @@ def kinds(trace: Trace, around: Around) -> set[str]:
     return found | ({"more than slots"} if at_once > around.slots else set())
 
 
+@pytest.mark.slow
 def test_over_some_hundred_traces_each_kind_is_drawn() -> None:
     seen: Counter[str] = Counter()
 

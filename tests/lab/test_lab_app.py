@@ -157,6 +157,7 @@ def test_a_client_that_leaves_harms_nobody(served: Served):
     assert served.ask(PAPER).status == 200
 
 
+@pytest.mark.slow
 def test_who_left_while_others_were_computed_is_not_computed(served: Served):
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(served.ask, "/?sleep&slots=0")  # asked for nowhere else, so not kept
@@ -178,6 +179,7 @@ def test_what_goes_wrong_is_told_on_a_page_with_the_form(served: Served):
     assert served.ask(PAPER).status == 200
 
 
+@pytest.mark.slow
 def test_more_runs_than_may_wait_are_refused(served: Served):
     paths = [f"/?nap&slots={number}" for number in range(MOST_WAITING + 3)]
     with ThreadPoolExecutor(len(paths)) as pool:

@@ -65,6 +65,7 @@ def is_gone(pid: int, seconds: float = 20.0) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_is_answers_and_drains(how: signal.Signals):
     with started() as (process, url), ThreadPoolExecutor(1) as pool:
@@ -81,6 +82,7 @@ def test_it_says_where_it_is_answers_and_drains(how: signal.Signals):
     assert all(map(is_gone, children))
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_leaves_nothing():
     with started("--json") as (process, line), ThreadPoolExecutor(1) as pool:
         url = json.loads(line)["url"]
@@ -98,6 +100,7 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing():
     assert all(map(is_gone, children))
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_nothing():
     with started() as (process, url):
         ask(url, "slots=0")

@@ -176,6 +176,7 @@ def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
     assert answer(query_of(settings), models) == first
 
 
+@pytest.mark.slow
 def test_the_largest_runs_of_the_form_are_drawn(models: Models):
     """Eight long prompts in one step: too many rows for pictures, and none of them grows with their square."""
     long = tuple(Asked(f"{name} {'z' * 198}", 0, 2) for name in "abcdefgh")

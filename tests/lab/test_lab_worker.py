@@ -45,6 +45,7 @@ def test_the_process_is_kept_between_runs(worker: Worker):
     assert first is not None and worker.pid == first
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_ended_and_the_next_one_has_a_new_process(models: Models):
     with Worker(seconds=2.5, command=MISBEHAVING) as worker:
         first = worker.pid
@@ -93,6 +94,7 @@ def test_finished_pages_are_kept_and_failures_are_not(worker: Worker):
     assert worker.kept("defect") is None
 
 
+@pytest.mark.slow
 def test_a_kept_page_is_there_while_another_run_computes(worker: Worker):
     worker.reply("slots=0&c=1")
     with ThreadPoolExecutor(1) as pool:
@@ -133,6 +135,7 @@ with Worker(command=sys.argv[1:]) as worker:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_its_owner_even_in_the_middle_of_a_run(how: signal.Signals):
     command = [sys.executable, "-c", OWNER, *MISBEHAVING]

@@ -74,6 +74,7 @@ def test_a_right_engine_of_a_format_is_right(model: Model, name: str) -> None:
     assert 0.0 < result.total.rms < 2.0 and result.total.worst < LIMIT
 
 
+@pytest.mark.slow
 def test_another_format_than_declared_is_named(model: Model) -> None:
     result = checked(model, "bfloat16", "float32")
     assert result.total.verdict is Verdict.DRIFT
@@ -87,6 +88,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bug_is_told_by_what_it_depends_on(model: Model, fault: str) -> None:
     cases = ("short-prompts", "prefixes") if "prefix" in fault else QUICK

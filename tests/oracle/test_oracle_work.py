@@ -98,6 +98,7 @@ def test_an_overflow_is_an_error_of_its_own_sequence(model: Model) -> None:
         truths_of(broken, {(1, 5, 6): {}, (1, 9, 17): {}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_check_says_the_same_on_any_executor(model: Model, asked: Checked, executor: Callable[[], Executor]) -> None:
     """Bit for bit in what is exact; the emulations' products are float32, which more threads may round otherwise."""
@@ -135,6 +136,7 @@ def test_a_check_goes_on_with_the_truths_of_a_file(model: Model, asked: Checked,
     spot_check(model, list(merged([path], model).values()), WORKS, 3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], Executor], tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"

@@ -153,6 +153,7 @@ def test_few_positions_are_no_region() -> None:
 SINGLE = st.sampled_from([decode, later, warm, lambda one: one.row >= 8, lambda one: len(one.ask.prompt_token_ids) < 3])
 
 
+@pytest.mark.slow
 @given(st.lists(SINGLE, min_size=1, max_size=3, unique=True))
 def test_the_right_region_is_right_and_what_is_wrong_by_itself_is_wrong(causes) -> None:  # type: ignore[no-untyped-def]
     found = positions(lambda one: any(cause(one) for cause in causes))

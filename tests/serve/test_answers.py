@@ -72,6 +72,7 @@ def expected(fields: Mapping[str, Any], **more: Any) -> RequestOutput:
     return alone(model().prompt_ids(fields["prompt"]), **params)
 
 
+@pytest.mark.slow
 @given(lot=st.lists(asked, min_size=1, max_size=6))
 @settings(deadline=None, max_examples=30)
 def test_each_of_many_clients_gets_what_the_reference_says(served: Served, lot: list[dict[str, Any]]):
@@ -111,6 +112,7 @@ def joined(events: list[Any]) -> dict[int, Any]:
     return whole
 
 
+@pytest.mark.slow
 @given(lot=st.lists(st.lists(token_ids, min_size=1, max_size=12), min_size=1, max_size=3), n=st.integers(1, 3))
 @settings(deadline=None, max_examples=20)
 def test_several_prompts_and_samples_are_numbered_prompt_after_prompt(served: Served, lot: list[list[int]], n: int):

@@ -61,6 +61,7 @@ def test_who_waits_in_the_queue_may_leave_it():
         served.wait_until_empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_client_that_does_not_read_holds_up_nobody_and_no_end(is_streamed: bool):
     """Its answer is larger than what the sockets between hold; the server ends without it."""
@@ -102,6 +103,7 @@ def test_half_open_connections_and_garbage_hold_up_nobody():
         assert served.get("/health")[0] == 200
 
 
+@pytest.mark.slow
 def test_clients_that_come_and_go_at_random_change_nothing_for_the_others():
     """Every answer that is waited for is the reference's; then the pool is empty."""
     randomly = random.Random(1)

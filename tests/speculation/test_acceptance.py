@@ -229,6 +229,7 @@ def quantile(degrees: int) -> float:
     return d * (1 - 2 / (9 * d) + 4.753 * (2 / (9 * d)) ** 0.5) ** 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter_sampling", [None, "greedy", "random"])
 def test_the_engines_samples_have_the_models_distribution(drafter_sampling: str | None):
     """Seeded; a right engine fails with probability 1e-6 over all seeds. For the power see the next test."""
@@ -239,6 +240,7 @@ def test_the_engines_samples_have_the_models_distribution(drafter_sampling: str 
     assert statistic < quantile(degrees)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "name", "broken"),
     [

@@ -50,6 +50,7 @@ def test_the_draft_models_greedy_guesses_are_its_own_greedy_tokens(trained: Mode
             assert list(draft.token_ids) == expected
 
 
+@pytest.mark.slow
 def test_random_guesses_are_a_function_of_the_prefix_and_the_seed(trained: Model, small: Model):
     """So the tokens that come are too: equal to one token after the other, whatever the batch, blocks, budget and K."""
     ids = [trained.prompt_ids(text) for text in ("copy: tivu zo sa ->", "story", "count: 3 to 9 ->", "sort: 4 1")]
@@ -109,6 +110,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused(trained: Model):
         ModelDrafter(trained, trained, "maybe")
 
 
+@pytest.mark.slow
 def test_a_dense_draft_model_of_a_sparse_target_changes_no_bit(tmp_path: Path):
     """The target's steps then hold the drafts of several requests, and each expert's product some rows of each."""
     target = lfm2np.load(FIXTURES / "torture" / "moe_published")

@@ -71,6 +71,7 @@ def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **optio
     return run
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 8)
 @given(
     seed=st.integers(0, 5),

@@ -85,6 +85,7 @@ def test_commands_take_a_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "nothing" in said(capsys, "locate", dump, "--model", path).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 def test_bench_measures_on_a_gguf_without_transformers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def test_a_weight_is_exactly_what_its_format_says(name: str, data: st.DataObject
     assert bad_scale(row(content), name) is None
 
 
+@pytest.mark.slow
 @every_format
 def test_every_bit_of_a_block_has_its_place(name: str):
     """One bit at a time, under scales that are one: a bit in a wrong place shows, as no other can hide it."""

@@ -218,6 +218,7 @@ def test_a_scale_that_is_no_number_is_refused_before_it_is_used(files: Path, tmp
             assert "x.gguf: " in line and "Q4_0 with the scale inf in block 0 of row 0" in line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' file names are always Unicode")
 def test_a_file_name_that_is_not_utf_8_is_compared(files: Path, tmp_path: Path):
     path = tmp_path / os.fsdecode(b"trained-\xff.gguf")

@@ -88,6 +88,7 @@ def test_each_stage_asks_those_of_the_one_before_and_the_last_all() -> None:
     assert all(getattr(one, name) != getattr(other, name) for name in choices)
 
 
+@pytest.mark.slow
 @pytest.mark.rounding
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 @settings(max_examples=40)

@@ -189,6 +189,7 @@ def test_a_wrong_operator_is_named_from_the_shortest_wrong_request_alone(model: 
     assert len(cause.prompts[0]) + cause.max_tokens - 2 == min(rows)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_wrong_beside_others_only_is_recorded_with_as_few_as_it_takes(model: Model) -> None:
     _, cause = located(model, "convolution-crosses-requests", ("neighbours",))
     assert cause.finding is not None
@@ -197,6 +198,7 @@ def test_a_request_that_is_wrong_beside_others_only_is_recorded_with_as_few_as_i
     assert any("beside 1 others" in line for line in cause.lines)
 
 
+@pytest.mark.slow
 def test_what_a_recorder_does_not_show_is_said_and_a_broken_recorder_costs_no_verdict(model: Model) -> None:
     """Prefix hits: the recorded engine has none."""
     _, cause = located(model, "prefix-hit-without-its-state", ("prefixes",))

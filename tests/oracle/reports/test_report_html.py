@@ -182,6 +182,7 @@ def test_one_mark_for_many_stands_where_one_of_them_does() -> None:
         assert len(places) > 30 and all((y <= float(limit[1])) is is_above or y == float(limit[1]) for y in places)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_positions_fit_into_two_megabytes() -> None:
     asks = [short("borders", index) for index in range(100)]
     kinds = [one for one in Verdict if one is not Verdict.ROUTE]  # which is no flip

@@ -250,6 +250,7 @@ HANGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", HANGS.values(), ids=HANGS)
 def test_an_engine_that_hangs_is_ended_and_what_it_answered_is_kept(make: Make, script: str) -> None:
     target = make(f"hello()\na, b = asks()\nanswer(a)\n{script}", patience=20.0)
@@ -282,6 +283,7 @@ subprocess.Popen([sys.executable, "-I", "-S", "-c", child, sys.argv[1]])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["asks()", "sys.exit(5)", "time.sleep(60)"])
 def test_what_an_engine_leaves_behind_is_ended_with_it(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch

@@ -274,6 +274,7 @@ def played(model: Model, document: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
+@pytest.mark.slow
 def test_the_engine_run_as_the_schedules_say_answers_right() -> None:
     judged = vectors_plain.judge(packaged(), played(trained(), packaged()), "float32")
     assert {one.verdict for one in judged} == {"EXACT"}
