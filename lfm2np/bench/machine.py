@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 
 import lfm2np
-from lfm2np.numerics.products.blas import blas_kernel
+from lfm2np.numerics.products.blas import blas_kernel, blas_library
 
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, and the libraries of this process that compute."""
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
+        "blas": blas_library(),
         "blas_kernel": blas_kernel(),
         "lfm2np": lfm2np.__version__,
     }

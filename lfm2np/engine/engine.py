@@ -26,6 +26,7 @@ from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group,
 from lfm2np.errors import Lfm2npError, RequestError, told
 from lfm2np.network.cache import Cache, default_blocks, make_cache
 from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
+from lfm2np.numerics.products.blas import blas_kernel
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Drafter
@@ -113,7 +114,9 @@ class Engine:
         self._audit = Audit(model, self.cache, self.scheduler) if check else None
         self._doing: str | None = None  # None between steps
         self._ready: list[RequestOutput] = []  # outputs that no step has returned yet
-        header = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
+        header: dict[str, Any] = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
+        if model.numerics.name != "exact":
+            header["blas_kernel"] = blas_kernel()  # on which its bits depend, and which products are made of what
         self._trace = TraceWriter(trace, config, header) if trace is not None else None
 
     def add_request(

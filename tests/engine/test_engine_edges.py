@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import json
 
+import blas
 import numpy as np
 import pytest
 
@@ -183,3 +185,12 @@ def test_an_interrupt_that_ends_the_run_is_what_generate_raises(monkeypatch: pyt
     monkeypatch.setattr(llm.engine.scheduler, "update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([1, 5, 6])
+
+
+def test_a_trace_names_the_kernels_that_its_bits_are_of():
+    traces = {name: io.StringIO() for name in ("exact", "float32")}
+    for name, trace in traces.items():
+        Engine(lfm2np.load(numerics=name), trace=trace)
+    exact, float32 = (json.loads(trace.getvalue()) for trace in traces.values())
+    assert "blas_kernel" not in exact, "which depends on none"
+    assert float32["blas_kernel"] == blas.here().kernel

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 CORE_NAMES = ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename")
 
 
@@ -24,6 +26,12 @@ def blas_kernel() -> str | None:
                     ask.restype = ctypes.c_char_p
                     return str(ask().decode())
     return None
+
+
+def blas_library() -> str:
+    """Name and version of what NumPy was built with."""
+    built = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    return f"{built.get('name', 'unknown')} {built.get('version', '')}".strip()
 
 
 def openblas_files() -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import lfm2np
+from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.findings import findings
@@ -39,11 +40,13 @@ class CaseRow:
 
 
 def environment() -> dict[str, str]:
-    """The versions that take part in a verdict, and the platform; no names of machines or users."""
+    """The versions that take part in a verdict, BLAS's kernels, and the platform; no names of machines or users."""
+    kernel = blas_kernel()  # of which the noise is
     return {
         "lfm2np": lfm2np.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "blas": blas_library() + (f", kernels {kernel}" if kernel else ""),
         "platform": platform.platform(),
     }
 
