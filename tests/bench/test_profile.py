@@ -122,6 +122,7 @@ def test_what_each_way_to_compute_a_product_took_is_told(monkeypatch):
 
 def test_a_side_that_is_profiled_tells_its_products(monkeypatch):
     monkeypatch.setattr(fastest, "found", {})
+    monkeypatch.setattr(fastest, "MEASURED", True)
     monkeypatch.setattr(exact, "LEAST_WEIGHTS", 1)
     told = []
     for side in (ProfileSide("exact"), EngineSide("exact")):
@@ -133,6 +134,7 @@ def test_a_side_that_is_profiled_tells_its_products(monkeypatch):
 
 def test_in_exact_each_way_is_tried_before_a_decode_is_timed(monkeypatch):
     monkeypatch.setattr(fastest, "found", {})
+    monkeypatch.setattr(fastest, "MEASURED", True)
     monkeypatch.setattr(fastest, "HOPELESS", 10.0**9)
     monkeypatch.setattr(exact, "LEAST_WEIGHTS", 1)
     side = EngineSide("exact")

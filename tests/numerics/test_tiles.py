@@ -152,6 +152,17 @@ def test_where_nothing_is_measured_the_rule_decides(monkeypatch: pytest.MonkeyPa
     assert asked == ["by_tiles" if in_place else "by_whole_products"]
 
 
+def test_of_large_inputs_no_copy_is_made_for_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "found", {})
+    monkeypatch.setattr(fastest, "MEASURED", True)
+    monkeypatch.setattr(exact, "MOST_BYTES", 8 * 9 * 512)
+    matrix = exact.prepare_matrix(np.ones((512, 512), np.float32), "w")
+    for rows in (10, 9):
+        assert not fastest.found
+        exact.linear(np.ones((rows, 512), np.float32), matrix)
+    assert fastest.found
+
+
 @pytest.mark.rounding
 def test_where_blas_multiplies_in_place_ordinary_products_are_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)

@@ -105,7 +105,7 @@ def serve(lines: TextIO, answers: TextIO, side: AnySide, directory: Path, thread
 
 def main() -> None:
     name, directory, threads = sys.argv[1:]
-    if not name.startswith("transformers"):  # which has memory of its own, and is measured as others start it
+    if not name.startswith("transformers"):  # which is measured as others start it
         keep_freed_memory()  # as our commands do
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not stand among the answers
