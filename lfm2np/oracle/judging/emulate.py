@@ -27,7 +27,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -84,7 +84,7 @@ class Emulated(Ieee):
 
     def random(self, what: str, number: int = 0) -> np.random.Generator:
         """For one choice of this engine; the same whenever it is made."""
-        return np.random.Generator(np.random.SFC64([self.seed, self.draw, number_of(what), number]))
+        return generator(self.seed, self.draw, what, number)
 
     def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
         if self.format.levels and kind_of(what) != "gate":
@@ -99,7 +99,7 @@ class Emulated(Ieee):
 
     def linear(self, x: Array, matrix: Matrix, bias: Float32 | None = None) -> Array:
         assert isinstance(matrix, Shuffled) and matrix.order is not None and isinstance(matrix.values, np.ndarray)
-        made, cuts = [], self.cuts_of(matrix)
+        made, cuts = [], cuts_of(self.seed, self.draw, matrix.what, matrix.inputs)
         for rows, rounded in parts_of(self.inputs, matrix.what, len(matrix.values)):
             own = None if bias is None else bias[rows]
             made.append(self.product(rounded(x)[:, matrix.order], matrix.values[rows], cuts, own))
@@ -107,11 +107,6 @@ class Emulated(Ieee):
         kind = kind_of(matrix.what)
         wide = (self.wide_logits and kind in ("embed_tokens", "lm_head")) or (self.fused and kind == "gate")
         return total if wide else self.keep(total)
-
-    def cuts_of(self, matrix: Shuffled) -> list[int]:
-        """One or two, where the sum over its inputs is cut into pieces."""
-        random = self.random(matrix.what, matrix.inputs)
-        return list(map(int, random.integers(0, matrix.inputs, random.integers(1, MOST_CUTS + 1))))
 
     def product(self, x: Array, values: Array, cuts: Sequence[int], bias: Float32 | None) -> Array:
         """In pieces that are added one after another."""
@@ -126,8 +121,7 @@ class Emulated(Ieee):
         return x + y if self.wide_residual else self.keep(x + y)
 
     def rms_norm(self, x: Array, weight: Float32, eps: float) -> Array:
-        order = self.random("norm", x.shape[-1]).permutation(x.shape[-1])
-        squares = (x * x)[..., order]
+        squares = (x * x)[..., norm_order(self.seed, self.draw, x.shape[-1])]
         mean = squares.sum(-1, keepdims=True, dtype=np.float32) / np.float32(x.shape[-1])
         normalised = x * (1 / np.sqrt(mean + np.float32(eps)))
         return self.keep(self.parameter(weight) * (normalised if self.fused else self.keep(normalised)))
@@ -213,6 +207,23 @@ class Emulated(Ieee):
         turns = self.kept is not None and self.kept.may_turn and self.fused and heads.shape[-1] % TURNED == 0
         made = rounded((turned(heads) if turns else heads).reshape(len(heads), -1)).reshape(heads.shape)
         return turned(made) if turns else made
+
+
+def generator(seed: int, draw: int, what: str, number: int) -> np.random.Generator:
+    return np.random.Generator(np.random.SFC64([seed, draw, number_of(what), number]))
+
+
+@lru_cache(maxsize=2**12)  # engines times matrices
+def cuts_of(seed: int, draw: int, what: str, inputs: int) -> tuple[int, ...]:
+    """One or two, where an engine cuts the sum over a matrix's inputs into pieces."""
+    random = generator(seed, draw, what, inputs)
+    return tuple(map(int, random.integers(0, inputs, random.integers(1, MOST_CUTS + 1))))
+
+
+@lru_cache(maxsize=2**6)
+def norm_order(seed: int, draw: int, width: int) -> NDArray[np.int64]:
+    """In which an engine adds the squares of a row."""
+    return generator(seed, draw, "norm", width).permutation(width)
 
 
 def permuted(values: Float32, order: NDArray[np.int64]) -> Float32:
