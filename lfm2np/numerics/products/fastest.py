@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 TRIES = 3  # of each way, whose best time counts
-ENOUGH, HOPELESS = 2, 2.0  # after so many a way is left whose best is so many times the least: one may be disturbed
+ENOUGH, HOPELESS = 2, 2.0  # a way whose best of so many took so many times the least is left; one try may be disturbed
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
