@@ -39,7 +39,7 @@ OTHERS = "not peers and not browser and not docs and not clients"
 def output_of(folder: Path, tests: str, *arguments: str) -> str:
     """What pytest prints of these tests in a file of the folder, run as the checkout's own."""
     (folder / "test_some.py").write_text(tests)
-    top = Path(__file__).parent.parent
+    top = Path(__file__).parents[2]
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", "-c", "pyproject.toml", *arguments]
     paths = os.pathsep.join([str(top / "tests"), str(top), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

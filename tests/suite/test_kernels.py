@@ -43,4 +43,4 @@ def test_the_oldest_versions_are_those_that_the_package_allows():
 
 
 def test_the_files_of_a_quick_run_are_there():
-    assert [path for path in QUICK if not (Path(__file__).parent.parent / path).exists()] == []
+    assert [path for path in QUICK if not (Path(__file__).parents[2] / path).exists()] == []
