@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ def below_each_other(windows: Sequence[Array], history: int) -> tuple[Array, NDA
     """All windows [history + t, D] as one, and where in it what each of the T tokens sees begins; None: at its row."""
     if len(windows) == 1:
         return windows[0], None
-    starts = accumulate((len(one) for one in windows[:-1]), initial=0)
-    begins = [np.arange(start, start + len(one) - history) for start, one in zip(starts, windows, strict=True)]
-    return np.concatenate(windows), np.concatenate(begins)
+    tokens = [len(one) - history for one in windows]
+    before = np.repeat(history * np.arange(len(windows)), tokens)  # rows of history, not tokens, above each token
+    return np.concatenate(windows), np.arange(len(before)) + before
 
 
 def seen_by_tap(stacked: Array, begins: NDArray[np.int64] | None, rows: slice, tap: int) -> Array:
