@@ -27,7 +27,7 @@ SCORES = 2**22  # bytes of attention's that are computed together: most of such 
 PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
 SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
 THREAD_PIECE = 2**18  # for one of several threads, which wait less for each other the longer an operation takes
-LEAST_PIECE = 2**16  # that is worth a thread: measured, with half of it norms took half as long again
+LEAST_PIECE = 2**17  # that is worth a thread: measured, half of it gained in softmax, and lost as much in norms
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
