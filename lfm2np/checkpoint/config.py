@@ -37,6 +37,9 @@ ONLY: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "partial_rotary_factor": (None, 1.0, 1),
+    "is_causal": (True,),  # transformers 5.24 attends both ways under false
+    "use_bidirectional_attention": (False, None),
+    "is_encoder_decoder": (False, None),
     "quantization_config": (None,),
     "compression_config": (None,),
     "per_layer_config": (None,),
@@ -56,6 +59,7 @@ MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe
 MOST_EXPERTS = 2**15  # of all layers: generous, too, and too few for a hostile table of tensors
 LAYER_TYPES = ("conv", "full_attention")
 MODEL_TYPES = ("lfm2", "lfm2_moe")
+CAUSAL = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
 NOT_YET = {"lfm3": "LFM3"}
 _Raw = Mapping[str, object]
 
@@ -208,6 +212,7 @@ def _require_lfm2(raw: _Raw) -> None:
         )
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2' or 'lfm2_moe'")
+    _require_causal(raw)
     for key, allowed in ONLY.items():
         if key in raw and not any(same(raw[key], value) for value in allowed):
             raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
@@ -217,6 +222,22 @@ def _require_lfm2(raw: _Raw) -> None:
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
         if raw.get(key) is not None and not isinstance(raw[key], str):
             raise ConfigError(f"{key}: {show(raw[key])}, expected a string or null")
+
+
+def _require_causal(raw: _Raw) -> None:
+    """Published encoders say lfm2, too, with a class that looks ahead in attention and convolution."""
+    classes = raw.get("architectures")
+    if classes is not None and not isinstance(classes, list | tuple):
+        raise ConfigError(f"architectures: {show(classes)}, expected a list of class names or null")
+    expected = f"{CAUSAL[0]!r} or another causal language model ({', '.join(CAUSAL[1:])})"
+    for name in classes or ():
+        if name not in CAUSAL:
+            raise ConfigError(f"architectures: {show(name)}, expected {expected}: lfm2np computes no encoder")
+    if raw.get("auto_map") and not classes:
+        raise ConfigError(
+            f"auto_map: {show(raw['auto_map'])}, expected {expected} in architectures beside it: "
+            "the code that it names may compute anything"
+        )
 
 
 def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
