@@ -35,7 +35,7 @@ import numpy as np
 from lfm2np.loading import load
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.numerics import elementary, exact, grids
-from lfm2np.work.results_file import encoded, result_sha256
+from lfm2np.work.results_file import encoded, json_sha256
 
 def sha(*arrays):
     return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
@@ -51,7 +51,7 @@ items = {
     "vector": {"prompt": ids[:40], "token_ids": ids[40:], "tensors": None},
 }
 for kind, item in items.items():  # of the last checkpoint
-    found[kind] = result_sha256(encoded(WORKS[kind].function(model, [item])))
+    found[kind] = json_sha256(encoded(WORKS[kind].function(model, [item])))
 random = np.random.Generator(np.random.Philox(7))
 x = (random.integers(-(2**40), 2**40, (50, 999)) * 2.0**-36)
 found["exp"], found["log"] = sha(elementary.exp(x)), sha(elementary.log(np.abs(x) + 2.0**-30))

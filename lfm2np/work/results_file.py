@@ -1,6 +1,8 @@
-"""FILE.jsonl: results of work, one item a line, each with the SHA-256 of its bits and that of the checkpoint.
+"""FILE.jsonl: results of work, one item a line, each with the SHA-256 of the line and that of the checkpoint.
 
-{"format_version": 1, "checkpoint": SHA-256, "kind": "score", "item": ..., "result": ..., "sha256": of the result}
+{"format_version": 2, "checkpoint": SHA-256, "kind": "score", "item": ..., "result": ..., "sha256": of all the others}
+
+Version 1 hashed the result alone, so that a flipped bit in an item gave another item's result: such files are refused.
 
 A line says all that is needed to compute it again, and exact results are the same bits everywhere. So a run that broke
 off goes on with its file, and files from unlike machines are merged by putting their lines together.
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from lfm2np.checkpoint.config_values import same
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
@@ -27,7 +30,7 @@ from lfm2np.values import show
 from lfm2np.work.line_file import LineFile
 from lfm2np.work.place import AnyPlace, Work, compute
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_LINE = 2**30
 FIELDS = {"format_version", "checkpoint", "kind", "item", "result", "sha256"}
 DTYPES = ("<f4", "<f8", "<i8")  # of arrays: little-endian, whatever the machine's own order
@@ -41,7 +44,7 @@ class Entry:
     kind: str
     item: Any
     result: Any
-    sha256: str
+    sha256: str  # of the line: line_sha256
 
     def __str__(self) -> str:
         return f"{self.where}: {self.kind} of {show(self.item)}"
@@ -51,7 +54,7 @@ class ResultsFile:
     """The results of one checkpoint in one file: what it holds, and what is appended. See work.Record.
 
     RequestError for an arithmetic whose bits are not the same everywhere, a line that is no such line, or one of
-    another checkpoint; ProofError for a result whose bits are not those of its own SHA-256, or two results of one item.
+    another checkpoint; ProofError for a line whose bits are not those of its own SHA-256, or two results of one item.
     """
 
     def __init__(self, path: str | Path, model: LoadedModel) -> None:
@@ -73,8 +76,9 @@ class ResultsFile:
         """One line a result, all of them on the disk when this returns. RequestError if they can't be written."""
         entries = []
         for item, result in zip(items, results, strict=True):
-            found = encoded(result)
-            entries.append(Entry(str(self._lines.path), kind, encoded(item), found, result_sha256(found)))
+            content = encoded(item), encoded(result)
+            sha256 = line_sha256(self._checkpoint, kind, *content)
+            entries.append(Entry(str(self._lines.path), kind, *content, sha256))
         self._lines.append("".join(line_of(entry, self._checkpoint) for entry in entries).encode())
         for entry in entries:
             add(self.entries, entry)
@@ -90,8 +94,17 @@ class ResultsFile:
 
 
 def line_of(entry: Entry, checkpoint: str) -> str:
-    fields = {"format_version": FORMAT_VERSION, "checkpoint": checkpoint, "kind": entry.kind}
-    return json.dumps({**fields, "item": entry.item, "result": entry.result, "sha256": entry.sha256}) + "\n"
+    fields = line_fields(checkpoint, entry.kind, entry.item, entry.result)
+    return json.dumps({**fields, "sha256": entry.sha256}) + "\n"
+
+
+def line_fields(checkpoint: str, kind: str, item: Any, result: Any) -> dict[str, Any]:
+    """All of a line but its SHA-256."""
+    return {"format_version": FORMAT_VERSION, "checkpoint": checkpoint, "kind": kind, "item": item, "result": result}
+
+
+def line_sha256(checkpoint: str, kind: str, item: Any, result: Any) -> str:
+    return json_sha256(line_fields(checkpoint, kind, item, result))
 
 
 def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
@@ -99,15 +112,17 @@ def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
     raw = parse_object(line, where, RequestError)
     if set(raw) != FIELDS:
         raise RequestError(f"{where}: {', '.join(sorted(raw))[:200]}: expected {', '.join(sorted(FIELDS))}")
-    if raw["format_version"] != FORMAT_VERSION:
-        raise RequestError(f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}")
+    if not same(raw["format_version"], FORMAT_VERSION):
+        older = "; the SHA-256 of version 1 does not cover the item: compute again into another file"
+        found = f"{where}: format_version {show(raw['format_version'])}, expected {FORMAT_VERSION}"
+        raise RequestError(found + older * same(raw["format_version"], 1))
     if raw["checkpoint"] != model.sha256:
         found, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
         raise RequestError(f"{where}: of the checkpoint of SHA-256 {found}, expected {expected}")
     entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
-    found = result_sha256(entry.result)
+    found = json_sha256({name: value for name, value in raw.items() if name != "sha256"})
     if found != entry.sha256:
-        raise ProofError(f"{entry}: a result of SHA-256 {found}, expected {show(entry.sha256)}, as the line says")
+        raise ProofError(f"{entry}: a line of SHA-256 {found}, expected {show(entry.sha256)}, as it says itself")
     return entry
 
 
@@ -115,18 +130,16 @@ def add(entries: dict[str, Entry], entry: Entry) -> None:
     """ProofError if there is another result of the item already."""
     first = entries.setdefault(key_of(entry.kind, entry.item), entry)
     if first.sha256 != entry.sha256:
-        raise ProofError(
-            f"{entry}: a result of SHA-256 {entry.sha256}, expected {first.sha256}, as {first.where} has it"
-        )
+        raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {first.sha256}, as {first.where} has it")
 
 
 def key_of(kind: str, item: Any) -> str:
     return canonical([kind, item])
 
 
-def result_sha256(result: Any) -> str:
-    """Of the result as JSON has it: the bits of arrays stand there in base64, other floats as their shortest digits."""
-    return hashlib.sha256(canonical(result).encode()).hexdigest()
+def json_sha256(value: Any) -> str:
+    """Of plain data as JSON has it: the bits of arrays stand there in base64, other floats as their shortest digits."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def canonical(value: Any) -> str:
@@ -198,7 +211,7 @@ def spot_check(
         own = [entry for entry in chosen if entry.kind == kind]
         found = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in own], place)
         for entry, result in zip(own, found, strict=True):
-            expected = result_sha256(encoded(result))
+            expected = line_sha256(model.sha256, entry.kind, entry.item, encoded(result))
             if entry.sha256 != expected:
-                raise ProofError(f"{entry}: a result of SHA-256 {entry.sha256}, expected {expected}, as computed here")
+                raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {expected}, as computed here")
     return chosen

@@ -26,7 +26,7 @@ from lfm2np.loading import load
 from lfm2np.oracle.locate import dump
 from lfm2np.oracle.vectors import files as vectors_files
 from lfm2np.oracle.vectors import golden
-from lfm2np.work.results_file import decoded, encoded, result_sha256
+from lfm2np.work.results_file import decoded, encoded, json_sha256
 
 TOP = Path(__file__).parents[2]
 CHECKPOINTS = [*sorted((TOP / "fixtures" / "torture").iterdir()), TOP / "fixtures" / "trained"]
@@ -161,7 +161,7 @@ FINITE = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20)
 def test_results_of_either_order_are_the_same_line_and_hash(values: list[float], kind: str):
     numbers = [int(one) % 2**63 if math.isfinite(one) else 0 for one in values] if kind == "i8" else values
     little, big = (encoded({"a": np.array(numbers, order + kind)}) for order in "<>")
-    assert little == big and result_sha256(little) == result_sha256(big)
+    assert little == big and json_sha256(little) == json_sha256(big)
     form = {"f4": "f", "f8": "d", "i8": "q"}[kind]
     assert base64.b64decode(big["a"]["base64"]) == struct.pack(f"<{len(numbers)}{form}", *numbers)
     again = decoded(big, "here")["a"]
