@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -42,6 +43,14 @@ class LineFile:
             yield where, line
             self._whole += len(line)
 
+    def claim(self) -> None:
+        """Until `close` no other process that claims it writes to the file: known before hours are computed for it."""
+        try:
+            self._open()
+        except OSError as problem:
+            self.close()
+            raise RequestError(f"{self.path}: can't be written: {problem}") from None
+
     def append(self, content: bytes) -> None:
         """One more line, its end included, on the disk when this returns. RequestError if it can't be written."""
         try:
@@ -58,19 +67,38 @@ class LineFile:
 
     def _write(self, content: bytes) -> None:
         """One unbuffered write after the whole lines. What a failed one leaves is cut off by the next."""
-        if self._file is None:
-            self._file = self.path.open("ab", buffering=0)
-        size = self._file.seek(0, os.SEEK_END)
-        if size != self._size:
-            raise OSError(f"{size} bytes, expected {self._size}: something else writes to it")
-        self._file.truncate(self._whole)
+        file = self._open()
+        file.truncate(self._whole)
         line = b"\n" + content if self._lacks_newline else content
-        written = self._file.write(line)
+        written = file.write(line)
         self._size = self._whole + (written or 0)
-        os.fsync(self._file.fileno())
+        os.fsync(file.fileno())
         if self._size < self._whole + len(line):
             raise OSError(f"{written} of {len(line)} bytes written")
         self._whole, self._lacks_newline = self._size, False
+
+    def _open(self) -> IO[bytes]:
+        """At its end, locked. OSError if another process has it, or it is not as long as what was read."""
+        if self._file is None:
+            self._file = self.path.open("ab", buffering=0)
+            lock(self._file)
+        size = self._file.seek(0, os.SEEK_END)
+        if size != self._size:
+            raise OSError(f"{size} bytes, expected {self._size}: something else writes to it")
+        return self._file
+
+
+def lock(file: IO[bytes]) -> None:
+    """For this process, until the file is closed. OSError if another has it; no lock where a file system has none."""
+    with contextlib.suppress(ImportError):  # not on Windows
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError("another run writes to it") from None
+        except OSError:
+            return
 
 
 def lines_of(path: Path, max_line: int) -> Iterator[bytes]:

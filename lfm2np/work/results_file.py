@@ -84,6 +84,7 @@ class ResultsFile:
             add(self.entries, entry)
 
     def __enter__(self) -> ResultsFile:
+        self._lines.claim()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -29,7 +29,7 @@ from lfm2np.loading import Model, load
 from lfm2np.scoring.many import SCORE, score_many
 from lfm2np.work import place as work
 from lfm2np.work.place import Place, Work, compute, model_of, source_of
-from lfm2np.work.results_file import ResultsFile, decoded, encoded, merged, result_sha256, spot_check
+from lfm2np.work.results_file import ResultsFile, decoded, encoded, json_sha256, line_sha256, merged, spot_check
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
 
@@ -149,14 +149,14 @@ def test_plain_data_comes_back_from_json_bit_for_bit(value: Any) -> None:
     text = json.dumps(encoded(value))
     again = decoded(json.loads(text), "here")
     assert json.dumps(encoded(again)) == text
-    assert result_sha256(json.loads(text)) == result_sha256(encoded(value))
+    assert json_sha256(json.loads(text)) == json_sha256(encoded(value))
 
 
 def test_a_single_bit_makes_another_hash() -> None:
     one = np.array([[1.0, 2.0]])
     other = one.copy()
     other.view(np.int64)[0, 1] ^= 1
-    assert result_sha256(encoded({"a": one})) != result_sha256(encoded({"a": other}))
+    assert json_sha256(encoded({"a": one})) != json_sha256(encoded({"a": other}))
 
 
 def lines_for(model: Model, path: Path, sequences: Sequence[list[int]]) -> list[dict[str, Any]]:
@@ -194,7 +194,11 @@ def flip_a_bit(line: dict[str, Any], with_its_hash: bool) -> None:
     logprobs.view(np.int64)[1] ^= 1
     line["result"]["logprobs"] = encoded(logprobs)
     if with_its_hash:
-        line["sha256"] = result_sha256(line["result"])
+        hash_again(line)
+
+
+def hash_again(line: dict[str, Any]) -> None:
+    line["sha256"] = line_sha256(*(line[name] for name in ("checkpoint", "kind", "item", "result")))
 
 
 def test_a_result_of_a_machine_that_computes_otherwise_is_refused(model: Model, tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_result_of_a_machine_that_computes_otherwise_is_refused(model: Model, 
     write(path, lines)
     entries = list(merged([path], model).values())
     where = rf"wrong.jsonl line 5: score of \[{SEQUENCES[4][0]}, .*"
-    with pytest.raises(ProofError, match=rf"{where}: a result of SHA-256 {lines[4]['sha256']}, expected {right}, as c"):
+    with pytest.raises(ProofError, match=rf"{where}: a line of SHA-256 {lines[4]['sha256']}, expected {right}, as c"):
         spot_check(model, entries, WORKS, len(entries), seed=0)
 
 
@@ -216,9 +220,7 @@ def test_two_files_that_contradict_each_other_are_refused(model: Model, tmp_path
     flip_a_bit(lines[4], with_its_hash=True)
     write(two, lines)
     wrong = lines[4]["sha256"]
-    expected = (
-        rf"two.jsonl line 5: score of .*: a result of SHA-256 {wrong}, expected {right}, as .*one.jsonl line 5 has"
-    )
+    expected = rf"two.jsonl line 5: score of .*: a line of SHA-256 {wrong}, expected {right}, as .*one.jsonl line 5 has"
     with pytest.raises(ProofError, match=expected):
         merged([one, two], model)
 
@@ -228,8 +230,8 @@ def damage(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         *way, last = path.split(".")
         inner = functools.reduce(lambda one, name: one[name], way, line)
         inner[last] = value
-        if path.startswith("result"):
-            line["sha256"] = result_sha256(line["result"])
+        if path.startswith("result."):
+            hash_again(line)
 
     return edit
 
@@ -238,10 +240,14 @@ DAMAGED = [
     (
         lambda line: flip_a_bit(line, with_its_hash=False),
         ProofError,
-        "a result of SHA-256 .*, expected '.*', as the li",
+        "a line of SHA-256 .*, expected '.*', as it says itself",
     ),
+    (lambda line: line["item"].__setitem__(1, line["item"][1] ^ 1), ProofError, "a line of SHA-256 .*, expected '.*'"),
+    (damage("kind", "truth"), ProofError, "a line of SHA-256 .*, expected '.*'"),
+    (damage("format_version", 1), RequestError, "format_version 1, expected 2; the SHA-256 of version 1 does not"),
+    (damage("format_version", True), RequestError, "format_version True, expected 2$"),
     (damage("checkpoint", "0" * 64), RequestError, "of the checkpoint of SHA-256 '0000.*', expected .*, that of /"),
-    (damage("format_version", 2), RequestError, "format_version 2, expected 1"),
+    (damage("format_version", 3), RequestError, "format_version 3, expected 2$"),
     (damage("more", 2), RequestError, "item, kind, more, result, sha256: expected checkpoint, format_version"),
     (damage("result.ranks.dtype", "|O"), RequestError, r"an array of dtype '\|O', expected one of"),
     (damage("result.ranks.shape", [7]), RequestError, "an array that can't be read"),
@@ -267,7 +273,21 @@ def test_only_exact_results_are_kept(model: Model, tmp_path: Path) -> None:
     rounded = dataclasses.replace(SCORE, is_exact=False)
     with ResultsFile(tmp_path / "results.jsonl", model) as record:
         compute(rounded, model, SEQUENCES[:2], Place(record=record))
-    assert not (tmp_path / "results.jsonl").exists()
+    assert (tmp_path / "results.jsonl").read_bytes() == b""
+
+
+def test_a_second_run_on_the_same_file_is_refused_before_it_computes(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with ResultsFile(path, model) as first:
+        second = ResultsFile(path, model)
+        with pytest.raises(RequestError, match=r"results\.jsonl: .* another run writes to it"), second:
+            pass
+        score_many(model, SEQUENCES[:1], Place(record=first))
+    late = ResultsFile(path, model)
+    lines_for(model, path, SEQUENCES[:2])
+    with pytest.raises(RequestError, match=r"results\.jsonl: .* bytes, expected .*"), late:
+        pass
+    assert len(merged([path], model)) == 2
 
 
 def test_a_torn_last_line_is_computed_again(model: Model, alone: str, tmp_path: Path) -> None:
@@ -282,7 +302,9 @@ def test_a_torn_last_line_is_computed_again(model: Model, alone: str, tmp_path: 
 def test_a_kind_of_work_that_is_not_known_is_refused(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     lines = lines_for(model, path, SEQUENCES[:1])
-    write(path, [{**lines[0], "kind": "guess"}])
+    lines[0]["kind"] = "guess"
+    hash_again(lines[0])
+    write(path, lines)
     with pytest.raises(RequestError, match=re.escape("'guess': no known kind of work, expected one of score, truth")):
         spot_check(model, list(merged([path], model).values()), WORKS, 1, 0)
 
