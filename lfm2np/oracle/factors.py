@@ -69,10 +69,14 @@ def abort_of(position: Position) -> str:
     return str(position.ask.factors.get("abort", "none"))
 
 
+def length_bin(length: int) -> str:
+    return str(min(length, 4)) + "+" * (length > 3)
+
+
 FACTORS: dict[str, Callable[[Position], str]] = {
     "case": lambda one: one.ask.case,
     "row": row_bin,
-    "prompt length": lambda one: str(min(one.ask.factors["length"], 4)) + "+" * (one.ask.factors["length"] > 3),
+    "prompt length": lambda one: length_bin(len(one.ask.prompt_token_ids)),
     "company": lambda one: "beside others" if one.ask.factors.get("beside") else "alone",
     "prefix": lambda one: str(one.ask.factors.get("prefix", "cold")),
     "phase": phase_of,

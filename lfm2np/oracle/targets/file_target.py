@@ -35,12 +35,15 @@ class Transcript:
     a crash may leave: that is dropped, with a warning, and overwritten by the next `append`.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, is_target: bool = False) -> None:
+        """`is_target`: an answer that a later line contradicts is refused; else the later one would mask it."""
         self.path = Path(path)
         self._pairs: dict[str, tuple[Ask, Answer]] = {}
         self._lines = LineFile(path, MAX_LINE)
         for where, line in self._lines.read():
             ask, answer = read_pair(line, where)
+            if is_target and contradicts(self._pairs.get(ask.id), (ask, answer)):
+                raise RequestError(f"{where}: {ask.id!r}: another ask or answer than an earlier line's, expected one")
             self._pairs[ask.id] = (ask, answer)
 
     def pairs(self) -> list[tuple[Ask, Answer]]:
@@ -120,7 +123,14 @@ def recorded(path: str | Path) -> Transcript:
     """A file that must be there. TargetError if it is not, RequestError that names the line for what is wrong in it."""
     if not Path(path).is_file():
         raise TargetError(f"{path}: no such file, expected lines of asks and answers")
-    return Transcript(path)
+    return Transcript(path, is_target=True)
+
+
+def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -> bool:
+    """Whether both are answers, and not the same. A request that failed may be sent again."""
+    if earlier is None or (earlier[1].error is not None and not earlier[1].refuted):
+        return False
+    return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
 
 
 def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:

@@ -63,6 +63,10 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
 def ask_from_json(raw: Any) -> Ask:
     """RequestError that names the field for anything else than `ask_as_json` wrote."""
     fields = _object(raw, "an ask")
+    factors, length = _object(fields.get("factors", {}), "factors"), len(_ids(fields, "prompt_token_ids"))
+    if factors.get("length", length) != length:
+        found = repr(factors["length"])[:40]
+        raise RequestError(f"factors.length {found}: expected {length}, as many as prompt_token_ids")
     return Ask(
         id=_text(fields, "id"),
         case=_text(fields, "case"),
@@ -70,7 +74,7 @@ def ask_from_json(raw: Any) -> Ask:
         max_tokens=_whole(fields.get("max_tokens"), "max_tokens", 1),
         prompt_text=None if fields.get("prompt_text") is None else _text(fields, "prompt_text"),
         prompt_logprobs=bool(fields.get("prompt_logprobs", False)),
-        factors=_object(fields.get("factors", {}), "factors"),
+        factors=factors,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Iterator
@@ -201,3 +202,24 @@ def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_
     (tmp_path / "run.jsonl").touch()
     abilities = FileTarget(tmp_path / "run.jsonl").probe()
     assert (abilities.tells_token_ids, abilities.at_once) == (False, 1)
+
+
+def test_a_target_whose_later_line_contradicts_an_earlier_answer_is_refused(tmp_path: Path) -> None:
+    ask, answer = PAIRS[2]
+    other = dataclasses.replace(answer, text="another")
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(line_of(ask, one) + "\n" for one in (other, answer)))
+    with pytest.raises(RequestError, match=r"line 2: .* another ask or answer than an earlier line's"):
+        FileTarget(path).probe()
+    assert Transcript(path).known(ask) == answer, "a resumed check takes the last"
+    failed = Answer(ask.id, error="no connection")
+    path.write_text("".join(line_of(ask, one) + "\n" for one in (failed, answer, answer)))
+    assert FileTarget(path).answer([ask]) == [answer]
+
+
+def test_a_length_that_is_not_the_prompts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    ask = dataclasses.replace(PAIRS[2][0], factors={"length": 2})
+    path.write_text(line_of(ask, PAIRS[2][1]))
+    with pytest.raises(RequestError, match=r"line 1: factors\.length 2: expected 1, as many as prompt_token_ids"):
+        FileTarget(path).probe()
