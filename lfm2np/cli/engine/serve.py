@@ -46,7 +46,9 @@ def run_serve(arguments: argparse.Namespace) -> None:
     if model.has_tokenizer:
         model.tokenizer  # noqa: B018 - a corrupt one shows now, not in a client's request
     hosts = (arguments.host,) if is_loopback(listening) else None
-    name, key = arguments.name or model.path.resolve().name, os.environ.get(KEY_VARIABLE) or None
+    name, key = arguments.name or model.path.resolve().name, os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise RequestError(f"{KEY_VARIABLE}: set to an empty text, expected a key, or the variable unset for none")
     settings = Settings(name, key, limits, hosts)
     logging.basicConfig(format="lfm2np: %(message)s", level=logging.INFO if arguments.verbose else logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

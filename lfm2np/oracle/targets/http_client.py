@@ -252,7 +252,9 @@ def parse_url(url: str) -> Place:
 
 
 def read_key() -> str | None:
-    key = os.environ.get(KEY_VARIABLE) or None
+    key = os.environ.get(KEY_VARIABLE)
+    if key == "":
+        raise TargetError(f"{KEY_VARIABLE}: set to an empty text, expected a key, or the variable unset for none")
     if key is not None and (not key.isascii() or not key.isprintable() or " " in key):
         raise TargetError(f"{KEY_VARIABLE}: expected printable ASCII letters without spaces")
     return key

@@ -274,6 +274,9 @@ def test_no_message_shows_the_key(vllm: Player, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(TargetError, match="LFM2NP_API_KEY: expected printable") as caught:
         target_of(vllm)
     assert "sesame" not in str(caught.value)
+    monkeypatch.setenv("LFM2NP_API_KEY", "")
+    with pytest.raises(TargetError, match="LFM2NP_API_KEY: set to an empty text"):
+        target_of(vllm)
 
 
 @pytest.mark.parametrize(
