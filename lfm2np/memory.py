@@ -28,3 +28,9 @@ def keep_freed_memory() -> bool:
         kept = mallopt(M_MMAP_THRESHOLD, LARGEST) or mallopt(M_MMAP_THRESHOLD, LARGEST_BEFORE)
         return bool(kept and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
     return False
+
+
+def trim_memory() -> None:
+    """Gives what is free back to the system, whatever is kept otherwise. Source: malloc_trim(3)."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
