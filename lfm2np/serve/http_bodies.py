@@ -119,6 +119,7 @@ def parsed(content: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(parse_object(content, "the body", RequestError))
     except RequestError as problem:
-        raise Refusal(400, str(problem)) from None
+        refusal = Refusal(400, str(problem))
     except ValidationError as problem:
-        raise refusal_of(problem) from None
+        refusal = refusal_of(problem)
+    raise refusal  # out here, or it would keep the other, which keeps all of the body's objects
