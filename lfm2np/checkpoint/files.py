@@ -60,7 +60,7 @@ def read_tokenizer(path: Path, config: ModelConfig, named: Path | None = None) -
         raise TokenizerError(
             f"{path}: no tables of a tokenizer in it and no {TOKENIZER} beside it; name a directory that has one"
         )
-    backend = backend_of(tokenizer_json(container, config), config, str(path))
+    backend = backend_of(tokenizer_json(container, config).encode(), config, str(path))
     return Tokenizer(backend, config, chat_of(container, config, backend.id_to_token), str(path))
 
 

@@ -5,6 +5,10 @@ and a stream needs no more memory than one unfinished character. Special-token t
 tokenised as what it spells, as transformers does: whoever passes on foreign text must look for it first.
 What tokenizer_config.json says about token lists or clean-up is not read; transformers' added_tokens_decoder repeats
 what tokenizer.json holds.
+
+The library does what a tokenizer.json says, however much that is: three normalizers of a kilobyte each make 10**9
+letters of one, and it ends the process where memory ends. So a file may have what LFM2's tokenizers have, and what
+makes a text longer by no more than a few tokens; the rest is refused before the library sees it.
 """
 
 from __future__ import annotations
@@ -14,18 +18,20 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tokenizers
 
 from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
 from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.strict_json import decode_text, parse_object, read_bytes
+from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.errors import RequestError, TokenizerError
 from lfm2np.values import show
 
 TOKENIZER = "tokenizer.json"
-MAX_TOKENIZER_BYTES = 128 * 2**20
+MAX_TOKENIZER_BYTES = 32 * 2**20  # of 128,000 ids and their merges: some 15
+MAX_PARTS, MAX_PATTERN, MAX_ENTRY, MAX_ADDED = 8, 2048, 1024, 2**20  # all but the first in characters
+PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}  # of a Sequence
 T = TypeVar("T")
 
 
@@ -176,8 +182,7 @@ def load_tokenizer(
     """
     path = directory / TOKENIZER
     content = read_bytes(path, MAX_TOKENIZER_BYTES, TokenizerError)
-    _require_byte_level(parse_object(content, str(path), TokenizerError), str(path))
-    backend = backend_of(decode_text(content, str(path), TokenizerError), config, str(path))
+    backend = backend_of(content, config, str(path))
     bos = None if config.bos_token_id is None else backend.id_to_token(config.bos_token_id)
     chat = load_chat(directory, bos or "")
     found = other() if chat.template is None and other is not None else None
@@ -186,9 +191,12 @@ def load_tokenizer(
     return Tokenizer(backend, config, chat, str(path))
 
 
-def backend_of(text: str, config: ModelConfig, source: str) -> tokenizers.Tokenizer:
+def backend_of(content: bytes, config: ModelConfig, source: str) -> tokenizers.Tokenizer:
     """What the library makes of a tokenizer.json, whose ids all are rows of the embedding."""
-    backend = guarded(lambda: tokenizers.Tokenizer.from_str(text), source)
+    raw = parse_object(content, source, TokenizerError)
+    _require_byte_level(raw, source)
+    _require_bounded(raw, source)
+    backend = guarded(lambda: tokenizers.Tokenizer.from_buffer(content), source)
     guarded(backend.no_truncation, source)  # transformers ignores both settings as well
     guarded(backend.no_padding, source)
     largest = max(guarded(lambda: backend.get_vocab(with_added_tokens=True), source).values(), default=0)
@@ -247,7 +255,7 @@ def _require_each(ids: Iterable[int], vocab_size: int) -> list[int]:
     return checked
 
 
-def _require_byte_level(raw: Mapping[str, object], source: str) -> None:
+def _require_byte_level(raw: Mapping[str, Any], source: str) -> None:
     """Byte-level BPE without dropout, which would make ids random."""
     model, decoder = raw.get("model"), raw.get("decoder")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
@@ -260,10 +268,63 @@ def _require_byte_level(raw: Mapping[str, object], source: str) -> None:
     kind = decoder.get("type") if isinstance(decoder, dict) else decoder
     if kind != "ByteLevel":
         raise TokenizerError(f"{source}: decoder: {show(kind)}, expected ByteLevel")
-    splitter = raw.get("pre_tokenizer")
-    steps = splitter.get("pretokenizers") or [splitter] if isinstance(splitter, dict) else []
-    if not isinstance(steps, list) or not any(isinstance(s, dict) and s.get("type") == "ByteLevel" for s in steps):
-        raise TokenizerError(f"{source}: pre_tokenizer: {show(splitter)}, expected ByteLevel, alone or in a Sequence")
+    kinds = [step.get("type") for step in _steps(raw, "pre_tokenizer")]
+    # A second ByteLevel would write the bytes of the first one's letters: each doubles the text.
+    if not kinds or kinds != ["Split"] * (len(kinds) - 1) + ["ByteLevel"]:
+        shown, expected = show(raw.get("pre_tokenizer")), "ByteLevel, alone or in a Sequence, last and after Splits"
+        raise TokenizerError(f"{source}: pre_tokenizer: {shown}, expected {expected}")
+
+
+def _require_bounded(raw: Mapping[str, Any], source: str) -> None:
+    """Nothing that makes a text longer than by BOS and a few tokens like it, and no table of endless entries.
+
+    A pattern that backtracks without end needs no rule: the library ends a match after 10**7 tries, with an error.
+    """
+
+    def require(fits: bool, key: str, value: str, expected: str) -> None:
+        if not fits:
+            raise TokenizerError(f"{source}: {key}: {value}, expected {expected}")
+
+    for key in PARTS:
+        require(len(_steps(raw, key)) <= MAX_PARTS, key, f"{len(_steps(raw, key))} parts", f"at most {MAX_PARTS}")
+    for step in _steps(raw, "normalizer"):
+        require(step.get("type") == "NFC", "normalizer", show(step), "null or NFC: others may make a text endless")
+    for step in _steps(raw, "pre_tokenizer"):
+        size = len(str(step.get("pattern")))
+        require(size <= MAX_PATTERN, "pre_tokenizer", f"a pattern of {size} characters", f"at most {MAX_PATTERN}")
+    few = f"ByteLevel, or TemplateProcessing: the text once, at most {MAX_PARTS} pieces, {MAX_PARTS} ids a token"
+    for step in _steps(raw, "post_processor"):
+        require(step.get("type") == "ByteLevel" or _adds_few(step), "post_processor", show(step), few)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        text = raw["model"].get(name)
+        require(not text, f"model.{name}", show(text), "null or an empty text")
+    added = raw.get("added_tokens")
+    contents = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    vocabulary = raw["model"].get("vocab")
+    for key, texts in (("added_tokens", contents), ("model.vocab", vocabulary if isinstance(vocabulary, dict) else ())):
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        require(longest <= MAX_ENTRY, key, f"an entry of {longest} characters", f"at most {MAX_ENTRY}")
+    total = sum(len(text) for text in contents if isinstance(text, str))
+    require(total <= MAX_ADDED, "added_tokens", f"{total} characters", f"at most {MAX_ADDED} of all entries together")
+
+
+def _steps(raw: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The parts of a Sequence, or the only one; of null none. What is no object is one without a type."""
+    part = raw.get(key)
+    inner = part.get(PARTS[key]) if isinstance(part, dict) and part.get("type") == "Sequence" else part
+    parts = inner if isinstance(inner, list) else [] if inner is None else [inner]
+    return [step if isinstance(step, dict) else {} for step in parts]
+
+
+def _adds_few(step: Mapping[str, Any]) -> bool:
+    """Whether a post-processor is a TemplateProcessing that leaves a text as long as it is, but for a few tokens."""
+    single, special = step.get("single"), step.get("special_tokens")
+    if step.get("type") != "TemplateProcessing" or not isinstance(single, list) or not isinstance(special, dict):
+        return False
+    ids = [token.get("ids") if isinstance(token, dict) else None for token in special.values()]
+    texts = [piece for piece in single if isinstance(piece, dict) and "Sequence" in piece]
+    is_few = all(isinstance(each, list) and len(each) <= MAX_PARTS for each in ids)
+    return is_few and len(texts) == 1 and len(single) <= MAX_PARTS
 
 
 def _byte_alphabet() -> dict[str, int]:

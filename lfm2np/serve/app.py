@@ -48,6 +48,7 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
         sizes, metrics = engine.scheduler.config, Metrics(lambda: desk.runner.state)
         capacity, preparing = sizes.num_blocks * sizes.block_size, ThreadPoolExecutor(PREPARING)
         now = int(time.time())
+        app.state.parsing = asyncio.Lock()
         app.state.service = Service(engine.model, settings, capacity, desk, metrics, preparing, now)
         try:
             yield {TRANSPORTS: {}, HEAD_SECONDS: settings.limits.body_seconds}

@@ -17,9 +17,10 @@ from pydantic.config import JsonDict
 from lfm2np.sampling.params import MAX_SAMPLES, MAX_SEED, MAX_TOKEN_ID
 
 MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
+MOST_TOKENS = 2**17  # no context and no vocabulary is larger
 MOST_STOPS, MOST_BIASES, LONGEST_STOP = 16, 1024, 256
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)]
 Prompt = str | list[int] | list[str] | list[list[int]]
@@ -38,6 +39,9 @@ def checked_prompt(value: Any) -> Prompt:
         return value
     if not isinstance(value, list) or not value:
         raise ValueError("expected a text, its tokens, or a list of either that is not empty")
+    for tokens in value if type(value[0]) is list else [value]:
+        if type(tokens) is list and len(tokens) > MOST_TOKENS:
+            raise ValueError(f"{len(tokens)} elements: expected at most {MOST_TOKENS}, the longest context")
     kind = type(value[0])
     for index, one in enumerate(value):
         if kind not in (str, int, list) or type(one) is not kind:

@@ -21,7 +21,7 @@ from lfm2np.serve.bodies import Sampled
 from lfm2np.serve.connections import cut
 from lfm2np.serve.desk import Call
 from lfm2np.serve.http_bodies import Left, read_body, require_access
-from lfm2np.serve.jobs import has_text, num_places
+from lfm2np.serve.jobs import num_places, takes_long
 from lfm2np.serve.refusals import Refusal, refusal_for
 from lfm2np.serve.replies.shared import error_reply, usage_of
 from lfm2np.serve.runner import Failed, Job, Refused
@@ -106,7 +106,7 @@ class Calls:
     async def _tell(self, service: Service, call: Call, body: Sampled, reply: Reply) -> None:
         name = f"{self._prefix}-{uuid.uuid4().hex}"
         make = partial(self._make_jobs, service, body, name)
-        service.desk.start(call, await service.beside(make) if has_text(body) else make())
+        service.desk.start(call, await service.beside(make) if takes_long(body) else make())
         head = {"id": name, "created": int(time.time()), "model": service.settings.name}
         head["system_fingerprint"] = service.fingerprint
         tell = self._stream if body.stream else self._whole

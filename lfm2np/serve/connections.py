@@ -16,6 +16,18 @@ from lfm2np.serve.replies.shared import error_reply
 TRANSPORTS, HEAD_SECONDS = "transports", "head_seconds"  # names in the state that an application and its server share
 
 
+class Framed(h11.Connection):
+    """Refuses a request with two lengths, which who stands between may read as two requests. Source: RFC 9112, 6.1."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {bytes(name).lower() for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
+                raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+        return event
+
+
 class Connection(H11Protocol):
     """Cut where the head of a request does not come; what is no HTTP gets an error object, too."""
 
@@ -23,6 +35,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.conn = Framed(h11.SERVER)
         if self.client is not None:
             self.app_state[TRANSPORTS][self.client] = transport
         self._wait_for_head()

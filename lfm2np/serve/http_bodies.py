@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import re
 from collections.abc import AsyncIterator
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -14,12 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import RequestError
+from lfm2np.memory import trim_memory
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.refusals import Refusal, refusal_of
 from lfm2np.serve.service import Settings
 
 B = TypeVar("B", bound=BaseModel)
 LARGE = 2**16  # bytes: from here on a body is parsed beside the event loop
+MOST_PARTS = 2**17  # to make more lists and objects stops all threads for a second
+PARTS = (b"[", b"{", b":")
+STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+TRIM_SECONDS = 1.0  # after a large body: its objects are gone then, if it was refused
 LOCAL = ("localhost", "127.0.0.1", "::1")
 DISCARD_SECONDS = 1.0  # for the rest of a body that is too large: who writes before he reads then sees the answer
 
@@ -50,7 +56,11 @@ def host_of(request: Request) -> str:
 
 
 async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
-    """The body in its form. Left if the client goes before all of it is there."""
+    """The body in its form. Left if the client goes before all of it is there.
+
+    Large ones are parsed one after another: each becomes objects of some twenty times its size.
+    """
+    parsing: asyncio.Lock = request.app.state.parsing
     # A page in a browser may send other kinds to a server of this machine without being asked whether it may.
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != "application/json":
@@ -63,7 +73,14 @@ async def read_body(request: Request, kind: type[B], limits: Limits) -> B:
         raise Refusal(408, message, headers={"Connection": "close"}) from None
     except ClientDisconnect:
         raise Left from None
-    return parsed(content, kind) if len(content) < LARGE else await asyncio.to_thread(parsed, content, kind)
+    if len(content) < LARGE:
+        return parsed(content, kind)
+    async with parsing:
+        try:
+            return await asyncio.to_thread(parsed, content, kind)
+        finally:
+            del content
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, trim_soon)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
@@ -84,10 +101,25 @@ async def discard(pieces: AsyncIterator[bytes]) -> None:
         pass
 
 
+def trim_soon() -> None:
+    asyncio.get_running_loop().run_in_executor(None, trim_memory)
+
+
+def num_parts(content: bytes) -> int:
+    """Lists, objects and keys of a JSON text, without what its strings spell."""
+    count = sum(map(content.count, PARTS))
+    for text in STRING.finditer(content) if count > MOST_PARTS else ():
+        count -= sum(map(text.group().count, PARTS))
+    return count
+
+
 def parsed(content: bytes, kind: type[B]) -> B:
+    if len(content) >= LARGE and (count := num_parts(content)) > MOST_PARTS:
+        raise Refusal(413, f"the body: {count} lists, objects and keys, expected at most {MOST_PARTS}")
     try:
         return kind.model_validate(parse_object(content, "the body", RequestError))
     except RequestError as problem:
-        raise Refusal(400, str(problem)) from None
+        refusal = Refusal(400, str(problem))
     except ValidationError as problem:
-        raise refusal_of(problem) from None
+        refusal = refusal_of(problem)
+    raise refusal  # out here, or it would keep the other, which keeps all of the body's objects

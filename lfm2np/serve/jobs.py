@@ -21,15 +21,19 @@ SAMPLING = (
 )
 
 
+FEW_TOKENS = 4096  # are checked in a millisecond
+
+
 def num_places(body: Sampled) -> int:
     """Prompts times samples."""
     prompts = len(prompts_of(body.prompt)) if isinstance(body, CompletionBody) else 1
     return prompts * (body.n or 1)
 
 
-def has_text(body: Sampled) -> bool:
-    """Whether something has to be made tokens, which may take long."""
-    return not isinstance(body, CompletionBody) or any(isinstance(one, str) for one in prompts_of(body.prompt))
+def takes_long(body: Sampled) -> bool:
+    """Whether something has to be made tokens, or many have to be checked."""
+    prompts = prompts_of(body.prompt) if isinstance(body, CompletionBody) else [""]
+    return any(isinstance(prompt, str) for prompt in prompts) or sum(map(len, prompts)) > FEW_TOKENS
 
 
 def completion_jobs(service: Service, body: CompletionBody, name: str) -> list[Job]:
@@ -103,6 +107,8 @@ def prompt_ids(model: LoadedModel, prompt: str | list[int], add_special_tokens: 
         require_tokenizer(model)
     if isinstance(prompt, str) and add_special_tokens is False:
         return model.prompt_ids(model.tokenizer.encode_more(prompt))
+    if not isinstance(prompt, str):
+        model.room_after(prompt)  # before each id is looked at
     return model.prompt_ids(prompt)
 
 

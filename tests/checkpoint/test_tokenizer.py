@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +184,17 @@ def edited(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable
     return edit
 
 
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def split(pattern: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def sequence(parts: list[dict[str, object]]) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": parts}
+
+
 CORRUPT = [
     (lambda text: "", "not JSON"),
     (lambda text: "{}", "model: None, expected BPE"),
@@ -205,6 +219,29 @@ CORRUPT = [
     (edited(lambda t: t["post_processor"]["special_tokens"]["<|startoftext|>"].update(ids=[999])), "id 999, expected"),
     (edited(lambda t: t["model"]["vocab"].update(zz=300)), "id 300, expected ids below vocab_size=300"),
     (edited(lambda t: t["model"]["vocab"].update(zz=-1)), "the tokenizer failed: "),
+    (edited(lambda t: t["model"].update(end_of_word_suffix="x")), "model.end_of_word_suffix: 'x', expected null or an"),
+    (
+        edited(lambda t: t["model"]["vocab"].update({"a" * 1025: 299})),
+        "model.vocab: an entry of 1025 characters, expected",
+    ),
+    (edited(lambda t: t["added_tokens"].append({"content": "a" * 1025})), "added_tokens: an entry of 1025 characters"),
+    (
+        edited(lambda t: t["added_tokens"].extend([{"content": "a" * 1024}] * 1024)),
+        " characters, expected at most 1048576 of all entries together",
+    ),
+    (edited(lambda t: t.update(normalizer={"type": "Prepend", "prepend": "x"})), "'Prepend'}, expected null or NFC"),
+    (
+        edited(lambda t: t.update(pre_tokenizer=sequence([split("a" * 2048), BYTE_LEVEL]))),
+        "a pattern of 2061 characters",
+    ),
+    (
+        edited(lambda t: t.update(pre_tokenizer=sequence([split("a")] * 8 + [BYTE_LEVEL]))),
+        "9 parts, expected at most 8",
+    ),
+    (
+        edited(lambda t: t.update(post_processor={"type": "RobertaProcessing"})),
+        "expected ByteLevel, or TemplateProcess",
+    ),
 ]
 
 
@@ -232,6 +269,76 @@ def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path) -> None:
     backend.enable_padding(length=9)
     backend.save(str(path))
     assert load_tokenizer(tmp_path, CONFIG).encode("abcdef") == [1, *ids_of("abcdef")]
+
+
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+BOS_PIECE = {"SpecialToken": {"id": BOS, "type_id": 0}}
+PADDING = {"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+BOMBS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a text that grows": (
+        lambda t: t.update(normalizer={"type": "Sequence", "normalizers": [LONGER] * 3}),
+        "normalizer: {",
+    ),
+    "an added token that grows": (
+        lambda t: (
+            t.update(normalizer={"type": "Sequence", "normalizers": [LONGER] * 3}),
+            t["added_tokens"].append({"id": 299, "content": "a", **FLAGS}),
+        ),
+        "normalizer: {",
+    ),
+    "letters of letters": (
+        lambda t: t.update(pre_tokenizer=sequence([BYTE_LEVEL] * 30)),
+        "pre_tokenizer: {",
+    ),
+    "many times many BOS": (
+        lambda t: (
+            t["post_processor"].update(single=[BOS_PIECE] * 6000 + [TEXT]),
+            t["post_processor"]["special_tokens"][BOS].update(ids=[1] * 20000, tokens=["x"] * 20000),
+        ),
+        "post_processor: {",
+    ),
+    "a text many times": (lambda t: t["post_processor"].update(single=[TEXT] * 20000), "post_processor: {"),
+    "a pattern that backtracks": (
+        lambda t: t.update(pre_tokenizer=sequence([split("(\\S+)+b"), BYTE_LEVEL])),
+        "the tokenizer failed: ",
+    ),
+    "padding": (lambda t: t.update(padding=PADDING), "2005 ids"),
+}
+IN_A_CHILD = """
+import contextlib, sys
+from pathlib import Path
+with contextlib.suppress(ImportError, ValueError, OSError):
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+from builders import tiny_config
+from lfm2np.checkpoint.tokenizer import load_tokenizer
+from lfm2np.errors import TokenizerError
+try:
+    print(len(load_tokenizer(Path(sys.argv[1]), tiny_config()).encode("\u00e9" * 1000 + "a cb")), "ids")
+except TokenizerError as problem:
+    print(problem)
+"""
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_file_takes_no_endless_memory(bomb: str, tmp_path: Path) -> None:
+    """In a process with 2 GiB, which the library ends where it gets no more."""
+    change, fragment = BOMBS[bomb]
+    path = write_tokenizer(tmp_path)
+    path.write_text(edited(change)(path.read_text()))
+    command = [sys.executable, "-c", IN_A_CHILD, str(tmp_path)]
+    child = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr[-300:]
+    assert fragment in child.stdout
+
+
+def test_a_normalizer_that_composes_and_several_splits_are_allowed(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path)
+    steps = sequence([split(r"\d"), split(" +"), BYTE_LEVEL])
+    path.write_text(edited(lambda t: t.update(normalizer={"type": "NFC"}, pre_tokenizer=steps))(path.read_text()))
+    assert load_tokenizer(tmp_path, CONFIG).encode("e\u0301") == [1, *ids_of("\u00e9")]
 
 
 class PanicException(BaseException):

@@ -275,6 +275,34 @@ def test_a_body_that_does_not_come_is_not_waited_for():
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("version", [b"1.1\r\nContent-Length: 2", b"1.0"])
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(served: Served, version: bytes):
+    with served.raw() as connection:
+        head = b"GET /health HTTP/" + version + b"\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reply = b""
+        while piece := connection.recv(4096):
+            reply += piece
+    assert reply.startswith(b"HTTP/1.1 400") and reply.count(b"HTTP/1.1") == 1
+
+
+def test_a_prompt_is_measured_before_its_tokens_are_checked(served: Served):
+    """Else four million of them keep the event loop for seconds."""
+    for prompt in ([-1] * 1024, [[1], [-1] * 1024]):
+        status, reply = served.ask("/v1/completions", {"prompt": prompt})
+        assert status == 400 and "prompt of 1024 tokens: expected fewer" in reply["error"]["message"]
+
+
+def test_a_body_of_endless_parts_is_refused_before_it_is_parsed():
+    with serving(model()) as served:
+        for content in (b"[" + b"[]," * 2**17 + b"[]]", b'{"prompt": [' + b'["["],' * 2**17 + b'["a"]]}'):
+            status, reply = served.ask("/v1/completions", content)
+            assert status == 413 and "lists, objects and keys, expected at most 131072" in reply["error"]["message"]
+        assert served.ask("/v1/completions", {"prompt": "[" * 2**18})[0] == 400
+        status, reply = served.ask("/v1/completions", {"prompt": [1] * (2**17 + 1)})
+        assert status == 400 and "131073 elements: expected at most 131072" in reply["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("max_requests", 0), ("max_body_bytes", 0), ("body_seconds", 0.0), ("request_seconds", float("nan"))],
