@@ -10,7 +10,7 @@ from lfm2np.conformance.demands.large import CACHE_DEMANDS, LARGE
 from lfm2np.conformance.demands.memory_demands import MEMORY_DEMANDS
 from lfm2np.conformance.demands.misuse import MISUSE
 from lfm2np.conformance.demands.policy_demands import POLICY_DEMANDS
-from lfm2np.conformance.demands.properties import PROPERTIES
+from lfm2np.conformance.demands.properties import CROWDED, PROPERTIES
 from lfm2np.conformance.demands.sampling_demands import SAMPLING_DEMANDS
 from lfm2np.conformance.demands.scheduler_demands import SCHEDULER_DEMANDS
 from lfm2np.conformance.demands.wrong_calls import WRONG_CALLS
@@ -29,6 +29,7 @@ ALL: tuple[Property | Machine, ...] = (
     *CACHE_DEMANDS,
     *MEMORY_DEMANDS,
     *ENGINE_DEMANDS,
+    *CROWDED,
 )
 
 

@@ -138,7 +138,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if "lfm2np.conformance.runner" in sys.modules:
-        terminalreporter.write_line(sys.modules["lfm2np.conformance.runner"].totals())
+        runner = sys.modules["lfm2np.conformance.runner"]
+        terminalreporter.write_line(runner.totals())
+        terminalreporter.write_line(runner.met())
+        for line in runner.unmet():
+            terminalreporter.write_line(f"WARNING: never met {line}", yellow=True)
     if ADVICE in terminalreporter.config.stash:
         terminalreporter.write_line("what the engine raised on, and does not declare; its class may say:")
         terminalreporter.write_line(terminalreporter.config.stash[ADVICE])

@@ -183,7 +183,7 @@ class Trial:
         else:
             if prop.at_length and "long-contexts" not in lacks:
                 few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
-            run = self.examples(prop.strategy, most, lacks)
+            run = self.examples(self.strategy(prop), most, lacks)
             if few and run.error is None:
                 run = run.then(self.examples(lambda: prop.strategy(self.lengths), few, lacks))
         if run.error is not None or not run.has_models or self.model is not None or "mixture-of-experts" in lacks:
@@ -191,11 +191,15 @@ class Trial:
         some = max(3, int(most * SHARE_OF_MIXTURES))
         if isinstance(prop, Machine):
             return run.then(self.programs(with_some_experts, some, lacks))
-        run = run.then(self.examples(lambda: mixed(prop.strategy()), some, lacks))
+        run = run.then(self.examples(lambda: mixed(self.strategy(prop)()), some, lacks))
         if few and run.error is None:
             fewer = max(2, int(few * SHARE_OF_MIXTURES))
             run = run.then(self.examples(lambda: mixed(prop.strategy(self.lengths)), fewer, lacks))
         return run
+
+    def strategy(self, prop: Property) -> Callable[[], SearchStrategy[Any]]:
+        """Of the examples that come first: small ones, if the property has such."""
+        return (lambda: prop.strategy(self.lengths)) if prop.only_at_length else prop.strategy
 
     def examples(self, strategy: Callable[[], SearchStrategy[Any]], most: int, lacks: frozenset[str]) -> Run:
         assert isinstance(self.prop, Property)
@@ -314,6 +318,41 @@ def totals() -> str:
         f"{SchedulerMachine.schedules:,} schedules without a model ({SchedulerMachine.steps:,} steps, "
         f"{SchedulerMachine.tokens:,} rows)"
     )
+
+
+def met() -> str:
+    """How often this process met the situations in which engines break, and which of them never."""
+    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+
+    counted = {
+        "runs with prefix hits": TOTALS.hits,
+        f"steps with batches over {WIDE}": TOTALS.wide,
+        "preemptions": TOTALS.preemptions,
+        "forks": TOTALS.forks,
+        "aborts": TOTALS.aborts,
+    }
+    often = ", ".join(f"{count:,} {name}" for name, count in counted.items() if count) or "nothing"
+    never = ", ".join(name for name, count in counted.items() if not count) or "nothing"
+    return f"met: {often}; never: {never}"
+
+
+def unmet() -> list[str]:
+    """What was tried and not met, with what may be the reason."""
+    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+
+    found = []
+    if TOTALS.shared and not TOTALS.hits:
+        found.append(
+            f"prefix hits: {TOTALS.shared:,} requests began with full blocks of an earlier one, and the engine's "
+            "metrics() gave no cached_tokens: it has no prefix cache, does not count, or its blocks are larger than "
+            "its `sizes` say (block_size, or --block-size)"
+        )
+    if TOTALS.crowds and not TOTALS.wide:
+        found.append(
+            f"batches over {WIDE}: {TOTALS.crowds:,} times that many requests were there at once, and no step gave "
+            "each of them a token: the engine's max_num_seqs or max_num_batched_tokens is less, or it has no step()"
+        )
+    return found
 
 
 def described(error: BaseException) -> str:

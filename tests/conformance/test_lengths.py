@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
+from lfm2np.conformance.demands import checks
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import TOLD, told
 from lfm2np.conformance.runner import Terms, run_property
+from lfm2np.conformance.trials import driver
 from lfm2np.conformance.trials.lengths import Lengths, common_text, lengths_of
 from lfm2np.conformance.trials.models import TinyModel
 from lfm2np.conformance.trials.strategies import counts, greedy_params, scenarios
@@ -176,3 +178,15 @@ def test_most_demands_on_an_engine_are_tried_at_length():
     for one in AT_LENGTH:
         assert drawn(one.strategy(Lengths()), 2)
     assert TinyModel().positions == 96
+
+
+@pytest.mark.parametrize("name", ["prefix-hits", "wide-batches"])
+def test_quick_meets_hits_and_wide_batches_at_the_engine_s_own_block_size(name: str, monkeypatch: pytest.MonkeyPatch):
+    totals = driver.Totals()
+    for module in (driver, checks):
+        monkeypatch.setattr(module, "TOTALS", totals)
+    kind = type("Blocks", (adapters.Own,), {"sizes": {"block_size": 16, "max_num_batched_tokens": 64}})
+    result = run_property(by_id(name), lambda model, sizes: kind(adapters.load_once(Path(model)), sizes), "quick")
+    assert result.status == "passed", result.message
+    assert totals.hits if name == "prefix-hits" else totals.wide
+    assert totals.shared > totals.hits or name == "wide-batches"

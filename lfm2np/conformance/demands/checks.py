@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.conformance.protocol import Factory, Request
+from lfm2np.conformance.protocol import Factory, Request, missing, told
 from lfm2np.conformance.trials.driver import (
+    TOTALS,
     Outcome,
     Violation,
     drain,
     generate,
+    generate_on,
     make,
     require_equal,
     require_truth,
     run,
 )
 from lfm2np.conformance.trials.ledger import require_ledger
+from lfm2np.conformance.trials.lengths import Lengths
 from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint
 from lfm2np.conformance.trials.plain import log_softmax, logits_and_margins, read_checkpoint
 from lfm2np.conformance.trials.rounding import format_of, require_scores
@@ -35,6 +38,25 @@ def equals_reference(factory: Factory, scenario: Scenario) -> None:
 def every_schedule(factory: Factory, scenario: Scenario) -> None:
     engine = make(factory, scenario.model, scenario.sizes)
     require_truth(factory, scenario, run(engine, scenario))
+
+
+def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
+    """The first request is served before the others come, which begin as it does."""
+    engine = make(factory, scenario.model, scenario.sizes)
+    first, *others = scenario.requests
+    outcome = generate_on(engine, [first])
+    outcome.completions |= generate_on(engine, others).completions
+    size = scenario.sizes.get("block_size", told(engine).get("block_size", Lengths.block_size))
+    block = first.prompt_token_ids[:size]
+    TOTALS.shared += sum(len(block) == size and one.prompt_token_ids[:size] == block for one in others)
+    require_truth(factory, scenario, outcome)
+
+
+def in_wide_batches(factory: Factory, scenario: Scenario) -> None:
+    """Step by step where the engine can, so that the batches can be counted."""
+    engine = make(factory, scenario.model, scenario.sizes)
+    outcome = generate_on(engine, scenario.requests) if missing(engine, ("steps",)) else run(engine, scenario)
+    require_truth(factory, scenario, outcome)
 
 
 # --- one engine against itself
@@ -88,8 +110,9 @@ def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
     off = generate(factory, scenario, seeded, prefix_caching=False)
     engine = make(factory, scenario.model, {**scenario.sizes, "prefix_caching": True})
     for temperature in ("cold", "warm", "hot"):
-        lists = engine.generate([replace(one, request_id=f"{one.request_id}-{temperature}") for one in seeded])
-        found = Outcome({one.request_id: answer for one, answer in zip(seeded, lists, strict=True)})
+        renamed = [replace(one, request_id=f"{one.request_id}-{temperature}") for one in seeded]
+        answers = generate_on(engine, renamed).completions.values()
+        found = Outcome({one.request_id: answer for one, answer in zip(seeded, answers, strict=True)})
         require_equal(factory, scenario, off, found, f"with a {temperature} prefix cache")
 
 

@@ -21,7 +21,8 @@ class Property:
     bugs   real ones that it would have caught
     weight the number of examples, relative to the profile's
     strategy gives examples; with `at_length` it takes Lengths, and then gives such as reach over an engine's own blocks
-           and chunks. Drawn models are dense: runner.py tries examples with experts after them
+           and chunks; with `only_at_length` all of them are such. Drawn models are dense: runner.py tries examples
+           with experts after them
     """
 
     id: str
@@ -33,6 +34,7 @@ class Property:
     check: Callable[[Factory, Any], None]
     weight: float = 1.0
     at_length: bool = False
+    only_at_length: bool = False
 
 
 @dataclass(frozen=True)

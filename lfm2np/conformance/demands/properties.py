@@ -13,6 +13,8 @@ from lfm2np.conformance.trials.lengths import ALPHABET, Lengths
 from lfm2np.conformance.trials.strategies import (
     MOST_REQUESTS,
     Scenario,
+    crowds,
+    families,
     greedy_params,
     long_prompts,
     models,
@@ -334,5 +336,28 @@ PROPERTIES: tuple[Property, ...] = (
         checks.generates_lfm2,
         0.5,
         at_length=True,
+    ),
+)
+
+CROWDED: tuple[Property, ...] = (  # last, so that the order in which the others catch faults stays
+    Property(
+        "prefix-hits",
+        "What follows full blocks that an earlier request had, too, is the reference's, taken from a cache or not.",
+        5,
+        ("generate",),
+        ("vLLM 43090", "vLLM 47861", "SGLang 38319"),
+        families,
+        checks.after_prefix_hits,
+        only_at_length=True,
+    ),
+    Property(
+        "wide-batches",
+        "In a batch of more than eight, up to eighteen, every token is the reference's.",
+        1,
+        ("generate",),
+        ("mlx-vlm 1946",),
+        crowds,
+        checks.in_wide_batches,
+        only_at_length=True,
     ),
 )

@@ -22,14 +22,23 @@ from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import choose, request_seed
 from lfm2np.sampling.logprobs import token_logprobs
 
+WIDE = 8  # requests; batches above that many are counted
+
 
 @dataclass
 class Totals:
-    """What was compared since the process began."""
+    """What was compared since the process began, and which of the situations that break engines were met."""
 
     runs: int = 0
     steps: int = 0
     tokens: int = 0
+    hits: int = 0  # runs in which the engine took tokens from its prefix cache, by its own metrics
+    shared: int = 0  # requests that begin with full blocks which the same engine has computed for an earlier one
+    wide: int = 0  # steps in which more than WIDE requests got a token
+    crowds: int = 0  # runs with more than WIDE requests at once
+    preemptions: int = 0
+    forks: int = 0
+    aborts: int = 0
 
 
 TOTALS = Totals()
@@ -52,13 +61,25 @@ def make(factory: Factory, model: AnyModel, sizes: Mapping[str, Any]) -> Any:
 def generate(factory: Factory, scenario: Scenario, requests: Sequence[Request] | None = None, **sizes: Any) -> Outcome:
     """All requests at once, on a fresh engine."""
     chosen = scenario.requests if requests is None else requests
-    engine = make(factory, scenario.model, {**scenario.sizes, **sizes})
-    lists = engine.generate(list(chosen))
-    if len(lists) != len(chosen):
-        raise Violation(f"{len(lists)} answers for {len(chosen)} requests")
-    outcome = Outcome({one.request_id: list(answer) for one, answer in zip(chosen, lists, strict=True)})
+    return generate_on(make(factory, scenario.model, {**scenario.sizes, **sizes}), chosen)
+
+
+def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
+    """All requests at once, on an engine that may have served others."""
+    before = cached_tokens(engine)
+    lists = engine.generate(list(requests))
+    if len(lists) != len(requests):
+        raise Violation(f"{len(lists)} answers for {len(requests)} requests")
+    outcome = Outcome({one.request_id: list(answer) for one, answer in zip(requests, lists, strict=True)})
+    TOTALS.crowds += len(requests) > WIDE
+    TOTALS.hits += cached_tokens(engine) > before
     count(outcome)
     return outcome
+
+
+def cached_tokens(engine: Any) -> int:
+    """Those that it says it took from its prefix cache since it was made; 0 of an engine that does not say."""
+    return int(engine.metrics().get("cached_tokens", 0)) if hasattr(engine, "metrics") else 0
 
 
 def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
@@ -73,7 +94,9 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         outcome.steps += 1
         if outcome.steps > most:
             raise Violation(f"no progress: {sorted(alive)} not finished after {most} steps")
-        for name, answers in engine.step().items():
+        changed = engine.step()
+        TOTALS.wide += len(changed) > WIDE
+        for name, answers in changed.items():
             require_grown(name, outcome.completions.get(name, ()), answers)
             outcome.completions[name] = answers
         ended = {name for name in alive if is_finished(outcome.completions.get(name, ()))}
@@ -94,30 +117,43 @@ def run(engine: Any, scenario: Scenario, after_step: Any = None) -> Outcome:
         step()
     if alive:
         raise Violation(f"{sorted(alive)}: the engine says that it is done, but these never ended")
+    TOTALS.hits += cached_tokens(engine) > 0
+    TOTALS.crowds += len(outcome.completions) > WIDE
     count(outcome)
     return outcome
 
 
 def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outcome: Outcome, alive: set[str]) -> None:
+    """One operation on a running request; what the engine has no method for, or refuses at this moment, is left out."""
     name = request.request_id
     if kind == "abort":
         answers = engine.abort(name)
+        require_completions(f"abort({name!r})", answers)
+        TOTALS.aborts += 1
         require_grown(name, outcome.completions.get(name, ()), answers)
         outcome.completions[name] = answers
         outcome.aborted.add(name)
         alive.discard(name)
-    elif kind == "preempt":
+    elif kind == "preempt" and hasattr(engine, "preempt"):
         with contextlib.suppress(RequestError):  # it does not run
             engine.preempt(name)
-    elif kind == "fork" and request.params.n == 1:
+            TOTALS.preemptions += 1
+    elif kind == "fork" and request.params.n == 1 and hasattr(engine, "fork"):
         taken = len(outcome.completions[name][0].token_ids) if name in outcome.completions else 0
         new_id = f"{name}'{len(outcome.forks)}"
         try:
             engine.fork(name, new_id, whom[1])
         except RequestError:
             return
+        TOTALS.forks += 1
         outcome.forks[new_id] = (request, whom[1], taken)
         alive.add(new_id)
+
+
+def require_completions(call: str, answers: Any) -> None:
+    """Violation, which says what the protocol asks for, where a call gave something else."""
+    if not isinstance(answers, Sequence) or not all(hasattr(one, "token_ids") for one in answers):
+        raise Violation(f"{call} returned {answers!r}, expected the request's completions so far, a list of Completion")
 
 
 def require_grown(name: str, before: Sequence[Completion], now: Sequence[Completion]) -> None:

@@ -7,7 +7,7 @@ see lengths.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from lfm2np.sampling.params import SamplingParams
 
 LONGEST_PROMPT, MOST_TOKENS, MOST_REQUESTS, MOST_SAMPLES = 14, 6, 5, 3
 MOST_LONG_REQUESTS, MOST_LONG_SAMPLES, BLOCKS_OF_OUTPUT = 3, 2, 3
+BLOCKS_SHARED, LEAST_CROWD, MOST_CROWD = 3, 9, 18
 Op = tuple[Any, ...]  # ("add", i), ("step",), ("abort", i), ("preempt", i), ("fork", i, seed): i counts requests
 
 
@@ -210,6 +211,46 @@ def scenarios(
     longest = max(LONGEST_PROMPT + 2 + MOST_TOKENS, *map(positions_of, chosen))
     memory = sizes(lengths, longest)
     return Scenario(draw(models_at(lengths)), chosen, draw(memory), draw(schedules(len(chosen), kinds, steps)))
+
+
+@st.composite
+def families(draw: st.DrawFn, lengths: Lengths) -> Scenario:
+    """Requests whose prompts share one to three full blocks, and go on differently."""
+    most = max(1, min(BLOCKS_SHARED, (lengths.longest - 2 * MOST_TOKENS) // lengths.block_size))
+    blocks = draw(st.integers(1, most))
+    tails = draw(
+        st.lists(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=MOST_TOKENS), min_size=2, max_size=4)
+    )
+    prompts = [(*common_text(blocks * lengths.block_size), *tail)[: lengths.longest - MOST_TOKENS] for tail in tails]
+    return with_logprobs(draw, lengths, prompts, lengths.max_num_seqs)
+
+
+@st.composite
+def crowds(draw: st.DrawFn, lengths: Lengths) -> Scenario:
+    """More than eight small requests, which all run at once where the engine has the room."""
+    batch = draw(st.lists(prompts(), min_size=LEAST_CROWD, max_size=MOST_CROWD))
+    return with_logprobs(draw, lengths, batch, MOST_CROWD, steps=max(lengths.chunk, MOST_CROWD))
+
+
+def with_logprobs(
+    draw: st.DrawFn, lengths: Lengths, batch: Sequence[tuple[int, ...]], max_num_seqs: int, steps: int | None = None
+) -> Scenario:
+    """Greedy requests that are added together, with the log-probability of each token: what goes wrong in one shows.
+
+    The memory holds all of them, in the engine's own blocks.
+    """
+    chosen = tuple(
+        Request(f"r{index}", ids, replace(draw(greedy_params()), logprobs=0)) for index, ids in enumerate(batch)
+    )
+    memory = {
+        "block_size": lengths.block_size,
+        "num_blocks": sum(-(-positions_of(one) // lengths.block_size) + 1 for one in chosen),
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": steps or draw(st.sampled_from([lengths.chunk, max(1, lengths.chunk // 2 + 1)])),
+        "prefix_caching": True,
+    }
+    ops = tuple(("add", index) for index in range(len(chosen)))
+    return Scenario(draw(models_at(lengths)), chosen, memory, ops)
 
 
 def positions_of(one: Request) -> int:
