@@ -53,7 +53,7 @@ weight_bytes = 8
 
 
 class Matrix(NamedTuple):
-    """Weights [outputs, inputs] on their grids: the sum over slices of units * 2**-(WEIGHT_BITS... shift)."""
+    """Weights [outputs, inputs] on their grids: columns times the sum over slices of units * 2**-shift."""
 
     columns: Int32  # [inputs]: column i was divided by 2**columns[i]; input i is multiplied by it
     slices: tuple[tuple[Int64, Int32], ...]  # units [outputs, inputs], and the shift [outputs, 1] that made them so
@@ -81,9 +81,14 @@ def exponent_of(x: Weights) -> Int32:
     return np.where(largest == 0.0, np.int32(ZERO_EXPONENT), np.frexp(largest)[1])
 
 
-def units_of(x: Weights, shift: Int32) -> Int64:
+def scale(x: Weights | Int64, shift: Int32 | int) -> Float64:
+    """x * 2**shift in float64: exact unless it becomes subnormal."""
+    return np.asarray(np.ldexp(x.astype(np.float64), shift))
+
+
+def units_of(x: Weights, shift: Int32 | int = 0) -> Int64:
     """The integers nearest to x * 2**shift, ties to even; below 2**63 by whoever chose the shift."""
-    return np.rint(np.ldexp(x.astype(np.float64), shift)).astype(np.int64)
+    return np.rint(scale(x, shift)).astype(np.int64)
 
 
 def exact_sum(x: Float64) -> Float64:
@@ -96,9 +101,9 @@ def exact_sum(x: Float64) -> Float64:
         raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
     shift = TERM_BITS - exponent_of(x)
     high = units_of(x, shift)
-    low = units_of(np.ldexp(x, shift) - high, np.int32(TERM_BITS))
-    total = high.sum(-1).astype(np.float64) + np.ldexp(low.sum(-1).astype(np.float64), -TERM_BITS)
-    return np.ldexp(total, -shift[..., 0])
+    low = units_of(scale(x, shift) - high, TERM_BITS)
+    total = scale(high.sum(-1), 0) + scale(low.sum(-1), -TERM_BITS)
+    return scale(total, -shift[..., 0])
 
 
 def prepare_matrix(weight: Weights, what: str) -> Matrix:
@@ -106,17 +111,17 @@ def prepare_matrix(weight: Weights, what: str) -> Matrix:
 
     Columns are first brought to a common size by powers of two: an input channel that is large where its weights are
     small must not coarsen the grid of the others. A row's first slice has 20 bits, each further one 16 bits of what
-    those before it leave. If the absolute units of no row of a slice sum to more than 2**s, and inputs have b bits, then
-    no sum of products exceeds 2**(b + s); hence b = 53 - s.
+    those before it leave. If the absolute units of no row of a slice sum to more than 2**s and inputs have b bits, no
+    sum of products exceeds 2**(b + s); hence b = 53 - s.
     """
     columns = column_exponents(weight)
-    scaled = np.ldexp(weight.astype(np.float64), -columns)
+    scaled = scale(weight, -columns)
     shift = WEIGHT_BITS - exponent_of(scaled)
-    rest, slices = np.ldexp(scaled, shift), []  # in units of the first slice
+    rest, slices = scale(scaled, shift), []  # in units of the first slice
     for _ in range(most_slices(weight)):
-        units = units_of(rest, np.int32(0))
+        units = units_of(rest)
         slices.append((units, shift))
-        rest = np.ldexp(rest - units, LOW_WEIGHT_BITS)
+        rest = scale(rest - units, LOW_WEIGHT_BITS)
         shift = shift + np.int32(LOW_WEIGHT_BITS)
         if weight.dtype == np.float64 and not rest.any():
             break  # quantised weights get the slices that hold every bit
@@ -139,7 +144,7 @@ def most_slices(weight: Weights) -> int:
 
 def column_exponents(weight: Weights) -> Int32:
     """[inputs]: of each column's largest weight relative to its row, as one large row must not decide for all."""
-    relative = np.ldexp(np.abs(weight).astype(np.float64), -exponent_of(weight))
+    relative = scale(np.abs(weight), -exponent_of(weight))
     return exponent_of(relative.max(axis=0)[:, None])[:, 0]
 
 
@@ -150,13 +155,13 @@ def embed(rows: Weights) -> Float32:
 
 def linear(x: Float32, matrix: Matrix, bias: Float32 | None = None) -> Float32:
     """x [T, inputs] -> [T, outputs]: each row of x on its grid, sums of integer products, slices, bias, float32."""
-    wide = np.ldexp(x.astype(np.float64), matrix.columns)
+    wide = scale(x, matrix.columns)
     shift = np.int32(matrix.input_bits) - exponent_of(wide)  # [T, 1]
     units = units_of(wide, shift)
     total = np.zeros((len(x), matrix.outputs), np.float64)
     for weights, weight_shift in matrix.slices:
         products = units @ weights.T  # int64, at most 2**53
-        total += np.ldexp(products.astype(np.float64), -(shift + weight_shift.T))
+        total += scale(products, -(shift + weight_shift.T))
     if bias is not None:
         total += bias
     return total.astype(np.float32)
@@ -174,8 +179,8 @@ def rms_norm(x: Float32, weight: Float32, eps: float) -> Float32:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis; squares of float32 are exact in float64."""
     wide = x.astype(np.float64)
     mean = exact_sum(wide * wide) / x.shape[-1]
-    scale = 1.0 / np.sqrt(mean + eps)
-    return (wide * scale[..., None] * weight.astype(np.float64)).astype(np.float32)
+    inverse = 1.0 / np.sqrt(mean + eps)
+    return np.asarray(wide * inverse[..., None] * weight.astype(np.float64)).astype(np.float32)
 
 
 def sigmoid(x: Float32) -> Float32:
@@ -220,7 +225,7 @@ def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> Attent
     return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows)
 
 
-def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionScale) -> Float32:
+def attend(queries: Float32, keys: Float32, values: Float32, scales: AttentionScale) -> Float32:
     """Causal attention: queries [T, H, E] stand at the last T of the C positions of keys and values [C, G, E]."""
     for what, operand in (("queries", queries), ("keys", keys), ("values", values)):
         if not np.isfinite(operand).all():
@@ -230,8 +235,8 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
     mixed = np.empty(queries.shape, np.float32)
     for head in range(queries.shape[1]):
         group = head // shared
-        scores = head_scores(queries[:, head], keys[:, group], scale.keys)
-        mixed[:, head] = mix_values(np.where(visible, scores, -np.inf), values[:, group], scale.values[group])
+        scores = head_scores(queries[:, head], keys[:, group], scales.keys)
+        mixed[:, head] = mix_values(np.where(visible, scores, -np.inf), values[:, group], scales.values[group])
     return mixed
 
 
@@ -241,10 +246,10 @@ def head_scores(queries: Float32, keys: Float32, shift: Int32) -> Float64:
     Each row of either on a grid of b bits, with 2b + ceil(log2 E) <= 53: no sum of E products exceeds 2**53.
     """
     bits = min(MOST_BITS, (SUM_BITS - (queries.shape[-1] - 1).bit_length()) // 2)
-    wide_queries, wide_keys = np.ldexp(queries.astype(np.float64), -shift), np.ldexp(keys.astype(np.float64), shift)
+    wide_queries, wide_keys = scale(queries, -shift), scale(keys, shift)
     query_shift, key_shift = bits - exponent_of(wide_queries), bits - exponent_of(wide_keys)
     products = units_of(wide_queries, query_shift) @ units_of(wide_keys, key_shift).T
-    return np.ldexp(products.astype(np.float64), -(query_shift + key_shift.T)) * (1.0 / math.sqrt(queries.shape[-1]))
+    return scale(products, -(query_shift + key_shift.T)) * (1.0 / math.sqrt(queries.shape[-1]))
 
 
 def mix_values(scores: Float64, values: Float32, channels: Int32) -> Float32:
@@ -254,20 +259,20 @@ def mix_values(scores: Float64, values: Float32, channels: Int32) -> Float32:
     to less than 2**top; a high unit is 2**-28 of that, a low unit 2**-12 of a high one. So a row's high units sum to at
     most 2**28 + C, its low ones are at most 2**11 each, and with C <= 2**17 neither sum of products exceeds 2**53.
     """
-    scaled = np.ldexp(values.astype(np.float64), -channels)
+    scaled = scale(values, -channels)
     exponents = exponent_of(scaled)  # [C, 1]
     units = units_of(scaled, VALUE_BITS - exponents)
     weights = elementary.exp(scores - scores.max(-1, keepdims=True))  # 0 where hidden
     totals = exact_sum(weights)[:, None]
-    weights = np.ldexp(weights, exponents.T)
+    weights = scale(weights, exponents.T)
     shift = TERM_BITS - exponent_of(weights)
-    top = np.frexp(units_of(weights, shift).sum(-1, keepdims=True).astype(np.float64))[1] - shift  # [T, 1]
-    shares = np.ldexp(weights, SHARE_BITS - top)
-    high = units_of(shares, np.int32(0))
-    low = units_of(shares - high, np.int32(LOW_SHARE_BITS))
-    mixed = (high @ units).astype(np.float64) + np.ldexp((low @ units).astype(np.float64), -LOW_SHARE_BITS)
-    mixed = np.ldexp(mixed, top + channels - (SHARE_BITS + VALUE_BITS))
-    return (mixed / totals).astype(np.float32)
+    top = np.frexp(scale(units_of(weights, shift).sum(-1, keepdims=True), 0))[1] - shift  # [T, 1]
+    shares = scale(weights, SHARE_BITS - top)
+    high = units_of(shares)
+    low = units_of(shares - high, LOW_SHARE_BITS)
+    mixed = scale(high @ units, 0) + scale(low @ units, -LOW_SHARE_BITS)
+    mixed = scale(mixed, top + channels - (SHARE_BITS + VALUE_BITS))
+    return np.asarray(mixed / totals).astype(np.float32)
 
 
 def prefer(scores: Float32, bias: Float32) -> Float32:
@@ -299,4 +304,4 @@ def mix(outputs: Float32, weights: Float32) -> Float32:
 def log_softmax(logits: Float32) -> Float64:
     """Log-probabilities over the last axis, float64; off by less than 2**-46 of their size plus 2**-50."""
     below = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return below - elementary.log(exact_sum(elementary.exp(below)))[..., None]
+    return np.asarray(below - elementary.log(exact_sum(elementary.exp(below)))[..., None])
