@@ -26,7 +26,8 @@ from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.numerics import TRUTH, Numerics, numerics_named
-from lfm2np.numerics.machine import require_exact_product, require_ieee
+from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.products.exactness import require_exact_products
 from lfm2np.progress import Progress
 
 WEIGHTS = ("resident", "streamed")
@@ -156,7 +157,8 @@ def read_model(
         what = "weights 'streamed'" if weights == "streamed" else f"prepared {str(kept_in)!r}"
         raise RequestError(f"{what}: expected resident weights, prepared anew, for numerics {TRUTH!r}")
     require_ieee()
-    require_exact_product()
+    if arithmetic.name == "exact":
+        require_exact_products()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
     origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)  # before weights are read
     config = read_config(place)
