@@ -87,10 +87,8 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if model.numerics.name not in NAMES:
-            raise RequestError(
-                f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache: expected one of "
-                f"{', '.join(NAMES)} for an engine"
-            )
+            one = f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache"
+            raise RequestError(f"{one}: expected one of {', '.join(NAMES)} for an engine")
         self.model, self.seed = model, seed
         self.metrics = RunMetrics()
         try:
