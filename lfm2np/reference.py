@@ -13,7 +13,7 @@ Activations are float32 between operations (float64 in the arithmetic of that na
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,12 @@ from lfm2np.checkpoint.weights import (
     ShortConvWeights,
 )
 from lfm2np.errors import NumericsError
-from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.progress import Progress
+
+if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this file's sake
+    from lfm2np.numerics import ReferenceNumerics as Numerics
 
 Array = NDArray[Any]
 

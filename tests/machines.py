@@ -45,6 +45,7 @@ NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
 COMMANDS = {
     "digest": ["digest"],
     "mixture": ["digest", "--model", str(TOP / "fixtures" / "moe")],
+    "integers": ["digest", "--numerics", "integers"],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
     "compare": [*EIGHT_TYPES, "every_machine and all"],
@@ -52,7 +53,7 @@ COMMANDS = {
 }
 QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign or both_ways)"
 QUICK_TESTS += " and not longest and not plain_float32"
-QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "batch")}
+QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "integers", "batch")}
 QUICK |= {"tests": [*PYTEST, "-k", QUICK_TESTS]}
 
 # Runs there: what the machine is, and then one command after the other, each a line of JSON.
@@ -188,6 +189,7 @@ def judge_tests(code: int, said: str) -> tuple[str, list[str]]:
 JUDGES = {
     "digest": partial(judge_digest, DIGESTS["TRAINED"]),
     "mixture": partial(judge_digest, DIGESTS["MOE"]),
+    "integers": partial(judge_digest, DIGESTS["TRAINED"]),
     "batch": judge_batch,
     "vectors": judge_vectors,
     "compare": judge_tests,

@@ -1,4 +1,6 @@
-"""Mutation testing: python tests/mutants.py [--only FILE ...] [--jobs N] [--json FILE]. Needs the extra `mutation`.
+"""Mutation testing: python tests/mutants.py [--integers] [--only FILE ...] [--jobs N] [--json FILE].
+
+Needs the extra `mutation`.
 
 cosmic-ray's operators change one place of the files below at a time; the property suite, and nothing else, then runs in
 a process of its own, first with few examples of every property, then with more. A mutant is killed when a property
@@ -6,6 +8,8 @@ fails, or does not end within the time limit. Mutants that differ in annotations
 docstrings only are the same program, and those that do not compile are none: neither is run. Those that
 `equivalent_mutants.json` names, with reasons, are not run either, but counted. Exit code 1 if any other survives.
 Hours on two cores; not part of CI.
+
+`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py).
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded; children are forked
@@ -30,13 +35,14 @@ if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded; 
 
 import hypothesis.stateful
 import numpy
+import pytest
 import safetensors.numpy
 import tokenizers
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 from tqdm import tqdm
 
-LOADED = (hypothesis, numpy, safetensors, tokenizers)  # before the fork, so that no child loads them again
+LOADED = (hypothesis, numpy, pytest, safetensors, tokenizers)  # before the fork, so that no child loads them again
 TOP = Path(__file__).resolve().parent.parent
 FILES = [
     *sorted(
@@ -67,8 +73,26 @@ FILES = [
         )
     ),
 ]
+EXACT = [
+    f"lfm2np/numerics/{name}.py"
+    for name in (
+        "exact",
+        "grids",
+        "attention",
+        "pieces",
+        "ragged",
+        "weight_grids",
+        "matrix",
+        "routing",
+        "products/product",
+        "products/tiles",
+        "products/fastest",
+    )
+]
+COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 12, "ci": 120}  # of processor time for one property; the longest takes 2 and 15
+WAIT = 300  # seconds of the comparison with integers, which takes 30
 MEMORY = 4 << 30
 FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the longest beginning of its name counts
     "scheduler": (
@@ -233,7 +257,18 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     return True
 
 
-def tried(mutant: Mutant, source: str, profiles: Sequence[str]) -> str:
+def equals_integers(file: str, source: str) -> bool:
+    """In a forked process: whether the fast arithmetic still equals integers, and no process hangs."""
+    sys.path.insert(0, str(TOP))
+    sys.meta_path.insert(0, Replacing(file, source))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.setitimer(signal.ITIMER_REAL, WAIT)  # a thread that waits for another takes no processor time
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    os.environ["HYPOTHESIS_PROFILE"] = "ci"
+    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(COMPARISON)]) == 0
+
+
+def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> str:
     """killed, timeout or survived."""
     child = os.fork()
     if child == 0:
@@ -242,26 +277,29 @@ def tried(mutant: Mutant, source: str, profiles: Sequence[str]) -> str:
         os.dup2(nothing, 2)
         code = 1
         try:
-            code = 0 if survives(mutant.file, source, profiles) else 1
+            code = 0 if passes(mutant.file, source) else 1
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {0: "survived", -signal.SIGPROF: "timeout"}.get(code, "killed")
+    return {0: "survived", -signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout"}.get(code, "killed")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=FILES, metavar="FILE", help="files, as scheduler/memory.py")
+    parser.add_argument("--only", nargs="*", metavar="FILE", help="files, as scheduler/memory.py")
+    parser.add_argument("--integers", action="store_true", help="the fast arithmetic against integers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="the few examples only")
     parser.add_argument("--json", metavar="FILE", help="write what came of each, as it goes; what it says is kept")
     arguments = parser.parse_args()
     profiles = ("quick",) if arguments.quick else ("quick", "ci")
+    passes = equals_integers if arguments.integers else partial(survives, profiles=profiles)
+    arguments.only = arguments.only or (EXACT if arguments.integers else FILES)
     known = dict.fromkeys(equivalent(), "equivalent") | read(arguments.json)
 
     def outcome(pair: tuple[Mutant, str]) -> tuple[Mutant, str]:
         mutant, source = pair
-        return mutant, known.get(mutant.key) or tried(mutant, source, profiles)
+        return mutant, known.get(mutant.key) or tried(mutant, source, passes)
 
     everything = [one for file in arguments.only for one in mutants(file)]
     for key in sorted(set(equivalent()) - {mutant.key for mutant, _ in everything}):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Self
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import (
@@ -18,16 +19,20 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
+from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.prepared.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
-from lfm2np.numerics import Numerics, numerics_named
-from lfm2np.numerics.machine import require_exact_product, require_ieee
+from lfm2np.numerics import TRUTH, Numerics, numerics_named
+from lfm2np.numerics.machine import require_ieee
+from lfm2np.numerics.products.exactness import require_exact_products
 from lfm2np.progress import Progress
 
 WEIGHTS = ("resident", "streamed")
+MOST_PARAMETERS = 5 * 10**8  # whose weights are kept a second time, as integers of 8 bytes
+MOST_PRODUCTS = 2 * 10**10  # of a request in integers: some 20 seconds
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +64,22 @@ class LoadedModel:
     def sha256(self) -> str:
         """Of config.json and the weight files, or of the GGUF: which checkpoint this is, wherever it lies."""
         return checkpoint_sha256(self.path)
+
+    def truth_of(self, num_tokens: int) -> Self:
+        """What a sequence of so many tokens is compared with: this checkpoint in `integers`, whatever `exact` does.
+
+        Itself, so that reference.py computes in the same arithmetic, if that is not `exact`, or where integers would
+        take too long or too much memory: then one that computes by itself shares the arithmetic with what it judges.
+        """
+        count = parameter_count(self.config, active=True)
+        fits = parameter_count(self.config) <= MOST_PARAMETERS and count * num_tokens <= MOST_PRODUCTS
+        return self._in_integers if self.numerics.name == "exact" and fits else self
+
+    @cached_property
+    def _in_integers(self) -> Self:
+        arithmetic = numerics_named(TRUTH)
+        weights = prepare_weights(read_tensors(self.path, self.config), self.config, arithmetic)
+        return replace(self, numerics=arithmetic, weights=weights, where_weights="resident", prepared_directory=None)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt, checked."""
@@ -132,8 +153,12 @@ def read_model(
     kept_in = None if prepared is None else Path(prepared)
     if kept_in is not None and weights == "streamed":
         raise RequestError(f"prepared {str(kept_in)!r}: expected weights 'resident', streamed ones are not kept")
+    if arithmetic.name == TRUTH and (weights == "streamed" or kept_in is not None):
+        what = "weights 'streamed'" if weights == "streamed" else f"prepared {str(kept_in)!r}"
+        raise RequestError(f"{what}: expected resident weights, prepared anew, for numerics {TRUTH!r}")
     require_ieee()
-    require_exact_product()
+    if arithmetic.name == "exact":
+        require_exact_products()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
     origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)  # before weights are read
     config = read_config(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,10 @@ import numpy.typing as npt
 from lfm2np.checkpoint.gguf.formats import QUANTISED, bad_scale, values_of
 from lfm2np.checkpoint.packed.rows import PackedRows, bad_group
 from lfm2np.errors import CheckpointError
-from lfm2np.numerics.matrix import PREPARED, Weights
-from lfm2np.numerics.pieces import over_pieces
 from lfm2np.values import show
+
+if TYPE_CHECKING:
+    from lfm2np.numerics.integers import Weights
 
 DTYPES: dict[str, np.dtype[Any]] = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 CHUNK = 2**20  # elements looked at together: keeps temporaries small
@@ -105,16 +106,11 @@ def require_finite(tensor: StoredTensor) -> None:
         _require_finite_scales(tensor.values, tensor, where)
         return
     flat = tensor.values.reshape(-1)
-    bad: list[int] = []
-
-    def look(piece: slice) -> None:
-        found = _not_finite(flat[piece], tensor.dtype)
-        if found.any():
-            bad.append(piece.start + int(found.argmax()))
-
-    over_pieces(look, flat.size, 1, PREPARED)
-    if bad:
-        first = min(bad)
+    for start in range(0, flat.size, CHUNK):
+        bad = _not_finite(flat[start : start + CHUNK], tensor.dtype)
+        if not bad.any():
+            continue
+        first = start + int(bad.argmax())
         index = tuple(int(i) for i in np.unravel_index(first, tensor.values.shape))
         value = float(widen(flat[first : first + 1], tensor.dtype)[0])
         raise CheckpointError(f"{where}{tensor.name}: {value} at index {index}, expected finite numbers")

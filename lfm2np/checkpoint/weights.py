@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
-from lfm2np.numerics import Numerics
-from lfm2np.numerics.exact import attention_scale
-from lfm2np.numerics.matrix import PREPARED, AttentionScale, Matrix, Weights
-from lfm2np.numerics.pieces import over_pieces
+from lfm2np.numerics.integers import AttentionScale, Weights, attention_scale
 from lfm2np.progress import Progress
 
+if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
+    from lfm2np.numerics import Numerics
+    from lfm2np.numerics.matrix import Matrix
+
 Float32 = NDArray[np.float32]
-Matrices = Mapping[str, Matrix]  # by the name of the first tensor in each
+ROWS = 256  # widened together
+Matrices = Mapping[str, "Matrix"]  # by the name of the first tensor in each
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +125,9 @@ def vector(tensors: Mapping[str, StoredTensor], name: str) -> Float32:
 def joined(tensors: Mapping[str, StoredTensor], names: tuple[str, ...]) -> Weights:
     """The tensors of one Matrix below each other, all of them float64 if one is."""
     stored = stored_rows(tensors, names)
-    outputs, inputs = stored.shape
-    weights: Weights = np.empty((outputs, inputs), stored.dtype)
-
-    def fill(rows: slice) -> None:
-        weights[rows] = stored[rows]
-
-    over_pieces(fill, outputs, inputs, PREPARED)
+    weights: Weights = np.empty(stored.shape, stored.dtype)
+    for first in range(0, len(weights), ROWS):
+        weights[first : first + ROWS] = stored[first : first + ROWS]
     return weights
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
+from lfm2np import trusted
 from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
@@ -15,6 +17,9 @@ from lfm2np.network import digest
 
 
 def run_info(arguments: argparse.Namespace) -> None:
+    if arguments.trust:
+        show_trusted(arguments.json)
+        return
     path = checkpoint_path(arguments.model)
     config = read_config(path)
     tensors = read_tensors(path, config)
@@ -26,8 +31,24 @@ def run_info(arguments: argparse.Namespace) -> None:
         print(f"{'model':<30}{path}\n{summary.as_text(config, tensors, bounds)}")
 
 
+def show_trusted(as_json: bool) -> None:
+    """The files that have to be believed, whatever the checkpoint."""
+    files = trusted.trusted_files()
+    if as_json:
+        print(json.dumps([asdict(one) for one in files]))
+        return
+    for is_reading, what in ((False, "the reference, in integers"), (True, "reading checkpoints, and errors")):
+        own = [one for one in files if one.is_reading == is_reading]
+        print(f"{sum(one.lines for one in own):>6}  {what}")
+        for one in own:
+            print(f"{one.lines:>8}  lfm2np/{one.file}")
+
+
 def add_info(command: AddCommand) -> None:
-    command("info", run_info, "shape, memory and proved bounds of a checkpoint", "lfm2np info --json")
+    example = "lfm2np info --json\n  lfm2np info --trust"
+    sub = command("info", run_info, "shape, memory and proved bounds of a checkpoint", example)
+    trust = "instead: which files of this program have to be believed, with their lines; all others are compared"
+    sub.add_argument("--trust", action="store_true", help=trust)
 
 
 def run_digest(arguments: argparse.Namespace) -> None:

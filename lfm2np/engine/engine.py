@@ -26,6 +26,7 @@ from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group,
 from lfm2np.errors import Lfm2npError, RequestError, told
 from lfm2np.network.cache import Cache, default_blocks, make_cache
 from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
+from lfm2np.numerics import NAMES
 from lfm2np.numerics.products.blas import blas_kernel
 from lfm2np.progress import Progress
 from lfm2np.sampling.params import SamplingParams
@@ -85,6 +86,9 @@ class Engine:
         progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if model.numerics.name not in NAMES:
+            one = f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache"
+            raise RequestError(f"{one}: expected one of {', '.join(NAMES)} for an engine")
         self.model, self.seed = model, seed
         self.metrics = RunMetrics()
         try:

@@ -1,5 +1,8 @@
 """Each request alone, through reference.py: what every batched run has to equal, token for token and bit for bit.
 
+Under `exact` the reference computes in integers, which share nothing with it, as far as the work allows:
+LoadedModel.truth_of says how far.
+
 `alone` computes the whole sequence anew for each token, with the engine's sampler and no other part of the engine;
 `answer_alone` tells a whole request so, in the engine's words.
 `first_difference` holds a recorded run against the reference in one pass over prompt and output: by causality row t
@@ -65,9 +68,10 @@ def alone(
     stops = StopChecker(params.stop, params.include_stop_str_in_output)
     output: list[int] = []
     reason: str | None = None
+    truth = model.truth_of(tokens_of_passes(len(prompt_ids), most))
     while reason is None:
-        states = reference.hidden_states(model.weights, config, model.numerics, [*prompt_ids, *output], progress)
-        row = reference.output_logits(model.weights, model.numerics, states[-1:])[0]
+        states = reference.hidden_states(truth.weights, config, truth.numerics, [*prompt_ids, *output], progress)
+        row = reference.output_logits(truth.weights, truth.numerics, states[-1:])[0]
         guess = None
         if drafter is not None and drafter.is_random:
             guess = _guess(drafter, prompt_ids, output, params, seed, sample_index)
@@ -86,6 +90,11 @@ def alone(
             text, reason = text + held, reason if stopped_by is None else "stop"
         stop_id = token if stopped and (params.ignore_eos or token not in eos) else None
         yield Step(token, row, text, reason, stop_id if stopped_by is None else stopped_by)
+
+
+def tokens_of_passes(prompt: int, most: int) -> int:
+    """Of all the passes of a request that generates `most` tokens, each of which begins anew."""
+    return prompt * most + most * (most - 1) // 2
 
 
 def answer_alone(
@@ -151,7 +160,8 @@ def _output(
 
 def _prompt_logprobs(model: LoadedModel, prompt_ids: Sequence[int], count: int) -> tuple[TokenLogprobs | None, ...]:
     """Row p of the logits predicts prompt token p + 1; the first has no prediction."""
-    rows = reference.logits(model.weights, model.config, model.numerics, prompt_ids)
+    truth = model.truth_of(len(prompt_ids))
+    rows = reference.logits(truth.weights, truth.config, truth.numerics, prompt_ids)
     pairs = zip(rows, prompt_ids[1:], strict=False)
     return (None, *(token_logprobs(model.numerics, row, token_id, count) for row, token_id in pairs))
 
@@ -208,12 +218,13 @@ def first_difference(
         return None
     eos = tuple(sorted(model.config.eos_token_ids))
     sequence = [*prompt_ids, *token_ids[:-1]]
-    states = reference.hidden_states(model.weights, model.config, model.numerics, sequence)
-    truth = reference.output_logits(model.weights, model.numerics, states[len(prompt_ids) - 1 :])
+    alone = model.truth_of(len(sequence))
+    states = reference.hidden_states(alone.weights, alone.config, alone.numerics, sequence)
+    logits = reference.output_logits(alone.weights, alone.numerics, states[len(prompt_ids) - 1 :])
     for position, (token, row) in enumerate(zip(token_ids, rows, strict=True)):
         output = token_ids[:position]
-        expected = choose(truth[position], params, prompt_ids, output, eos, seed, sample_index)
-        found = difference_at(position, token, row, expected, truth[position])
+        expected = choose(logits[position], params, prompt_ids, output, eos, seed, sample_index)
+        found = difference_at(position, token, row, expected, logits[position])
         if found:
             return found
     return None

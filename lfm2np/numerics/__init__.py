@@ -1,6 +1,7 @@
-"""The arithmetics of the network: `exact` (default), `float32`, `float64` and emulated `bfloat16`.
+"""The arithmetics of the network: `exact` (default), `float32`, `float64` and emulated `bfloat16`; and `integers`.
 
-Each offers the operations of `Numerics`; reference.py is written in them and in nothing else.
+Each offers the operations of `ReferenceNumerics`, in which reference.py is written, and in nothing else. `integers`
+offers no more: it defines what `exact` has to equal. The others are `Numerics`, which the batched engine needs.
 Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps,
 N experts, K experts of a token.
 Every room may import it; it imports nothing but errors.
@@ -9,22 +10,26 @@ Every room may import it; it imports nothing but errors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import RequestError
-from lfm2np.numerics import exact, ieee
+from lfm2np.numerics import exact, ieee, integers
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Weights
 
 Array = NDArray[Any]
-NAMES = ("exact", "float32", "float64", "bfloat16")
+NAMES = ("exact", "float32", "float64", "bfloat16")  # of the engine
+TRUTH = "integers"  # of reference.py only
 
 
-class Numerics(Protocol):
-    """What an arithmetic can do. Arrays are float32 (float64 in `float64`); the batch axis comes first."""
+class ReferenceNumerics(Protocol):
+    """What reference.py needs. Arrays are float32 (float64 in `float64`); the batch axis comes first.
+
+    A matrix is whatever `prepare_matrix` of the same arithmetic made.
+    """
 
     @property
     def name(self) -> str: ...
@@ -35,18 +40,15 @@ class Numerics(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of one weight of a Matrix."""
+        """Memory of one weight of a matrix."""
 
-    def prepare_matrix(self, weight: Weights, what: str) -> Matrix:
+    def prepare_matrix(self, weight: Weights, what: str) -> Any:
         """Weights [outputs, inputs] in the form that `linear` wants; `what` names them in errors."""
-
-    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
-        """The same, of weights that stay where they are and are prepared for each product, piece by piece."""
 
     def embed(self, rows: Weights) -> Array:
         """Embedding rows [T, D] as activations."""
 
-    def linear(self, x: Array, matrix: Matrix, bias: NDArray[np.float32] | None = None) -> Array:
+    def linear(self, x: Array, matrix: Any, bias: NDArray[np.float32] | None = None) -> Array:
         """x [T, inputs] -> [T, outputs]."""
 
     def add(self, x: Array, y: Array) -> Array: ...
@@ -83,6 +85,23 @@ class Numerics(Protocol):
         `scale` cannot change the result but by rounding; only `exact` uses it.
         """
 
+    def convolve(
+        self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
+    ) -> Array:
+        """Depthwise causal convolution of u [T, D] by taps [D, L], after the L-1 rows of history."""
+
+    def log_softmax(self, logits: Array) -> NDArray[np.float64]:
+        """Log-probabilities over the last axis, float64."""
+
+
+class Numerics(ReferenceNumerics, Protocol):
+    """What the engine needs beside that: a cache, several requests at once, weights that are not prepared."""
+
+    def prepare_matrix(self, weight: Weights, what: str) -> Matrix: ...
+
+    def stream_matrix(self, weight: Rows, what: str) -> Matrix:
+        """The same, of weights that stay where they are and are prepared for each product, piece by piece."""
+
     def cache_columns(self, groups: int, head_dim: int) -> Sequence[tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each array that the cache holds of one token's keys and values."""
 
@@ -97,21 +116,14 @@ class Numerics(Protocol):
         A request's C positions come in parts that follow each other.
         """
 
-    def convolve(
-        self, history: Array, u: Array, taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
-    ) -> Array:
-        """Depthwise causal convolution of u [T, D] by taps [D, L], after the L-1 rows of history."""
-
     def convolve_ragged(
         self, windows: Sequence[Array], taps: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> Array:
         """The same for several requests, each its history and u below each other [L-1+t, D]: [T, D] of all."""
 
-    def log_softmax(self, logits: Array) -> NDArray[np.float64]:
-        """Log-probabilities over the last axis, float64."""
-
 
 _ARITHMETICS: dict[str, Numerics] = {
+    TRUTH: cast("Numerics", integers),  # no Numerics: whoever builds an engine refuses it
     "exact": exact,
     "float32": ieee.FLOAT32,
     "float64": ieee.FLOAT64,
@@ -122,5 +134,5 @@ _ARITHMETICS: dict[str, Numerics] = {
 def numerics_named(name: str) -> Numerics:
     """The arithmetic of that name; RequestError for another."""
     if not isinstance(name, str) or name not in _ARITHMETICS:
-        raise RequestError(f"numerics {name!r}: expected one of {', '.join(NAMES)}")
+        raise RequestError(f"numerics {name!r}: expected one of {', '.join([*NAMES, TRUTH])}")
     return _ARITHMETICS[name]

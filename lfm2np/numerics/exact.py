@@ -44,7 +44,14 @@ from lfm2np.numerics.grids import (
     sum_exponent,
     to_units,
 )
-from lfm2np.numerics.matrix import AttentionScale, Grid, Matrix, Rows, Streamed, Weights
+from lfm2np.numerics.integers import (
+    LOW_SHARE_BITS,
+    MOST_BITS,
+    SHARE_BITS,
+    VALUE_BITS,
+    AttentionScale,
+)
+from lfm2np.numerics.matrix import Grid, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.products.fastest import about, fastest
 from lfm2np.numerics.products.product import tiles_pay, without_tiles
@@ -56,14 +63,11 @@ from lfm2np.numerics.routing import prefer as prefer
 from lfm2np.numerics.routing import shares as shares
 from lfm2np.numerics.routing import sigmoid as sigmoid
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
-from lfm2np.numerics.weight_grids import MOST_BITS, prepared, prepared_rows, prove_grid
+from lfm2np.numerics.weight_grids import prepared, prepared_rows, prove_grid
 
 name = "exact"
 weight_bytes = 8
 
-VALUE_BITS = 24  # attention's values
-SHARE_BITS = 28  # attention's weights, relative to their sum,
-LOW_SHARE_BITS = 12  # and what that leaves
 longest_context = TERMS
 LEAST_WEIGHTS, MOST_BYTES = 2**18, 2**24  # of weights, of x: of products for which the fastest way is looked for
 
@@ -229,19 +233,6 @@ def convolve_ragged(windows: Sequence[Float32], taps: Float32, bias: Float32 | N
 
     over_pieces(compute, len(result), result.shape[1])
     return result
-
-
-def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> AttentionScale:
-    """Scales from the norms' weights [E] and the value projection [G * E, D].
-
-    Keys: half the difference of the norms' exponents, the larger of each rotated pair (i, i + E/2), which must share
-    a scale. Values: the exponent of the row that computes each channel.
-    """
-    pairs = [np.abs(norm).reshape(2, -1).T for norm in (q_norm, k_norm)]  # each [E/2, 2]
-    sizes = [np.where(np.any(pair != 0.0, axis=1), exponent_of(pair)[:, 0], 0) for pair in pairs]
-    half_difference = (sizes[0] - sizes[1]) // 2
-    rows = exponent_of(v_proj)[:, 0].reshape(-1, len(q_norm))
-    return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows)
 
 
 def cache_columns(groups: int, head_dim: int) -> list[tuple[tuple[int, ...], type]]:

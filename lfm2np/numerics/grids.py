@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.errors import NumericsError
+from lfm2np.numerics.integers import SUM_BITS as SUM_BITS
+from lfm2np.numerics.integers import TERM_BITS
+from lfm2np.numerics.integers import TERMS as TERMS
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Exponents = NDArray[np.int32]
-
-SUM_BITS = 53  # integers up to 2**53 are float64
-TERMS = 2**17  # the most terms of exact_sum, and the longest context
-TERM_BITS = 36  # TERMS * 2**TERM_BITS = 2**SUM_BITS
 
 
 def exponent_of(x: Float32 | Float64, signed: bool = True) -> Exponents:

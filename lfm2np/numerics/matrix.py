@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lfm2np.numerics.integers import AttentionScale as AttentionScale
+from lfm2np.numerics.integers import Weights as Weights
 from lfm2np.numerics.pieces import over_pieces, pieces
-
-Weights = NDArray[np.float32] | NDArray[np.float64]  # as a checkpoint holds them: float64 where they are quantised
 
 PREPARED = 2**17  # weights that a core prepares at a time: with fewer, threads wait for Python's lock
 STREAMED = 2**17  # weights prepared for a product together, by one thread: two were slower beside BLAS's own
@@ -91,15 +91,3 @@ class Matrix:
                 yield rows, self.values.prepare(self.values.weight[rows]).reshape(-1, self.inputs)
         else:
             yield slice(0, self.outputs), self.values
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionScale:
-    """Powers of two that bring the channels of one attention layer to a common size; used by exact arithmetic.
-
-    They come from the weights, not from the activations, so every token has the same, and scaling by them is exact:
-    a channel that is always large must not coarsen the grid of the others.
-    """
-
-    keys: NDArray[np.int32]  # [E]: keys are multiplied by 2**keys, queries divided by it
-    values: NDArray[np.int32]  # [G, E]: values are divided by 2**values, outputs multiplied by it

@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lfm2np.errors import NumericsError
+from lfm2np.numerics.machine import require_ieee
+
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
 SCORES = 2**22  # bytes of attention's that are computed together: most of such batches are work for two threads
 PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
@@ -90,11 +93,13 @@ class Shared:
         while (rows := next_piece(self.waiting)) is not None:
             self.function(rows)
 
-    def help(self) -> None:
-        """The same in another thread, unless the caller has gone already."""
+    def help(self, refusal: str | None) -> None:
+        """The same in another thread, unless the caller has gone already; `refusal` says why it must not compute."""
         with self._change:
             self._helping += 1
         try:
+            if refusal is not None:
+                raise NumericsError(f"a thread of lfm2np: {refusal}")
             self.compute()
         except BaseException as problem:
             self.waiting.clear()
@@ -160,9 +165,15 @@ def num_helpers() -> int:
 
 
 def help_others(handed_out: SimpleQueue[tuple[Context, Shared]]) -> None:
+    """What flushes subnormals is a thread, as the one that started it did: so each asks itself, once."""
+    refusal: str | None = None
+    try:
+        require_ieee()
+    except NumericsError as problem:
+        refusal = str(problem)
     while True:
         context, shared = handed_out.get()
-        context.run(shared.help)
+        context.run(shared.help, refusal)
         del context, shared  # and the arrays that they hold, while it waits
 
 

@@ -7,15 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics.grids import SUM_BITS, Exponents, Float64, exponent_of, power_of_two
+from lfm2np.numerics.grids import Exponents, Float64, exponent_of, power_of_two
+from lfm2np.numerics.integers import LEAST_BITS, LOW_WEIGHT_BITS, MOST_BITS, MOST_SLICES, SUM_BITS, WEIGHT_BITS
 from lfm2np.numerics.matrix import PREPARED, Grid, Rows, Weights
 from lfm2np.numerics.pieces import over_pieces
-
-WEIGHT_BITS = 20  # weights: bfloat16 is then exact down to 2**-12 of the row's largest, float16 to 2**-9
-LOW_WEIGHT_BITS = 16  # each further slice: the second of float32 weights, what quantised weights need
-MOST_SLICES = 3  # 52 bits: of quantised weights, whose values are float64
-LEAST_BITS = 16  # coarser inputs are refused
-MOST_BITS = 30  # a finer grid gains nothing over float32 operands
 
 
 def prove_grid(weight: Rows, what: str) -> Grid:

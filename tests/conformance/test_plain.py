@@ -1,4 +1,4 @@
-"""The engine against `lfm2np.conformance.trials.plain`, which shares no code with it.
+"""The engine against `lfm2np.plain`, which shares no code with it.
 
 Each test has been seen failing, by a mistake put into plain.py for the purpose: its docstring says which.
 """
@@ -14,9 +14,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from lfm2np import load
+from lfm2np import load, plain
 from lfm2np.checkpoint.config import effective_width
-from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.models import TinyModel, checkpoint, loaded
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import distribution, uniform

@@ -18,7 +18,7 @@ from operands import (
 )
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics import exact, grids
+from lfm2np.numerics import exact, grids, integers
 from lfm2np.numerics.ieee import FLOAT64
 from lfm2np.numerics.matrix import AttentionScale
 
@@ -160,7 +160,7 @@ def test_the_scale_of_an_attention_layer_changes_nothing_but_rounding():
     k_norm = (rng.normal(size=8) * np.exp2(rng.integers(-6, 6, 8))).astype(np.float32)
     v_proj = (rng.normal(size=(16, 5)) * np.exp2(rng.integers(-8, 8, (16, 1)))).astype(np.float32)
     v_proj[3] = 0.0
-    scale = exact.attention_scale(q_norm, k_norm, v_proj)
+    scale = integers.attention_scale(q_norm, k_norm, v_proj)
     assert (scale.keys[:4] == scale.keys[4:]).all(), "a rotated pair shares its scale"
     queries, keys = (rng.normal(size=(9, g, 8)).astype(np.float32) for g in (4, 2))
     values = (rng.normal(size=(9, 5)) @ v_proj.T).reshape(9, 2, 8).astype(np.float32)

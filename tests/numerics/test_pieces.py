@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threads import threads
 
-from lfm2np.numerics import exact, pieces
+from lfm2np.numerics import exact, integers, pieces
 from lfm2np.numerics.pieces import over_pieces, threads_of
 
 COUNTS = st.sampled_from([1, 2, 3, 5])
@@ -50,7 +50,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
     windows = [normal(TAPS - 1 + tokens, width) for tokens in (1, rows, 2)]
     window, taps = normal(rows + TAPS - 1, width), normal(width, TAPS)
     made, weights = normal(rows, 2, width), normal(rows, 2)
-    scale = exact.attention_scale(normal(HEAD_DIM), normal(HEAD_DIM), normal(2 * HEAD_DIM, width))
+    scale = integers.attention_scale(normal(HEAD_DIM), normal(HEAD_DIM), normal(2 * HEAD_DIM, width))
     return {
         "add": lambda: exact.add(x, y),
         "multiply": lambda: exact.multiply(x, y),

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers.models.lfm2.modeling_lfm2 import apply_rotary_pos_emb
 
 from lfm2np.numerics import numerics_named
-from lfm2np.numerics.exact import attention_scale
+from lfm2np.numerics.integers import attention_scale
 from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.rope import angles, inverse_frequencies, rotary_table
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.packed.codes import BITS, LARGEST, Array, Float64, bytes_of, codes_of, numbers
-from lfm2np.numerics.pieces import pieces
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT64_BITS = 53
+NUMBERS = 2**18  # looked at together: keeps temporaries small
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,8 @@ def bad_group(rows: PackedRows) -> str | None:
     In words, such as "the scale nan in group 0 of row 3".
     """
     largest = float(2 ** BITS[rows.coding]) if rows.coding in BITS else LARGEST[rows.coding]
-    for piece in pieces(len(rows), rows.columns):
+    step = max(1, NUMBERS // rows.columns)
+    for piece in (slice(start, start + step) for start in range(0, len(rows), step)):
         part = rows[piece]
         scales = numbers(part.scales, part.dtype)
         biases = np.zeros_like(scales) if part.biases is None else numbers(part.biases, part.dtype)

@@ -25,7 +25,7 @@ from lfm2np.drawings.runs.recorded import DetailedTrace
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.samples import sample_name
-from lfm2np.engine.sequential import answer_alone, difference_at
+from lfm2np.engine.sequential import answer_alone, difference_at, tokens_of_passes
 from lfm2np.errors import ProofError, RequestError, error_told
 from lfm2np.loading import Model
 from lfm2np.speculation.drafters import Drafter
@@ -83,14 +83,14 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
     if arguments.prove:
         truth = run_sequential(model, jobs, engine_seed, alone, drafter, None, "sequential")
         difference = compare(batched, alone) or compare_outputs(jobs, ran.outputs, truth.outputs)
-    summary = summarise(jobs, ran, truth, arguments, difference)
+    summary = summarise(model, jobs, ran, truth, arguments, difference)
     if arguments.json:
         print(json.dumps(as_json(model, jobs, ran.outputs, summary)))
     else:
         if not is_one:
             print_outputs(jobs, ran.outputs, model.tokenizer if model.has_tokenizer else None)
         if ran.metrics and (not is_one or arguments.prove or drafter):
-            print_summary(summary)
+            print_summary(summary, model.numerics.name)
     if difference:
         raise ProofError(difference)
     raise_failures(jobs, ran, is_one)
@@ -246,8 +246,19 @@ def compare_outputs(
     return None
 
 
+def sequential_numerics(model: Model, jobs: Sequence[Job]) -> str:
+    """The arithmetic of reference.py: of `exact` integers, unless a request is too large for them."""
+    sizes = [(len(job.ids), positions(model, job) - len(job.ids)) for job in jobs]
+    return ", ".join(sorted({model.truth_of(tokens_of_passes(*size)).numerics.name for size in sizes}))
+
+
 def summarise(
-    jobs: Sequence[Job], ran: Ran, truth: Ran | None, arguments: argparse.Namespace, difference: str | None
+    model: Model,
+    jobs: Sequence[Job],
+    ran: Ran,
+    truth: Ran | None,
+    arguments: argparse.Namespace,
+    difference: str | None,
 ) -> dict[str, Any]:
     """Figures of the run; those of the engine are None where it did not run."""
     lengths = [(len(job.ids), len(sample.token_ids)) for job in jobs for sample in ran.outputs[job.request_id].outputs]
@@ -267,6 +278,7 @@ def summarise(
         "static_batch_padding": static_padding(lengths, arguments.max_num_seqs or 64),
         "seconds": None if seconds is None else round(seconds, 3),
         "speculative": metrics and speculative_figures(arguments.speculative, metrics),
+        "sequential_numerics": None if truth is None else sequential_numerics(model, jobs),
         "sequential_seconds": None if truth is None else round(truth.seconds, 3),
         "speed_up": round(truth.seconds / seconds, 2) if truth and seconds else None,
         "proved": difference is None if arguments.prove else None,

@@ -10,7 +10,7 @@ from lfm2np.checkpoint.loaded import WEIGHTS
 from lfm2np.cli.shared.terminal import parse_ids, progress_bar, read_file
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
-from lfm2np.numerics import NAMES
+from lfm2np.numerics import NAMES, TRUTH
 
 
 def load_model(arguments: argparse.Namespace) -> Model:
@@ -65,7 +65,8 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> a
 
 
 def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--numerics", choices=NAMES, default="exact", help="arithmetic (exact)")
+    alone = "arithmetic (exact); integers defines what exact has to equal: one sequence at a time, no engine"
+    parser.add_argument("--numerics", choices=(*NAMES, TRUTH), default="exact", help=alone)
     streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
     parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
     prepared = "keep prepared weights in a file there, which later runs and workers map: they share its memory"

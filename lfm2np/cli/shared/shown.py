@@ -147,7 +147,7 @@ def logprobs_line(tokenizer: Tokenizer | None, chosen: TokenLogprobs) -> str:
     return f"{own}  {top}".rstrip()
 
 
-def print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any], numerics: str) -> None:
     rows = [
         ("requests, generated tokens", f"{summary['requests']}, {summary['generated_tokens']}"),
         ("steps (one request at a time)", f"{summary['steps']} ({summary['steps_one_by_one']})"),
@@ -160,6 +160,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
     if summary["speculative"]:
         rows += speculative_rows(summary["speculative"])
     if summary["sequential_seconds"] is not None:
+        rows.append(("arithmetic (sequential, no cache)", f"{numerics} ({summary['sequential_numerics']})"))
         rows.append(("seconds (sequential, no cache)", f"{summary['seconds']} ({summary['sequential_seconds']})"))
         rows.append(("speed-up over sequential", summary["speed_up"]))
     print()

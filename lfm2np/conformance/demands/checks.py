@@ -21,10 +21,10 @@ from lfm2np.conformance.trials.driver import (
 from lfm2np.conformance.trials.ledger import require_ledger
 from lfm2np.conformance.trials.lengths import Lengths
 from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint
-from lfm2np.conformance.trials.plain import log_softmax, logits_and_margins, read_checkpoint
 from lfm2np.conformance.trials.rounding import format_of, require_scores
 from lfm2np.conformance.trials.strategies import Scenario
 from lfm2np.errors import RequestError
+from lfm2np.plain import log_softmax, logits_and_margins, read_checkpoint
 from lfm2np.sampling.params import SamplingParams
 from scheduler import TraceError, replay
 

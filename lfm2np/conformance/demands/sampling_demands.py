@@ -15,9 +15,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lfm2np import plain
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import sampling_params
 from lfm2np.numerics import numerics_named

@@ -8,9 +8,9 @@ from functools import cache
 
 from hypothesis import strategies as st
 
+from lfm2np import plain
 from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.conformance.protocol import Factory, Request
-from lfm2np.conformance.trials import plain
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, models, prompts, sampling_params, schedules

@@ -190,12 +190,15 @@ def count(outcome: Outcome) -> None:
 
 
 def reference_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-    """reference.py over a whole sequence: row t is the same whatever follows, so one pass judges every token."""
+    """reference.py over a whole sequence: row t is the same whatever follows, so one pass judges every token.
+
+    In integers, unless the model is too large: LoadedModel.truth_of.
+    """
     return of_drawn(model, token_ids) if isinstance(model, TinyModel) else of_given(model, token_ids)
 
 
 def computed_logits(model: AnyModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-    logits = loaded(model).logits(token_ids)
+    logits = loaded(model).truth_of(len(token_ids)).logits(token_ids)
     logits.flags.writeable = False
     return logits
 
@@ -271,7 +274,7 @@ def require_logprobs(
     model: AnyModel, request: Request, answer: Completion, rows: NDArray[np.float32], where: str
 ) -> None:
     """Those that the engine gave: of its own tokens, and of the prompt."""
-    numerics, prompt = loaded(model).numerics, request.prompt_token_ids
+    numerics, prompt = loaded(model).truth_of(len(rows)).numerics, request.prompt_token_ids
     if answer.logprobs is not None:
         if len(answer.logprobs) != len(answer.token_ids):
             raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.token_ids)} tokens")

@@ -10,7 +10,7 @@ from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.conformance.protocol import UNTOLD, Completion, Request
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
-from lfm2np.conformance.trials.plain import stop_text
+from lfm2np.plain import stop_text
 
 
 @dataclass(frozen=True)

@@ -231,9 +231,11 @@ def vector_json(one: Chosen, tokens: Ids, positions: list[dict[str, Any]], tenso
 def exact_rows(model: LoadedModel, key: Key) -> tuple[Array, Array]:
     """Logits [N, V] float32 and log-probabilities [N, V] float64 of the N new tokens' positions, in one pass."""
     prompt, tokens = key
-    states = reference.hidden_states(model.weights, model.config, model.numerics, (*prompt, *tokens[:-1]))
-    logits = reference.output_logits(model.weights, model.numerics, states[len(prompt) - 1 :])
-    return logits, model.numerics.log_softmax(logits)
+    sequence = (*prompt, *tokens[:-1])
+    truth = model.truth_of(len(sequence))
+    states = reference.hidden_states(truth.weights, truth.config, truth.numerics, sequence)
+    logits = reference.output_logits(truth.weights, truth.numerics, states[len(prompt) - 1 :])
+    return logits, truth.numerics.log_softmax(logits)
 
 
 def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:

@@ -1,0 +1,311 @@
+"""`exact` equals `integers` bit for bit, operation by operation; and what has to be believed loads nothing else.
+
+The one computes by BLAS, in tiles and batches, on threads; the other adds up int64 numbers, one request at a time, and
+shares no line with it. Each product of integers.py is compared with Python's integers, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operands import adversarial, float32_of, integer_dot, kinds, seeds
+
+import lfm2np
+from lfm2np import trusted
+from lfm2np.checkpoint.loaded import moe_fixture, read_model
+from lfm2np.errors import NumericsError, RequestError
+from lfm2np.network.digest import digest
+from lfm2np.numerics import exact, integers, pieces
+from lfm2np.numerics.ieee import round_to_bfloat16
+from lfm2np.numerics.rope import rotary_table
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+TORTURE = sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pieces so small that both have some."""
+    monkeypatch.setattr(pieces, "THREADS", 2)
+    monkeypatch.setattr(pieces, "LEAST_PIECE", 8)
+    monkeypatch.setattr(pieces, "THREAD_PIECE", 16)
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.ndarray:
+    """Weights of bfloat16, of float32, or quantised: float64 of up to 51 bits."""
+    if form == "bfloat16":
+        return round_to_bfloat16(weight)
+    if form == "float32":
+        return weight
+    bits = int(rng.integers(1, 52))
+    return np.ldexp(rng.integers(-(2**bits), 2**bits, weight.shape).astype(np.float64), -int(rng.integers(0, 60)))
+
+
+@given(
+    seeds,
+    kinds,
+    kinds,
+    st.sampled_from(["bfloat16", "float32", "quantised"]),
+    st.integers(1, 9),
+    st.integers(1, 70),
+    st.integers(1, 300),
+    st.booleans(),
+)
+def test_products(seed, x_kind, w_kind, form, tokens, outputs, inputs, has_bias):
+    rng = np.random.default_rng(seed)
+    weight = stored_as(adversarial(rng, (outputs, inputs), w_kind), form, rng)
+    x, bias = adversarial(rng, (tokens, inputs), x_kind), adversarial(rng, (outputs,), x_kind) if has_bias else None
+    with np.errstate(over="ignore"):
+        expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
+        assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
+        streamed = exact.stream_matrix(weight, "w")
+        assert same(exact.linear(x, streamed, bias), expected)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
+)
+@pytest.mark.parametrize("form", ["bfloat16", "float32", "quantised"])
+@pytest.mark.parametrize("way", ["tiles", "whole"])
+def test_large_products_by_each_way(tokens, outputs, inputs, form, way, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
+    rng = np.random.default_rng(1)
+    weight = stored_as(adversarial(rng, (outputs, inputs), "outlier"), form, rng)
+    x, bias = adversarial(rng, (tokens, inputs), "wide"), adversarial(rng, (outputs,), "normal")
+    expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
+    assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
+
+
+@given(seeds, kinds, kinds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.booleans())
+def test_a_product_of_integers_equals_pythons(seed, x_kind, w_kind, tokens, outputs, inputs, short):
+    """By fractions: operands on their grids, one exact sum a slice, slices added in float64, rounded to float32."""
+    rng = np.random.default_rng(seed)
+    weight = adversarial(rng, (outputs, inputs), w_kind)
+    matrix = integers.prepare_matrix(round_to_bfloat16(weight) if short else weight, "w")
+    x = adversarial(rng, (tokens, inputs), x_kind)
+    wide = integers.scale(x, matrix.columns)
+    shift = matrix.input_bits - integers.exponent_of(wide)
+    on_grid = np.ldexp(integers.units_of(wide, shift).astype(np.float64), -shift)
+    with np.errstate(over="ignore"):
+        result = integers.linear(x, matrix)
+    for token in range(tokens):
+        for output in range(outputs):
+            total = 0.0
+            for units, row_shift in matrix.slices:
+                row = np.ldexp(units[output].astype(np.float64), -row_shift[output])
+                total += float(integer_dot(on_grid[token], row))
+            assert result[token, output] == float32_of(Fraction(total))
+
+
+@given(seeds, kinds, st.integers(1, 5), st.integers(1, 400))
+def test_an_exact_sum_equals_pythons_to_its_bound(seed, kind, rows, terms):
+    x = adversarial(np.random.default_rng(seed), (rows, terms), kind).astype(np.float64)
+    for row, total in zip(x, integers.exact_sum(x), strict=True):
+        size = sum(map(abs, map(Fraction, row.tolist())), Fraction(0))
+        assert abs(Fraction(float(total)) - sum(map(Fraction, row.tolist()))) <= size / 2**52
+
+
+def test_too_many_terms_and_too_coarse_inputs_are_refused():
+    with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
+        integers.exact_sum(np.zeros(2**17 + 1))
+    wide = np.ones((1, 2**17), np.float32)
+    for arithmetic in (exact, integers):
+        with pytest.raises(
+            NumericsError, match=r"^w: rows of 131072 weights sum to 2\*\*36 units .* leaves 17|15 bits"
+        ):
+            arithmetic.prepare_matrix(np.concatenate([wide * 1.99, wide * 1.99], 1), "w")
+
+
+# Operations on one or two arrays [rows, width], and their values.
+OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+    "add": lambda x, y: (exact.add(x, y), integers.add(x, y)),
+    "multiply": lambda x, y: (exact.multiply(x, y), integers.multiply(x, y)),
+    "swiglu": lambda x, y: (exact.swiglu(x, y), integers.swiglu(x, y)),
+    "rms_norm": lambda x, y: (exact.rms_norm(x, y[0], 1e-5), integers.rms_norm(x, y[0], 1e-5)),
+    "sigmoid": lambda x, y: (exact.sigmoid(x), integers.sigmoid(x)),
+    "prefer": lambda x, y: (exact.prefer(x, y[0]), integers.prefer(x, y[0])),
+    "log_softmax": lambda x, y: (exact.log_softmax(x), integers.log_softmax(x)),
+    "embed": lambda x, y: (exact.embed(x.astype(np.float64)), integers.embed(x.astype(np.float64))),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@given(seed=seeds, kind=kinds, other=kinds, rows=st.integers(1, 9), width=st.integers(1, 80))
+def test_operations_on_rows(name, seed, kind, other, rows, width):
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        mine, expected = OPERATIONS[name](adversarial(rng, (rows, width), kind), adversarial(rng, (rows, width), other))
+    assert same(mine, expected)
+
+
+@given(seeds, kinds, st.integers(1, 6), st.integers(1, 3), st.integers(1, 8), st.integers(0, 100_000))
+def test_rotation(seed, kind, tokens, heads, half, first):
+    x = adversarial(np.random.default_rng(seed), (tokens, heads, 2 * half), kind)
+    table = rotary_table(np.arange(first, first + tokens), 2 * half, 1e6)
+    assert same(exact.rotate(x, *table), integers.rotate(x, *table))
+
+
+@given(
+    seeds,
+    kinds,
+    kinds,
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_convolution_of_several_requests(seed, kind, taps_kind, lengths, width, taps, has_bias):
+    rng = np.random.default_rng(seed)
+    filters = adversarial(rng, (width, taps), taps_kind)
+    bias = adversarial(rng, (width,), kind) if has_bias else None
+    windows = [adversarial(rng, (taps - 1 + length, width), kind) for length in lengths]
+    with np.errstate(over="ignore", invalid="ignore"):
+        together = exact.convolve_ragged(windows, filters, bias)
+        alone = [integers.convolve(one[: taps - 1], one[taps - 1 :], filters, bias) for one in windows]
+        assert same(together, np.concatenate(alone))
+        assert same(exact.convolve(windows[0][: taps - 1], windows[0][taps - 1 :], filters, bias), alone[0])
+
+
+@given(
+    seeds,
+    st.tuples(kinds, kinds, kinds),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([2, 4, 6, 16]),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 7)), min_size=1, max_size=4),
+    st.integers(1, 9),
+)
+def test_attention_of_several_requests_whose_positions_come_in_parts(
+    seed, operand_kinds, groups, shared, head_dim, sizes, block
+):
+    """Each request: tokens that the cache has, and new ones; the first row beside them belongs to no request."""
+    rng, heads = np.random.default_rng(seed), groups * shared
+    q_norm, k_norm = (adversarial(rng, (head_dim,), "wide") for _ in range(2))
+    scale = integers.attention_scale(q_norm, k_norm, adversarial(rng, (groups * head_dim, 5), "wide"))
+    rows, cached, expected, first = [], [], [], 1
+    queries = adversarial(rng, (1 + sum(new for _, new in sizes), heads, head_dim), operand_kinds[0])
+    for before, new in sizes:
+        keys, values = (adversarial(rng, (before + new, groups, head_dim), kind) for kind in operand_kinds[1:])
+        entries = exact.cache_entries(keys, values, scale)
+        rows.append(slice(first, first + new))
+        starts = range(0, before + new, block)
+        cached.append([tuple(array[start : start + block] for array in entries) for start in starts])
+        expected.append(integers.attend(queries[rows[-1]], keys, values, scale))
+        assert same(exact.attend(queries[rows[-1]], keys, values, scale), expected[-1])
+        first += new
+    together = exact.attend_ragged(queries, rows, cached, scale)
+    assert same(together[1:], np.concatenate(expected))
+    assert not together[0].any()
+
+
+@pytest.mark.parametrize("what", ["queries", "keys", "values"])
+def test_attention_of_a_number_that_is_not_finite_is_refused(what: str):
+    operands = {name: np.ones((2, 1, 4), np.float32) for name in ("queries", "keys", "values")}
+    operands[what][1, 0, 2] = np.inf
+    scale = integers.AttentionScale(np.zeros(4, np.int32), np.zeros((1, 4), np.int32))
+    for arithmetic in (exact, integers):
+        with pytest.raises(NumericsError, match=what):
+            arithmetic.attend(*operands.values(), scale)
+
+
+@given(seeds, kinds, st.integers(1, 6), st.integers(1, 4), st.integers(0, 12), st.booleans(), st.booleans())
+def test_routes(seed, kind, tokens, chosen, more, normalised, has_ties):
+    rng, experts = np.random.default_rng(seed), chosen + more
+    scores = integers.sigmoid(adversarial(rng, (tokens, experts), kind))
+    if has_ties:
+        scores = np.round(scores, 1)
+    best = exact.best(scores, chosen)
+    assert same(best, integers.best(scores, chosen))
+    own = np.take_along_axis(scores, best, axis=-1)
+    weights = exact.shares(own, normalised, 2.5)
+    assert same(weights, integers.shares(own, normalised, 2.5))
+    outputs = adversarial(rng, (tokens, chosen, 7), kind)
+    assert same(exact.mix(outputs, weights), integers.mix(outputs, weights))
+
+
+@pytest.mark.parametrize("path", [FIXTURES / "hand", FIXTURES / "draft", *TORTURE], ids=lambda path: path.name)
+def test_end_to_end_on_every_small_fixture(path: Path):
+    digests = {name: digest_of(path, name) for name in ("exact", "integers")}
+    assert digests["exact"] == digests["integers"]
+
+
+def digest_of(path: Path, numerics: str) -> str:
+    model = read_model(path, numerics)
+    return digest(model.weights, model.config, model.numerics)
+
+
+def test_the_digests_of_the_readme_in_integers():
+    readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
+    assert digest_of(lfm2np.trained_fixture(), "integers") in readme
+    assert digest_of(moe_fixture(), "integers") in readme
+
+
+def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):
+    with pytest.raises(
+        RequestError, match=r"numerics 'integers' computes one sequence at a time.*expected one of exact"
+    ):
+        lfm2np.Engine(lfm2np.load(numerics="integers"))
+    with pytest.raises(RequestError, match=r"weights 'streamed': expected resident weights"):
+        lfm2np.load(numerics="integers", weights="streamed")
+    with pytest.raises(RequestError, match=r"prepared .*: expected resident weights"):
+        lfm2np.load(numerics="integers", prepared=tmp_path)
+
+
+def test_the_truth_of_a_model_is_in_integers_as_far_as_the_work_allows(monkeypatch: pytest.MonkeyPatch):
+    model = lfm2np.load()
+    assert model.truth_of(100).numerics is integers
+    assert model.truth_of(100) is model.truth_of(7), "prepared once"
+    assert model.truth_of(10**9) is model
+    monkeypatch.setattr("lfm2np.checkpoint.loaded.MOST_PARAMETERS", 1000)
+    assert model.truth_of(1) is model
+    rounding = lfm2np.load(numerics="float64")
+    assert rounding.truth_of(1) is rounding
+
+
+# --- what has to be believed
+
+BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/machine.py"}
+READING = ("checkpoint/", "errors.py", "values.py", "progress.py")
+
+
+def executed(function: Callable[[], object]) -> set[str]:
+    """The files of lfm2np of which any function ran, relative to it; not what a module does when it is imported."""
+    top, found = Path(lfm2np.__file__).parent, set()
+
+    def profile(frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(top) and frame.f_code.co_name != "<module>":
+            found.add(path.relative_to(top).as_posix())
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture])
+def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[], Path]):
+    ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
+    choosing = {"loading.py", "numerics/__init__.py"}  # by name, and who calls the reference
+    assert {name for name in ran if not name.startswith(READING)} == BASE | choosing
+    assert "numerics/pieces.py" in executed(lambda: lfm2np.load(fixture()).logits([1, 17, 42])), "the control"
+
+
+def test_the_base_is_what_the_command_lists():
+    listed = {one.file for one in trusted.trusted_files() if not one.is_reading}
+    assert listed == BASE
+    assert sum(one.lines for one in trusted.trusted_files() if not one.is_reading) <= 700
+    assert all(one.file.startswith(READING) for one in trusted.trusted_files() if one.is_reading)
