@@ -33,7 +33,7 @@ from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
 from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.target import Target, TargetError
+from lfm2np.oracle.targets.target import AT_ONCE, Target, TargetError
 from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import ProgressOf
@@ -64,7 +64,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
     )
     formats.add_options(parser)
-    parser.add_argument("--at-once", metavar="N", type=int, default=8, help="most requests in flight together (8)")
+    parser.add_argument(
+        "--at-once", metavar="N", type=int, default=AT_ONCE, help=f"most requests in flight together ({AT_ONCE})"
+    )
     parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
     parser.add_argument("--name", metavar="NAME", help="of the model, for a server that serves several")

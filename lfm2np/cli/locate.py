@@ -12,7 +12,6 @@ from typing import Any
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli import check
 from lfm2np.cli.shared.parser import AddCommand
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError
@@ -20,6 +19,13 @@ from lfm2np.oracle.locate.dump import read_dump, read_names
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.words import as_text, shortened, why_inconclusive
+
+EXIT_CODES = """exit codes:
+  0    nothing exceeds its bound
+  1    wrong: its own inputs do not explain a tensor
+  2    inconclusive: the dump has too few tensors to tell
+  3    the dump or the model can't be read, or they do not fit each other
+  130  interrupted"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +89,6 @@ def add_locate(command: AddCommand) -> None:
         run,
         "name the first tensor of an engine's activations that its own inputs do not explain",
         "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
-        exit_codes=check.EXIT_CODES,
+        exit_codes=EXIT_CODES,
     )
     add_options(sub)

@@ -15,6 +15,8 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.continued import MOST_TIMES, continuations, without_vain
+from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
@@ -25,7 +27,7 @@ from lfm2np.oracle.judging.verdict import Position, is_in_doubt
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities, Target
+from lfm2np.oracle.targets.target import AT_ONCE, Abilities, Target
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
@@ -63,6 +65,11 @@ class Checked:
     why_format: str = ""  # where it was not declared
     left: int = 0  # asks that were not needed, as what came before them is wrong
 
+    @property
+    def not_tested(self) -> list[str]:
+        """What the verdict says nothing of, in words."""
+        return not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -78,7 +85,7 @@ def check(
     model: Model,
     target: Target,
     format_name: str,
-    at_once: int = 8,
+    at_once: int = AT_ONCE,
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
@@ -98,7 +105,7 @@ def check(
 def ask_all(
     model: Model,
     target: Target,
-    at_once: int = 8,
+    at_once: int = AT_ONCE,
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
@@ -119,12 +126,12 @@ def ask_all(
     pairs: list[Pair] = []
     for done, one in enumerate(plan):
         progress("asking", done, len(plan))
-        pairs += answered(target, one, transcript)
+        pairs += whole_answers(model, target, one, abilities, transcript)
         if not on(pairs):
             break
     progress("asking", len(plan), len(plan))
-    every = sum(len(one.asks) - len(one.aborted) for one in plan)
-    return Asked(abilities, tuple(pairs), tuple(not_put), every - len(pairs))
+    every = [ask.id for one in plan for ask in one.asks if ask.id not in one.aborted]
+    return Asked(abilities, tuple(pairs), tuple(not_put), len(set(every) - {ask.id for ask, _ in pairs}))
 
 
 def until_wrong(model: Model, format_name: str, known: Known) -> While:
@@ -186,6 +193,22 @@ def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
         asks = [replace(ask, prompt_logprobs=False) for ask in asks]
     aborted = tuple(name for name in one.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
     return Round(tuple(asks), aborted), impossible
+
+
+def whole_answers(
+    model: Model, target: Target, one: Round, abilities: Abilities, transcript: Transcript | None
+) -> list[Pair]:
+    """The answers of a round, and what those that ended early say when they are asked to go on."""
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    newest = answered(target, one, transcript)
+    pairs = list(newest)
+    for _ in range(MOST_TIMES):
+        more = continuations(newest, tokenizer, abilities.takes_token_ids)
+        if not more:
+            break
+        newest = without_vain(answered(target, Round(more), transcript))
+        pairs += newest
+    return pairs
 
 
 def answered(target: Target, one: Round, transcript: Transcript | None) -> list[Pair]:

@@ -12,6 +12,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
+from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.formats import others
@@ -120,17 +121,26 @@ def decided(
                 f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
             )
         return Verdict.BUG, [*reasons, *findings(positions)]
-    if not positions:
-        return Verdict.INCONCLUSIVE, ["no answer told the ids of its tokens: nothing could be judged"]
     if unanswered:
-        return Verdict.INCONCLUSIVE, [f"{len(unanswered)} requests got no usable answer, first {unanswered[0]}"]
+        return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
+    if not positions:
+        return Verdict.INCONCLUSIVE, ["no answer reported the ids of its tokens: nothing could be judged"]
     if all(one.error is None for one in positions):
-        return Verdict.INCONCLUSIVE, ["no log-probabilities were told: errors that flip no token can't be seen"]
+        return Verdict.INCONCLUSIVE, ["no log-probabilities were reported: errors that change no token can't be seen"]
+    if missing := unseen(pairs, positions):
+        return Verdict.INCONCLUSIVE, [f"no log-probability was reported in {'; in '.join(missing)}"]
     if any(one.verdict is Verdict.TIE for one in positions):
         return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
     if any(one.is_rerouted for one in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
+
+
+def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
+    """How many requests got no usable answer, the first of them, and why."""
+    why = next((answer.error for ask, answer in pairs if ask.id == unanswered[0]), None)
+    first = f"{unanswered[0]}: {why or 'no answer reported the ids of its tokens'}"
+    return f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"
 
 
 def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:

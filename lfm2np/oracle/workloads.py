@@ -16,6 +16,7 @@ from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.targets.records import Ask
 
+BATCH = 8  # requests together in most cases: larger batches have a case of their own
 NEW = 16  # tokens generated a request, unless the case says otherwise
 BORDERS = (8, 16, 32, 64, 128, 256)  # of blocks and chunks in today's engines
 TEXTS = (
@@ -49,10 +50,15 @@ class Writer:
 
     config: ModelConfig
     tokenizer: Tokenizer | None
-    at_once: int
+    most_at_once: int
     seed: int = 0
     random: np.random.Generator = field(init=False)
     count: int = 0
+
+    @property
+    def at_once(self) -> int:
+        """Of the cases whose number of requests depends on it."""
+        return min(BATCH, self.most_at_once)
 
     def __post_init__(self) -> None:
         self.random = np.random.Generator(np.random.Philox(key=[self.seed, 6]))
@@ -188,6 +194,13 @@ def long_prompts(writer: Writer) -> Iterator[Round]:
         yield Round(tuple(asks))
 
 
+def wide_batches(writer: Writer) -> Iterator[Round]:
+    """As many short requests together as the engine takes, and two more: rows and slots beyond those of other cases."""
+    if writer.most_at_once > BATCH:
+        lengths = range(1, writer.most_at_once + 3)
+        yield Round(tuple(writer.ask("wide-batches", writer.ids(n), BATCH, beside=True) for n in lengths))
+
+
 @dataclass(frozen=True)
 class Case:
     """`suspect` is what a wrong answer in this case, and in no simpler one, points to."""
@@ -205,6 +218,7 @@ CASES: dict[str, Case] = {
     "prefixes": Case(prefixes, "the prefix cache: a hit without the state that belongs to it"),
     "families": Case(families, "shared blocks that are written"),
     "aborts": Case(aborts, "memory of an aborted request that is freed too early"),
+    "wide-batches": Case(wide_batches, f"rows or slots that only batches of more than {BATCH} requests have"),
 }
 
 

@@ -186,6 +186,7 @@ NATIVE = {  # why that is right
         "(values.astype(np.uint32) << np.uint32(16)).view(np.float32)",
         "shifted.view(np.int64)",
         "weight[rows].view(np.uint32)",
+        "weight.view(np.uint32)",
         "np.full(LANES, 512, np.uint32).view(np.float32)",
         "(subnormal * np.float32(0.5)).view(np.uint32)",
         "x.reshape(-1).view(np.uint32)",

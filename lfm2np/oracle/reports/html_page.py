@@ -265,7 +265,8 @@ def cases(checked: Checked) -> str:
 
 
 def missing(checked: Checked) -> str:
-    lines = [f"The engine {words}." for words in limits(checked.abilities)]
+    lines = [f"Not tested: {foreign(words)}." for words in checked.not_tested]
+    lines += [f"The engine {words}." for words in limits(checked.abilities)]
     for case, count in not_put_by_case(checked).items():
         lines.append(f"Not put: {plural(count, 'request')} of {foreign(case)}.")
     lines += [f"{words}." for words in left_words(checked)]

@@ -37,6 +37,7 @@ from lfm2np.oracle.total import Total
 
 MOST_LINES = 10  # of flips and of messages
 COMMAND = 4000  # characters
+MOST_NOT_TESTED = 600  # characters
 
 
 def exit_code(verdict: Verdict) -> int:
@@ -74,6 +75,7 @@ def head_lines(checked: Checked) -> list[str]:
     chance = f"; a right engine has so many or more with probability {likely}" if total.flips else ""
     return [
         f"verdict    {total.verdict}",
+        f"not tested {visible('; '.join(checked.not_tested), MOST_NOT_TESTED)}",
         *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(reasons_of(checked))),
         f"engine     {visible(checked.abilities.engine)}",
         f"format     {visible(format_in_words(checked))}",
@@ -206,6 +208,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "verdict": str(total.verdict),
         "exit_code": exit_code(total.verdict),
         "reasons": reasons_of(checked),
+        "not_tested": checked.not_tested,
         "suspects": suspects(checked),
         "regions": regions_json(checked),
         "format": checked.format,

@@ -19,7 +19,7 @@ from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Said, Wants
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.oracle.targets.target import AT_ONCE, Abilities, TargetError
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
 UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream
@@ -39,7 +39,7 @@ class HttpTarget:
         url: str,
         tokenizer: Tokenizer | None,
         model_name: str | None = None,
-        at_once: int = 8,
+        at_once: int = AT_ONCE,
         timeout: float = 60.0,
         retries: int = 3,
         backoff: float = 0.25,

@@ -9,6 +9,8 @@ from typing import Protocol
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.targets.records import Answer, Ask
 
+AT_ONCE = 16  # requests in flight together, unless the engine takes fewer
+
 
 class TargetError(Lfm2npError):
     """The engine can't be run or reached at all; one request that goes wrong is an Answer with `error`."""

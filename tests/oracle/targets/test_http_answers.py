@@ -26,7 +26,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
 from lfm2np.oracle.targets.http_target import judged
 from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.targets.target import Target, TargetError
+from lfm2np.oracle.targets.target import AT_ONCE, Target, TargetError
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 
@@ -57,7 +57,7 @@ def test_the_probe_finds_what_a_server_reveals(
         found = target_of(player).probe()
     assert found.engine == engine
     assert (found.takes_token_ids, found.tells_token_ids, found.tells_logprobs) == (takes, tells, logprobs)
-    assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.at_once) == (top, prompt, 8)
+    assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.at_once) == (top, prompt, AT_ONCE)
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])

@@ -1,0 +1,87 @@
+"""What of an engine was judged, and what was not: a verdict covers what was tested and nothing else.
+
+A kind of position is a phase, the company and the beginning of the prompt: ("decode", "in a batch", "after a prefix").
+Errors that change no token show in log-probabilities alone. So a case or a kind that was asked for, and of which no
+log-probability was reported, leaves the whole check inconclusive. What was never asked for is only said: not_tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from lfm2np.oracle.continued import early_ends
+from lfm2np.oracle.judging.scored import Pair
+from lfm2np.oracle.judging.verdict import Position
+from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.workloads import CASES
+
+Kind = tuple[str, str, str]
+AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
+NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
+
+
+def kind(ask: Ask, is_decode: bool) -> Kind:
+    return (
+        "decode" if is_decode else "prefill",
+        "in a batch" if ask.factors.get("beside") else "alone",
+        "after a prefix" if ask.factors.get("prefix") in AFTER else "without a prefix",
+    )
+
+
+def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
+    """Cases, and kinds of position, that were asked for and of which no log-probability was reported; in words.
+
+    The first new token is prefill's: a server that reports no log-probabilities of prompts is judged there.
+    """
+    reported = [one for one in positions if one.error_ratio is not None]
+    seen_cases = {one.ask.case for one in reported}
+    silent = [case for case in dict.fromkeys(ask.case for ask, _ in pairs) if case not in seen_cases]
+    asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1)}
+    seen = {kind(one.ask, one.row >= len(one.ask.prompt_token_ids)) for one in reported}
+    words = [f"the case{'s' * (len(silent) > 1)} {', '.join(silent)}"] if silent else []
+    return words + [" ".join(levels) for levels in smallest(asked - seen, asked)]
+
+
+def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
+    """The missing kinds by as few levels as tell them: ("decode",) if nothing of that phase was seen."""
+    left = set(missing)
+    for count in (1, 2, 3):
+        for levels in sorted({some for one in missing for some in combinations(one, count)}):
+            group = {one for one in asked if set(levels) <= set(one)}
+            if group <= missing and group & left:
+                left -= group
+                yield levels
+
+
+def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
+    """The most requests that were in flight together, as far as the adapter lets so many at once."""
+    places = [int(ask.factors.get("place") or 0) for ask, _ in pairs if ask.factors.get("beside")]
+    return min(abilities.at_once, 1 + max(places, default=0))
+
+
+def not_tested(
+    abilities: Abilities, pairs: Sequence[Pair], not_put: Sequence[str], left: int, positions: Sequence[Position]
+) -> list[str]:
+    """What this check says nothing of, in words, whether it was not wanted, not possible, or not answered."""
+    batch, early = largest_batch(abilities, pairs), early_ends(pairs)
+    silent = sum(one.error_ratio is None for one in positions)
+    asked = {ask.case for ask, _ in pairs}
+    excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ())}
+    cases = [case for case in CASES if case not in excused]
+    lines = []
+    if left:
+        lines.append(f"{left} requests after one that is wrong beyond doubt")
+    if not_put:
+        lines.append(f"{len(not_put)} requests whose tokens no text makes")
+    if early.lost:
+        lines.append(f"{early.lost} of {early.tokens} tokens that {early.answers} answers left out by ending early")
+    if silent and silent < len(positions):
+        lines.append(f"errors in {silent} of {len(positions)} positions (no log-probability)")
+    if cases:
+        lines.append(f"case{'s' * (len(cases) > 1)} {', '.join(cases)}")
+    lines.append(f"batches of more than {batch}" if batch > 1 else "batches")
+    if not abilities.can_abort:
+        lines.append("cancelled requests")
+    return lines
