@@ -66,7 +66,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--shrink-minutes", metavar="N", type=float, default=5.0, help="for making one finding small (5)")
     add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens of the engine's cache blocks ({BLOCK})")
-    add("--chunk", metavar="N", type=int, default=CHUNK, help=f"most tokens of its steps ({CHUNK})")
+    add(
+        "--max-num-batched-tokens",
+        "--chunk",
+        dest="chunk",
+        metavar="N",
+        type=int,
+        default=CHUNK,
+        help=f"most tokens of its steps ({CHUNK})",
+    )
     add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
     add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
     add(

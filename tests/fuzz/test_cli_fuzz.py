@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from served_here import folder, serving
 
+from lfm2np.cli import fuzz as cli_fuzz
 from lfm2np.cli import main
 from lfm2np.faults import inject
 from lfm2np.fuzz import campaign, started
@@ -315,3 +317,10 @@ def test_a_server_that_ends_or_never_answers_is_said(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"no answer within 0\.05 s"):
         silent.start()
     assert silent._process is None
+
+
+def test_the_budget_of_a_step_has_vllms_name_and_its_former_one() -> None:
+    parser = argparse.ArgumentParser()
+    cli_fuzz.add_options(parser)
+    names = ("--max-num-batched-tokens", "--chunk")
+    assert [parser.parse_args(["http://127.0.0.1:1", name, "64"]).chunk for name in names] == [64, 64]
