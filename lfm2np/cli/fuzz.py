@@ -305,6 +305,9 @@ def as_row(failure: Failure, folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "failed": failure.rate[0],
         "replays": failure.rate[1],
+        "same_tokens": failure.same_tokens,
+        "before": sum(len(one.requests) for one in failure.before),
+        "needs_before": failure.needs_before,
         "requests": len(failure.trace.requests),
         "tokens": failure.trace.num_tokens,
         "drawn_requests": len(failure.drawn.requests),
@@ -340,7 +343,9 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
 def rate_of(one: dict[str, Any]) -> str:
     if not one["replays"]:
         return "not played again: the server is gone, and there is no --start"
-    return f"fails in {one['failed']} of {one['replays']} replays"
+    tokens = "the same tokens" if one["same_tokens"] else "other tokens"
+    before = f"; needs what came before: {one['before']} requests" if one["needs_before"] else ""
+    return f"fails in {one['failed']} of {one['replays']} replays, each with {tokens}{before}"
 
 
 def add_fuzz(command: AddCommand) -> None:

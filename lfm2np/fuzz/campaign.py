@@ -4,6 +4,10 @@ A live engine remembers what was cached and what was freed. So each replay of a 
 places (`relabelled`), on a server that was just started where that is quickly done, and a trace that fails only after
 others is played behind them. Whether a trace fails is a rate:
 it is measured first, says how many replays a smaller one gets, and is measured again at the end.
+
+On a used server a small trace may fail by what the larger ones before it left there. So at the end it is played behind
+short requests of no account, and if it does not fail there the last larger one is taken that does; if none does, what
+was played before the smallest is played before it again, and handed over with it.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +26,7 @@ from lfm2np.fuzz.draw import Around, traces, unfit
 from lfm2np.fuzz.found import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
-from lfm2np.fuzz.trace import Trace, calm, joined, relabelled
+from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.targets.target import TargetError
@@ -31,6 +36,8 @@ BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
 HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
 MISSED = 0.1  # probability of taking a trace that fails for one that does not
+LEAST_SHARE = 1 / 3  # of the rate at first that the trace at the end must have, or it is another failure
+MOST_SHORT = 8  # short requests before a replay
 UNREPEATABLE = (DEAD, HANG)  # the server must be started anew
 Found = tuple[Trace, Played, Finding]
 
@@ -60,6 +67,9 @@ class Failure:
     traces    how many had been played until then, this one included
     seconds   until it was found; `shrinking` seconds more until it was small
     is_fresh  each replay was on a server that had just been started
+    before    traces that were played before each replay, on a server that had served others: the first is of short
+              requests; the others are those without which it does not fail
+    same_tokens  each replay was of the same tokens, as it does not fail with others
     """
 
     trace: Trace
@@ -71,6 +81,13 @@ class Failure:
     seconds: float
     shrinking: float
     is_fresh: bool = False
+    before: tuple[Trace, ...] = ()
+    same_tokens: bool = False
+
+    @property
+    def needs_before(self) -> bool:
+        """Whether it fails only behind what was played before it."""
+        return len(self.before) > 1
 
 
 class Enough(BaseException):
@@ -103,6 +120,11 @@ class Campaign:
     is_interrupted: bool = False
     is_fresh: bool = False  # what is played is on a server that was just started
     is_down: bool = False  # it is started anew before the next trace
+    keeps_tokens: bool = False  # replays are of the same tokens
+    kept: list[tuple[Found, tuple[Trace, ...]]] = field(default_factory=list)  # each smaller than that before it; and
+    # what was played before it
+    earlier: tuple[Trace, ...] = ()  # what was played before the replay that failed last
+    log: deque[Trace] = field(default_factory=lambda: deque(maxlen=HISTORIES[-1]))  # what the server was asked last
 
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
@@ -170,29 +192,40 @@ class Campaign:
             one()
         return failed[0] if failed else None
 
-    def play(self, trace: Trace) -> tuple[Played, Finding | None]:
-        """One trace, judged; on a new server if it is to be fresh, or the old is gone. TargetError if none starts."""
+    def play(self, trace: Trace, before: Sequence[Trace] = ()) -> tuple[Played, Finding | None]:
+        """One trace, judged, behind others that are not; on a new server if it is to be fresh, or the old is gone.
+        TargetError if none starts."""
         if self.restart is not None and (self.is_fresh or self.is_down):
             self.restart()
             self.is_down = False
+            self.log.clear()
+        for other in before:
+            self.player.play(other)
         played = self.player.play(trace)
         finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place))
-        self.counts.requests += len(trace.requests)
+        self.log.extend((*before, trace))
+        self.counts.requests += sum(len(one.requests) for one in (*before, trace))
         self.counts.tokens += sum(len(one.token_ids or ()) for reply in played.replies for one in reply.answers)
         self.tell(self.counts)
         self.is_down = finding is not None and finding.kind in UNREPEATABLE
         return played, finding
 
-    def replay(self, trace: Trace, kind: str) -> Found | None:
-        """With other tokens; None if it does not fail in this way."""
+    def replay(self, trace: Trace, kind: str, before: Sequence[Trace] = ()) -> Found | None:
+        """With other tokens, the same others in all; None if it does not fail in this way."""
         self.counts.replays += 1
-        fresh = self.relabelled(trace)
-        played, finding = self.play(fresh)
-        return (fresh, played, finding) if finding is not None and finding.kind == kind else None
+        label = next(self.label)
+        fresh, *others = (
+            one if self.keeps_tokens else relabelled(one, self.around.alphabet, label) for one in (trace, *before)
+        )
+        played, finding = self.play(fresh, others)
+        if finding is None or finding.kind != kind:
+            return None
+        self.earlier = tuple(self.log)[:-1]
+        return fresh, played, finding
 
-    def fails(self, trace: Trace, kind: str, replays: int) -> tuple[int, Found | None]:
+    def fails(self, trace: Trace, kind: str, replays: int, before: Sequence[Trace] = ()) -> tuple[int, Found | None]:
         """In how many of the replays, and the last of those."""
-        found = [one for one in (self.replay(trace, kind) for _ in range(replays)) if one is not None]
+        found = [one for one in (self.replay(trace, kind, before) for _ in range(replays)) if one is not None]
         return len(found), found[-1] if found else None
 
     def small(self, trace: Trace, played: Played, finding: Finding) -> Failure:
@@ -212,21 +245,25 @@ class Campaign:
             rate = self.repeated(finding.kind)
             if rate:
                 self.shrink(finding.kind, replays_for(rate), began)
-                times, last = self.fails(self.best.trace, finding.kind, LAST_REPLAYS)
-                self.keep(last)
-                self.best = replace(self.best, rate=(times, LAST_REPLAYS))
+                self.confirm(finding.kind, max(1, math.ceil(LEAST_SHARE * rate * LAST_REPLAYS)))
         except TargetError:
             pass
         except KeyboardInterrupt:
             self.is_interrupted = True
         finally:
-            self.best = replace(self.best, is_fresh=self.is_fresh, shrinking=time.monotonic() - began)
-            self.is_fresh = False
+            self.best = replace(
+                self.best,
+                is_fresh=self.is_fresh,
+                same_tokens=self.keeps_tokens,
+                shrinking=time.monotonic() - began,
+            )
+            self.is_fresh = self.keeps_tokens = False
+            self.kept = []
         return self.best
 
     def repeated(self, kind: str) -> float:
         """The share of replays in which it fails, alone or behind those that were played before it; one request after
-        another, if it fails so; on a fresh server, if it fails there."""
+        another, if it fails so; on a fresh server, if it fails there; with the same tokens, if with no others."""
         trace = self.best.trace
         for is_fresh in (True, False) if self.is_quick else (False,):
             self.is_fresh = is_fresh
@@ -237,12 +274,66 @@ class Campaign:
                     if last is not None:
                         self.keep(last)
                         return times / FIRST_REPLAYS
+        for is_fresh in (True, False) if self.is_quick else (False,):
+            self.is_fresh, self.keeps_tokens = is_fresh, True
+            times, last = self.fails(trace, kind, FIRST_REPLAYS)
+            if last is not None:
+                self.keep(last)
+                return times / FIRST_REPLAYS
+        self.keeps_tokens = False
         return 0.0
 
-    def keep(self, found: Found | None) -> None:
-        if found is not None:
-            trace, played, finding = found
-            self.best = replace(self.best, trace=trace, played=played, finding=finding)
+    def keep(self, found: Found) -> None:
+        self.kept.append((found, self.earlier))
+        self.best = with_found(self.best, found)
+
+    def confirm(self, kind: str, least: int) -> None:
+        """The smallest trace that fails in at least so many of LAST_REPLAYS; of those that fail in fewer the one that
+        does so most often."""
+        before = () if self.is_fresh else (self.short(),)
+        tried: dict[int, tuple[int, Found | None]] = {}
+
+        def times(index: int) -> int:
+            if index not in tried:
+                tried[index] = self.fails(self.kept[index][0][0], kind, LAST_REPLAYS, before)
+                if tried[index][0] > self.best.rate[0] or index == len(self.kept) - 1:
+                    self.settle(*tried[index], before)
+            return tried[index][0]
+
+        index = last_that(lambda index: times(index) >= least, len(self.kept))
+        if index is not None:
+            self.settle(*tried[index], before)
+        elif not self.is_fresh:
+            self.confirm_behind(kind, least, before)
+
+    def confirm_behind(self, kind: str, least: int, short: tuple[Trace, ...]) -> None:
+        """The smallest trace behind what was played before it when it failed, as little of that as it takes."""
+        (found, earlier) = self.kept[-1]
+
+        def times(before: Sequence[Trace]) -> bool:
+            fits = all(self.unfit(one) is None for one in before)
+            return fits and self.fails(found[0], kind, FIRST_REPLAYS, (*short, *before))[0] == FIRST_REPLAYS
+
+        for count in HISTORIES[1:]:
+            before = earlier[-count:]
+            if times(before):
+                for one in before:
+                    fewer = tuple(other for other in before if other is not one)
+                    before = fewer if fewer and times(fewer) else before
+                failed, last = self.fails(found[0], kind, LAST_REPLAYS, (*short, *before))
+                if failed >= least:
+                    self.settle(failed, last, (*short, *before))
+                    return
+
+    def settle(self, times: int, last: Found | None, before: tuple[Trace, ...]) -> None:
+        if last is not None:
+            self.best = replace(with_found(self.best, last), before=before)
+        self.best = replace(self.best, rate=(times, LAST_REPLAYS))
+
+    def short(self) -> Trace:
+        """Short requests, one after another: what a server remembers after it is not of the trace before."""
+        one = Sent((*self.around.first, self.around.alphabet[0]))
+        return calm(Trace((one,) * min(MOST_SHORT, self.around.slots)))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
         needed = 2 if self.is_live else 1  # one failure may be luck, and luck after luck ends in what hardly ever fails
@@ -254,7 +345,7 @@ class Campaign:
             for tried in range(1, needed * replays + 1):
                 found = self.replay(trace, kind)
                 failures += found is not None
-                if failures == needed:
+                if found is not None and failures == needed:
                     self.keep(found)
                     return True
                 if tried >= replays and not failures:
@@ -262,6 +353,25 @@ class Campaign:
             return False
 
         shrunk(self.best.trace, still_fails, lambda: time.monotonic() - began < self.shrink_seconds)
+
+
+def with_found(failure: Failure, found: Found) -> Failure:
+    trace, played, finding = found
+    return replace(failure, trace=trace, played=played, finding=finding)
+
+
+def last_that(holds: Callable[[int], bool], count: int) -> int | None:
+    """The last index below `count` that holds, as far as steps back of 1, 2, 4, ... and a bisection tell; or None."""
+    above, step = count, 1
+    index = count - 1
+    while index >= 0 and not holds(index):
+        if index == 0:
+            return None
+        above, index, step = index, max(0, index - step), 2 * step
+    while above - index > 1:
+        middle = (index + above) // 2
+        index, above = (middle, above) if holds(middle) else (index, middle)
+    return index
 
 
 def replays_for(rate: float) -> int:

@@ -20,7 +20,7 @@ from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right, right_answer
 from lfm2np.fuzz.timeline import timeline
-from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json
+from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
 from lfm2np.loading import Model
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.parts import environment
@@ -53,10 +53,12 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
     }
     texts = {TRACE: json.dumps(as_record(failure, context), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
-        dialect, path, timeout, bodies = player.sent_bodies(failure.trace)
+        whole, before = joined([*failure.before, failure.trace]), num_before(failure)
+        dialect, path, timeout, bodies = player.sent_bodies(whole)
         ends = model.config.eos_token_ids
-        rows = [row_of(failure.trace, index, body, right.get(index), ends) for index, body in enumerate(bodies)]
-        texts[SCRIPT] = reproducer(title_of(failure, context), dialect, path, timeout, rows)
+        rows = [row_of(whole, index, body, right.get(index - before), ends) for index, body in enumerate(bodies)]
+        title = title_of(failure, context)
+        texts[SCRIPT] = reproducer(title, dialect, path, timeout, rows, server_words(failure), before)
     texts[REPORT] = as_html(failure, context, right)
     texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
     return written(out, failure.finding.kind, texts)
@@ -99,8 +101,10 @@ def as_record(failure: Failure, context: Context) -> dict[str, Any]:
     """Of trace.json: what `lfm2np fuzz TARGET --replay` takes, and what was seen."""
     return {
         **as_json(failure.trace),
+        **({"before": [as_json(one)["requests"] for one in failure.before]} if failure.before else {}),
         "finding": {"kind": failure.finding.kind, "what": failure.finding.what, "request": failure.finding.request},
         "rate": list(failure.rate),
+        "same_tokens": failure.same_tokens,
         "engine": context.engine,
         "format": context.format_name,
         "seen": [[answer_as_json(one) for one in reply.answers] for reply in failure.played.replies],
@@ -108,12 +112,15 @@ def as_record(failure: Failure, context: Context) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Of a trace.json, or of a trace alone. RequestError that names the file."""
+    """Of a trace.json, or of a trace alone; behind what came before it. RequestError that names the file."""
     raw = parse_line(read_bytes(path, MOST_BYTES, RequestError).decode(errors="replace"), str(path))
     if not isinstance(raw, dict) or "requests" not in raw:
         raise RequestError(f"{path}: expected an object with `requests`")
+    before = raw.get("before", [])
+    if not isinstance(before, list):
+        raise RequestError(f"{path}: before: expected a list of lists of requests")
     try:
-        return from_json({"requests": raw["requests"]})
+        return joined([from_json({"requests": one}) for one in (*before, raw["requests"])])
     except RequestError as problem:
         raise RequestError(f"{path}: {problem}") from None
 
@@ -145,6 +152,23 @@ def goes_on(body: Mapping[str, Any]) -> bool:
 def up_to(told: list[list[Any]], ends: Collection[int]) -> list[list[Any]]:
     last = next((index for index, one in enumerate(told) if one[0] in ends), len(told))
     return told[: last + 1]
+
+
+def num_before(failure: Failure) -> int:
+    """Requests that are played before the trace."""
+    return sum(len(one.requests) for one in failure.before)
+
+
+def server_words(failure: Failure) -> str:
+    """On what server it failed, as a sentence."""
+    if failure.is_fresh:
+        return "It failed on a server that had just been started: start it anew."
+    sentence = "It failed on a server that had served other requests before; it was not tried on a new one."
+    if failure.needs_before:
+        return f"It needs what came before: {num_before(failure)} requests, which are sent first. {sentence}"
+    if failure.before:
+        return f"{sentence} Before each replay came {num_before(failure)} short requests, which are sent first."
+    return sentence
 
 
 def title_of(failure: Failure, context: Context) -> str:
@@ -211,6 +235,9 @@ def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) ->
 
 def facts(failure: Failure, context: Context) -> list[str]:
     failed, replays = failure.rate
+    tokens = (
+        "the same tokens: with others it did not fail" if failure.same_tokens else "other tokens in the same places"
+    )
     drawn = f"{len(failure.drawn.requests)} requests, {failure.drawn.num_tokens} tokens"
     small = f"{len(failure.trace.requests)} requests, {failure.trace.num_tokens} tokens"
     form = f"declared format: {context.format_name}"
@@ -219,10 +246,7 @@ def facts(failure: Failure, context: Context) -> list[str]:
     return [
         f"engine: {context.engine}",
         f"checkpoint: {context.checkpoint}; {form}",
-        (
-            f"fails in {failed} of {replays} replays, each with other tokens in the same places"
-            + (", on a server that was just started" if failure.is_fresh else "")
-        )
+        f"fails in {failed} of {replays} replays, each with {tokens}. {server_words(failure)}"
         if replays
         else "not played again: the server is gone, and nothing was given that starts it",
         f"found after {failure.traces} traces and {failure.seconds:.0f} s; drawn with {drawn}; shrunk to {small} in "
@@ -240,7 +264,7 @@ def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Ri
     found = [f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))]
     how = (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
-        f"`python {SCRIPT} {context.target}`, on a server that was just started."
+        f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
         if script
         else f"`{context.command} --replay {TRACE}` plays them again."
     )

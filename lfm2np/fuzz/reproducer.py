@@ -16,8 +16,9 @@ REPRODUCER = '''"""@@TITLE@@
     python reproduce.py http://HOST:PORT [TIMES]
 
 Sends a trace of requests to the server, and holds the answers against what exact arithmetic says. The standard library
-is enough. Exit code 1: wrong again, 0: all right, 2: the server could not be asked. A server that was asked before may
-have the prompts cached: start it anew for the first of TIMES (1) to be as it was. A key is read from LFM2NP_API_KEY.
+is enough. Exit code 1: wrong again, 0: all right, 2: the server could not be asked. A key is read from LFM2NP_API_KEY.
+@@SERVER@@
+Each of TIMES (1) sends the same tokens: from the second on the server may have the prompts cached.
 """
 
 import json
@@ -33,6 +34,7 @@ TIMEOUT = @@TIMEOUT@@  # seconds for one answer, or it hangs
 # when it is left. "right" is what exact arithmetic says: tokens, their log-probabilities, how far off each may be, and
 # whether another token there would be wrong or only as good.
 PATH = @@PATH@@
+BEFORE = @@BEFORE@@  # so many of the first requests are what came before: they are not judged
 REQUESTS = json.loads(r"""
 @@REQUESTS@@
 """)
@@ -159,7 +161,8 @@ def main():
     url, times = sys.argv[1].rstrip("/").removesuffix("/v1"), int(sys.argv[2]) if len(sys.argv) == 3 else 1
     wrong = done = 0
     while done < times and is_there(url):
-        faults = [judge(index, *pair) for index, pair in enumerate(zip(REQUESTS, run(url)))]
+        answers = list(zip(REQUESTS, run(url)))[BEFORE:]
+        faults = [judge(index, *pair) for index, pair in enumerate(answers)]
         told = [fault for fault in faults if fault]
         print("\\n".join(told) or "all as it should be")
         wrong += bool(told)
@@ -202,11 +205,22 @@ SGLANG = '''def answer(replies):
 ANSWERS = {"vllm": OPENAI, "text": TEXT, "llama.cpp": LLAMA, "sglang": SGLANG}
 
 
-def reproducer(title: str, dialect: str, path: str, timeout: float, requests: Sequence[Mapping[str, Any]]) -> str:
-    """The script. `requests` hold body, moments and right, as REPRODUCER says."""
+def reproducer(
+    title: str,
+    dialect: str,
+    path: str,
+    timeout: float,
+    requests: Sequence[Mapping[str, Any]],
+    server: str = "",
+    before: int = 0,
+) -> str:
+    """The script. `requests` hold body, moments and right, as REPRODUCER says; the first `before` are not judged.
+    `server`: a sentence that says on what server it failed."""
     rows = ",\n ".join(json.dumps(one, allow_nan=False) for one in requests)
     filled = {
         "TITLE": title.replace("\\", "/").replace('"""', "'''"),
+        "SERVER": server,
+        "BEFORE": str(before),
         "TIMEOUT": repr(timeout),
         "PATH": json.dumps(path),
         "REQUESTS": f"[{rows}]",

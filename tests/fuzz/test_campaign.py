@@ -12,7 +12,16 @@ from served_here import folder, model
 from lfm2np.conformance.adapters import Own
 from lfm2np.faults import inject
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.campaign import BATCH, FIRST_REPLAYS, LAST_REPLAYS, Campaign, Failure, known_traces, replays_for
+from lfm2np.fuzz.campaign import (
+    BATCH,
+    FIRST_REPLAYS,
+    LAST_REPLAYS,
+    Campaign,
+    Failure,
+    known_traces,
+    last_that,
+    replays_for,
+)
 from lfm2np.fuzz.draw import Around
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
@@ -61,14 +70,14 @@ def test_what_fails_is_found_shrunk_and_measured() -> None:
     assert one == Sent(one.prompt) and len(one.prompt) == 7
     assert failure.drawn.num_tokens >= failure.trace.num_tokens
     assert failure.traces == campaign.counts.traces and campaign.counts.findings == 1
-    assert len(player.played) == campaign.counts.traces + campaign.counts.replays
+    assert len(player.played) == campaign.counts.traces + campaign.counts.replays + LAST_REPLAYS * len(failure.before)
     assert sum(len(trace.requests) for trace in player.played) == campaign.counts.requests
 
 
 def test_each_replay_is_of_other_tokens() -> None:
     campaign, player = campaign_on(long_prompt)
     (failure,) = campaign.run(0, 100, None)
-    last = [trace.requests[0].prompt for trace in player.played[-LAST_REPLAYS:]]
+    last = [trace.requests[0].prompt for trace in player.played[-2 * LAST_REPLAYS :]][1::2]  # each behind short ones
     assert len(set(last)) == LAST_REPLAYS and failure.trace.requests[0].prompt == last[-1]
 
 
@@ -94,7 +103,7 @@ def test_without_time_to_shrink_what_was_drawn_is_handed_over() -> None:
 
 def test_what_fails_now_and_then_has_its_rate() -> None:
     turns = itertools.cycle([True, False])
-    campaign, _ = campaign_on(lambda trace: long_prompt(trace) if next(turns) else None)
+    campaign, _ = campaign_on(lambda trace: BAD if long_prompt(trace) and next(turns) else None)
     (failure,) = campaign.run(0, 1000, None)
     assert failure.rate == (5, 10) and len(failure.trace.requests[0].prompt) == 7
 
@@ -124,6 +133,51 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     drawn = Trace((Sent(A[:2]), Sent(A[:2])))
     failure = campaign.small(drawn, Played((Reply((), BAD), Reply())), finding())
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
+
+
+class LeavesBehind:
+    """A server on which whatever comes within two traces after a long prompt fails."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, trace: Trace) -> Trouble | None:
+        is_bad = self.left > 0
+        self.left = 2 if long_prompt(trace) else max(0, self.left - 1)
+        return BAD if is_bad else None
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_what_fails_by_what_came_before_is_handed_over_with_it(number: int) -> None:
+    """Larger traces left in the server by which smaller ones failed: those failed in 0 of 10 replays at the end."""
+    campaign, _ = campaign_on(LeavesBehind())
+    (failure,) = campaign.run(number, 1000, None)
+    assert failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
+    new = LeavesBehind()
+    assert [new(trace) for trace in (*failure.before, failure.trace)][-1] == BAD
+    assert failure.needs_before == (long_prompt(failure.trace) is None) and len(failure.before) <= 2
+
+
+def test_a_trace_that_fails_with_its_own_tokens_only_is_replayed_with_them() -> None:
+    """Wrong for one token id, say: with other tokens in its place nothing fails."""
+    wanted: list[tuple[int, ...]] = []
+
+    def says(trace: Trace) -> Trouble | None:
+        if not wanted and long_prompt(trace):
+            wanted.append(trace.requests[0].prompt[:1])
+        return (
+            BAD if wanted and trace.requests[0].prompt[:1] == wanted[0] and len(trace.requests[0].prompt) > 2 else None
+        )
+
+    campaign, _ = campaign_on(says)
+    (failure,) = campaign.run(0, 1000, None)
+    assert failure.same_tokens and failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
+    assert len(failure.trace.requests[0].prompt) == 3 and not campaign.keeps_tokens
+
+
+@pytest.mark.parametrize("holds", [{0}, {0, 1, 2}, {0, 1, 2, 3, 4, 5, 6}, set(), set(range(20))])
+def test_the_last_that_holds_is_found(holds: set[int]) -> None:
+    assert last_that(lambda index: index in holds, 20) == max(holds, default=None)
 
 
 def finding(kind: str = FAILED) -> Any:

@@ -31,6 +31,7 @@ OWN = "lfm2np.conformance.adapters:own"
 SMALL = ("--block-size", "4", "--chunk", "16", "--max-num-seqs", "2", "--max-model-len", "28")
 KEYS = {"findings", "engine", "format", "why_format", "traces", "replays", "requests", "tokens", "seconds"}
 ROW = {"kind", "what", "folder", "failed", "replays", "requests", "tokens", "drawn_requests", "drawn_tokens", "traces"}
+ROW |= {"same_tokens", "before", "needs_before"}
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +256,7 @@ def test_a_server_that_dies_is_started_anew(capsys: pytest.CaptureFixture[str], 
     (row,) = told["findings"]
     assert (code, row["kind"], row["failed"], row["replays"]) == (1, "dead", 2, 2)
     text = (tmp_path / row["folder"] / "issue.md").read_text()
-    assert "# The server is gone\n" in text and "on a server that was just started" in text
+    assert "# The server is gone\n" in text and "on a server that had just been started" in text
     with socket.socket() as one:
         assert one.connect_ex(("127.0.0.1", port)) != 0  # it was ended
 

@@ -22,7 +22,7 @@ from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place,
 from lfm2np.fuzz.played import Played, Reply, Trouble
 from lfm2np.fuzz.reproducer import ANSWERS, reproducer
 from lfm2np.fuzz.right import Right
-from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.fuzz.trace import Sent, Trace, joined
 from lfm2np.oracle.targets.records import Answer
 
 pytestmark = pytest.mark.rounding
@@ -78,7 +78,18 @@ def test_the_trace_is_read_again_as_it_was(tmp_path: Path) -> None:
     assert told["seen"][0][0]["token_ids"] == [A[0]]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"requests": 1}', '{"requests": [{"prompt": []}]}', "{", "\x00\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"requests": [{"prompt": [1]}], "before": 1}',
+        '{"requests": 1}',
+        '{"requests": [{"prompt": []}]}',
+        "{",
+        "\x00\xff",
+    ],
+)
 def test_what_is_no_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content, encoding="latin-1")
     with pytest.raises(RequestError, match=r"t\.json: "):
@@ -135,6 +146,30 @@ def test_the_issue_holds_the_table_of_the_requests(tmp_path: Path) -> None:
     assert any(line.startswith("- expected tokens: ") for line in lines) and f"- seen tokens: {A[0]}" in lines
 
 
+BEFORE = (Trace((Sent(A[:1]),) * 2), Trace((Sent(A[:4], 2),)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "each with other tokens in the same places. It failed on a server that had served other requests before"),
+        ({"is_fresh": True}, "each with other tokens in the same places. It failed on a server that had just been"),
+        ({"same_tokens": True}, "each with the same tokens: with others it did not fail. It failed on a server that"),
+        ({"before": BEFORE[:1]}, "Before each replay came 2 short requests, which are sent first."),
+        ({"before": BEFORE}, "It needs what came before: 3 requests, which are sent first."),
+    ],
+)
+def test_the_issue_says_what_a_replay_was(tmp_path: Path, fields: dict[str, Any], told: str) -> None:
+    text = (handed(tmp_path, failure_of(**fields)) / "issue.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("- fails in 9 of 10 replays"))
+    assert told in line
+
+
+def test_what_came_before_is_read_with_the_trace(tmp_path: Path) -> None:
+    whole = read_trace(handed(tmp_path, failure_of(before=BEFORE)) / "trace.json")
+    assert whole == joined([*BEFORE, TRACE]) and len(whole.requests) == 7
+
+
 def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     lines = (handed(tmp_path, replace(failure_of(), rate=(0, 0))) / "issue.md").read_text().splitlines()
     assert "- not played again: the server is gone, and nothing was given that starts it" in lines
@@ -158,12 +193,12 @@ def scripted(path: Path, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONTEXT) -> Path:
+def script_for(tmp_path: Path, here: Here, trace: Trace, context: Context = CONTEXT, **fields: Any) -> Path:
     with player_of(here) as player:
         player.probe()
         played = player.play(trace)
         found = finding_of(model(), "float32", trace, played) or Finding("wrong", "none", 0)
-        failure = Failure(trace, played, found, (1, 1), trace, 1, 0.0, 0.0)
+        failure = Failure(trace, played, found, (1, 1), trace, 1, 0.0, 0.0, **fields)
         return hand_over(tmp_path, failure, model(), player, context) / "reproduce.py"
 
 
@@ -191,6 +226,25 @@ def test_the_script_says_0_for_a_right_server_1_for_a_wrong_one_and_2_without(tm
         here.spoil = None
     assert scripted(path, here.url) == (2, "", f"{here.url}: no server\n")
     assert scripted(path)[0] == 2
+
+
+def test_the_script_sends_what_came_before_first_and_does_not_judge_it(tmp_path: Path) -> None:
+    prompts: list[list[int]] = []
+    spoilt = [0]
+
+    def spoils(fields: dict[str, Any]) -> None:
+        spoilt[0] += 1
+        if spoilt[0] <= 3:
+            fields["choices"][0]["token_ids"] = []
+
+    with serving() as here:
+        path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)), before=(Trace((Sent(A[:3], 2),) * 3),))
+        asked = here.engine.add
+        here.engine.add = lambda ids, *more: prompts.append(ids) or asked(ids, *more)  # type: ignore[method-assign]
+        here.spoil = spoils
+        assert scripted(path, here.url) == (0, "all as it should be\nwrong in 0 of 1\n", "")
+    assert prompts == [list(A[:3])] * 3 + [list(A[:9])]
+    assert "Before each replay came 3 short requests" in path.read_text().partition("import json")[0]
 
 
 def spoil(fields: dict[str, Any]) -> None:
