@@ -175,6 +175,7 @@ def judged(
         progress(SCORING, done, count)
 
     pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
+    pairs = without_vain(pairs)
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
@@ -206,7 +207,7 @@ def whole_answers(
         more = continuations(newest, tokenizer, abilities.takes_token_ids)
         if not more:
             break
-        newest = without_vain(answered(target, Round(more), transcript))
+        newest = answered(target, Round(more), transcript)
         pairs += newest
     return pairs
 
