@@ -56,9 +56,10 @@ def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
 
 
 def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
-    """The most requests that were in flight together, as far as the adapter lets so many at once."""
+    """The most requests that were in flight together, as far as adapter and engine take so many at once."""
     places = [int(ask.factors.get("place") or 0) for ask, _ in pairs if ask.factors.get("beside")]
-    return min(abilities.at_once, 1 + max(places, default=0))
+    most = abilities.at_once if abilities.slots is None else min(abilities.at_once, abilities.slots)
+    return min(most, 1 + max(places, default=0))
 
 
 def not_tested(

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.faults import inject
+from lfm2np.faults.edits import Edit, Fault
+from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
 from lfm2np.oracle.continued import EarlyEnds, early_ends
@@ -27,6 +29,7 @@ from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
+    WRONG,
     Position,
     Verdict,
     flip_probability,
@@ -440,6 +443,19 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
     few = checked(model, "float32", cases=QUICK, at_once=8)
     assert "batches of more than 10" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
+
+
+def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
+    """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
+    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("one.entry.slot", "min(one.entry.slot, 20)")),)
+    fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
+    target = PythonTarget("engines:roomy", model.path)
+    with inject(fault):
+        few = check(model, target, "float32", at_once=16, cases=("short-prompts", "wide-batches"))
+        result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
+    assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
+    assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
+    assert {one.ask.case for one in result.positions if one.verdict in WRONG} == {"wide-batches"}
 
 
 def test_a_token_id_below_zero_is_named(model: Model) -> None:
