@@ -33,7 +33,7 @@ from lfm2np.oracle.targets.exec_target import ExecTarget
 from lfm2np.oracle.targets.file_target import FileTarget, Transcript, recorded
 from lfm2np.oracle.targets.http_target import HttpTarget
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.target import AT_ONCE, Target, TargetError
+from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 from lfm2np.oracle.targets.transformers_target import TransformersTarget
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import ProgressOf
@@ -65,7 +65,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     formats.add_options(parser)
     parser.add_argument(
-        "--at-once", metavar="N", type=int, default=AT_ONCE, help=f"most requests in flight together ({AT_ONCE})"
+        "--at-once",
+        metavar="N",
+        type=int,
+        help=f"most requests in flight together (as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})",
     )
     parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
@@ -120,7 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
     """What the check says, and what scoring took."""
-    if arguments.at_once < 1:
+    if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:

@@ -27,7 +27,7 @@ from lfm2np.oracle.judging.verdict import Position, is_in_doubt
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import AT_ONCE, Abilities, Target
+from lfm2np.oracle.targets.target import Abilities, Target, in_flight
 from lfm2np.oracle.total import Total, total
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
@@ -85,7 +85,7 @@ def check(
     model: Model,
     target: Target,
     format_name: str,
-    at_once: int = AT_ONCE,
+    at_once: int | None = None,
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
@@ -105,7 +105,7 @@ def check(
 def ask_all(
     model: Model,
     target: Target,
-    at_once: int = AT_ONCE,
+    at_once: int | None = None,
     seed: int = 0,
     cases: Sequence[str] | None = None,
     transcript: Transcript | None = None,
@@ -114,11 +114,11 @@ def ask_all(
 ) -> Asked:
     """Asks what the workloads ask, as long as `on` says so.
 
-    `transcript` keeps each answer as it comes, and those that it has already are not asked for again. TargetError if
-    the engine can't be run.
+    `at_once` are the most in flight together; None: as many as the engine has slots. `transcript` keeps each answer as
+    it comes, and those that it has already are not asked for again. TargetError if the engine can't be run.
     """
     abilities = target.probe()
-    together = max(1, min(at_once, abilities.at_once))
+    together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
     writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed)
     split = [possible_asks(one, abilities) for one in rounds(writer, cases)]
     not_put = [ask.id for _, impossible in split for ask in impossible]
@@ -175,6 +175,7 @@ def judged(
         progress(SCORING, done, count)
 
     pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
+    pairs = without_vain(pairs)
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
@@ -206,7 +207,7 @@ def whole_answers(
         more = continuations(newest, tokenizer, abilities.takes_token_ids)
         if not more:
             break
-        newest = without_vain(answered(target, Round(more), transcript))
+        newest = answered(target, Round(more), transcript)
         pairs += newest
     return pairs
 

@@ -1,6 +1,6 @@
 """What of an engine was judged, and what was not: a verdict covers what was tested and nothing else.
 
-A kind of position is a phase, the company and the beginning of the prompt: ("decode", "in a batch", "after a prefix").
+A kind of position is a phase, the company and the beginning of the prompt: ("decode", "batches", "after a prefix").
 Errors that change no token show in log-probabilities alone. So a case or a kind that was asked for, and of which no
 log-probability was reported, leaves the whole check inconclusive. What was never asked for is only said: not_tested.
 """
@@ -25,7 +25,7 @@ NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
 def kind(ask: Ask, is_decode: bool) -> Kind:
     return (
         "decode" if is_decode else "prefill",
-        "in a batch" if ask.factors.get("beside") else "alone",
+        "batches" if ask.factors.get("beside") else "alone",
         "after a prefix" if ask.factors.get("prefix") in AFTER else "without a prefix",
     )
 
@@ -41,7 +41,7 @@ def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
     asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1)}
     seen = {kind(one.ask, one.row >= len(one.ask.prompt_token_ids)) for one in reported}
     words = [f"the case{'s' * (len(silent) > 1)} {', '.join(silent)}"] if silent else []
-    return words + [" ".join(levels) for levels in smallest(asked - seen, asked)]
+    return words + [", ".join(levels) for levels in smallest(asked - seen, asked)]
 
 
 def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
@@ -56,9 +56,10 @@ def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
 
 
 def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
-    """The most requests that were in flight together, as far as the adapter lets so many at once."""
+    """The most requests that were in flight together, as far as adapter and engine take so many at once."""
     places = [int(ask.factors.get("place") or 0) for ask, _ in pairs if ask.factors.get("beside")]
-    return min(abilities.at_once, 1 + max(places, default=0))
+    most = abilities.at_once if abilities.slots is None else min(abilities.at_once, abilities.slots)
+    return min(most, 1 + max(places, default=0))
 
 
 def not_tested(

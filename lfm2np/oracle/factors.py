@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, largest_error, root_mean_square
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0
@@ -103,7 +103,7 @@ def group_of(positions: Sequence[Position]) -> Group:
         count=len(positions),
         told=len(told),
         rms=root_mean_square([one.error_size or 0.0 for one in told]),
-        worst=max((abs(one.error_ratio or 0.0) for one in told), default=0.0),
+        worst=largest_error(told),
         bugs=sum(one.verdict is Verdict.BUG for one in positions),
     )
 

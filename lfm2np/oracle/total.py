@@ -25,6 +25,7 @@ from lfm2np.oracle.judging.verdict import (
     Position,
     Verdict,
     flip_probability,
+    largest_error,
     probability_words,
     root_mean_square,
     route_probability,
@@ -64,7 +65,6 @@ def total(
     """All positions together; where they drift, the other formats are tried as an explanation."""
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
-    ratios = [one.error_ratio for one in positions if one.error_ratio is not None]
     sizes = [one.error_size for one in positions if one.error_size is not None]
     wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
@@ -79,7 +79,7 @@ def total(
         reasons=tuple(reasons),
         counts=dict(Counter(str(one.verdict) for one in positions)),
         rms=root_mean_square(sizes),
-        worst=max(map(abs, ratios), default=0.0),
+        worst=largest_error(positions),
         flips=flips,
         flip_chance=chance,
         rerouted=rerouted,

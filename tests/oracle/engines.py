@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lfm2np.conformance.adapters import Own
 from lfm2np.loading import load
@@ -22,6 +22,16 @@ def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
 def chunked(model: str, sizes: dict[str, Any]) -> Own:
     """In float32, with blocks and chunks small enough for short prompts to cross them."""
     return Own(load(Path(model), "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
+
+
+class Roomy(Own):
+    """Reports that it computes 24 requests together."""
+
+    sizes: ClassVar = {"max_num_seqs": 24}
+
+
+def roomy(model: str, sizes: dict[str, Any]) -> Roomy:
+    return Roomy(load(Path(model), "float32"), {**PLENTY, **Roomy.sizes, **sizes})
 
 
 def small_steps(model: str, sizes: dict[str, Any]) -> Own:

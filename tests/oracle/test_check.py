@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.faults import inject
+from lfm2np.faults.edits import Edit, Fault
+from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
 from lfm2np.oracle.continued import EarlyEnds, early_ends
+from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
 from lfm2np.oracle.judging.position import margins
@@ -26,9 +29,11 @@ from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
+    WRONG,
     Position,
     Verdict,
     flip_probability,
+    largest_error,
     position_verdict,
     probability_words,
 )
@@ -229,6 +234,15 @@ def test_the_chance_of_so_many_flips_is_that_of_all_patterns_with_so_many(coins:
     assert chance == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_worst_error_is_not_below_their_root_mean_square() -> None:
+    """Errors within one unit of the logits have a size, but nothing beyond that unit: "RMS 0.68, worst 0"."""
+    within = replace(position(4.0, False), error=1e-3, error_ratio=0.0, error_size=0.5)
+    beyond = replace(within, error_ratio=-LIMIT * 1.5, error_size=LIMIT * 1.2)
+    assert largest_error([within]) == 0.5 == group_of([within]).worst
+    assert largest_error([within, beyond]) == LIMIT * 1.5
+    assert largest_error([replace(beyond, error_ratio=1.0)]) == LIMIT and not group_of([within]).is_off
+
+
 def test_many_unlikely_flips_are_impossible_together() -> None:
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 60)[1] < 1e-9
     assert flip_probability([position(4.0, False)] * 300 + [position(4.0, True)] * 3)[1] > 1e-3
@@ -356,7 +370,7 @@ def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wron
     silent = Changed(model, silent_in_batches)
     result = check(model, silent, "float32", at_once=4, cases=QUICK)
     assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert result.total.reasons == ("no log-probability was reported in the case neighbours; in in a batch",)
+    assert result.total.reasons == ("no log-probability was reported in the case neighbours; in batches",)
     shown = as_text(result).splitlines()
     assert shown[1].startswith("not tested errors in ") and "positions (no log-probability)" in shown[1]
 
@@ -386,6 +400,23 @@ def test_what_an_answer_left_out_by_ending_early_is_asked_for_again(model: Model
     assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
     assert not any("ending early" in words for words in result.not_tested)
+    assert "early ends 10 answers, 100 tokens short: 100 of them came when asked to go on" in as_text(result)
+
+
+def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:
+    """Also where the answers are read from a file."""
+
+    def refusing(ask: Ask, answer: Answer) -> Answer:
+        return failed(ask, "no prompts with this token") if "+" in ask.id else ends_after(6)(ask, answer)
+
+    with Transcript(tmp_path / "answers.jsonl") as transcript:
+        target = Changed(model, refusing)
+        result = check(model, target, "float32", cases=("short-prompts",), transcript=transcript)
+    recorded = judged(model, result.abilities, "float32", Transcript(tmp_path / "answers.jsonl").pairs())
+    for one in (result, recorded):
+        assert one.total.verdict is Verdict.EXACT and not one.total.unanswered
+        assert early_ends(one.pairs) == EarlyEnds(10, 100, 100)
+        assert "100 of 100 tokens that 10 answers left out by ending early" in one.not_tested
 
 
 def test_what_stays_left_out_was_not_tested(model: Model) -> None:
@@ -412,6 +443,19 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
     few = checked(model, "float32", cases=QUICK, at_once=8)
     assert "batches of more than 10" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
+
+
+def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
+    """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
+    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("one.entry.slot", "min(one.entry.slot, 20)")),)
+    fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
+    target = PythonTarget("engines:roomy", model.path)
+    with inject(fault):
+        few = check(model, target, "float32", at_once=16, cases=("short-prompts", "wide-batches"))
+        result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
+    assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
+    assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
+    assert {one.ask.case for one in result.positions if one.verdict in WRONG} == {"wide-batches"}
 
 
 def test_a_token_id_below_zero_is_named(model: Model) -> None:

@@ -139,5 +139,14 @@ def probability_words(chance: float) -> str:
     return f"{chance:.2g}" if chance >= 1e-300 else "less than 1e-300"
 
 
+def largest_error(positions: Sequence[Position]) -> float:
+    """In units of the noise: beyond one unit of the logits or, where that leaves less, the whole error, up to LIMIT.
+
+    So it is below the root mean square only where that is beyond LIMIT itself, and beyond LIMIT only if one is wrong.
+    """
+    sizes = [max(abs(one.error_ratio or 0.0), min(one.error_size or 0.0, LIMIT)) for one in positions]
+    return max(sizes, default=0.0)
+
+
 def root_mean_square(ratios: Sequence[float]) -> float:
     return math.sqrt(math.fsum(ratio * ratio for ratio in ratios) / len(ratios)) if ratios else 0.0

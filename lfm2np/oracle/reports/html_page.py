@@ -16,6 +16,7 @@ from lfm2np.oracle.reports.parts import (
     SEVERITY,
     case_rows,
     counts_in_words,
+    early_words,
     environment,
     flips_of,
     left_words,
@@ -265,7 +266,8 @@ def cases(checked: Checked) -> str:
 
 
 def missing(checked: Checked) -> str:
-    lines = [f"Not tested: {foreign(words)}." for words in checked.not_tested]
+    lines = [f"Ended early: {words}." for words in early_words(checked)]
+    lines += [f"Not tested: {foreign(words)}." for words in checked.not_tested]
     lines += [f"The engine {words}." for words in limits(checked.abilities)]
     for case, count in not_put_by_case(checked).items():
         lines.append(f"Not put: {plural(count, 'request')} of {foreign(case)}.")

@@ -13,6 +13,7 @@ import lfm2np
 from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
@@ -23,7 +24,7 @@ SEVERITY = (Verdict.EXACT, Verdict.ROUTE, Verdict.TIE, Verdict.INCONCLUSIVE, Ver
 NOISE = (
     "An error of 1 is the noise that the declared format is expected to have at that very position. Single errors are "
     f"counted beyond one rounding step of the logits: up to {LIMIT:g} may be the format, more is not. RMS is of whole "
-    "errors, the rounding step being part of their unit."
+    "errors, the rounding step being part of their unit; so is worst where no error goes beyond that step."
 )
 
 
@@ -105,6 +106,13 @@ def left_words(checked: Checked) -> list[str]:
     if not checked.left:
         return []
     return [f"{plural(checked.left, 'request')} not asked for, or not judged: one before them is wrong beyond doubt"]
+
+
+def early_words(checked: Checked) -> list[str]:
+    """Of answers that ended before max_tokens, if any did; the tokens that stay lost are `not_tested`."""
+    early = early_ends(checked.pairs)
+    short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
+    return [f"{short}: {early.tokens - early.lost} of them came when asked to go on"] if early.answers else []
 
 
 def flips_of(checked: Checked) -> list[Position]:

@@ -14,11 +14,13 @@ from typing import Any
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
+from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.parts import (
     case_rows,
     counts_in_words,
+    early_words,
     environment,
     flips_of,
     left_words,
@@ -80,6 +82,7 @@ def head_lines(checked: Checked) -> list[str]:
         f"engine     {visible(checked.abilities.engine)}",
         f"format     {visible(format_in_words(checked))}",
         f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
+        *(f"early ends {words}" for words in early_words(checked)),
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
         *route_lines(total),
@@ -209,6 +212,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "exit_code": exit_code(total.verdict),
         "reasons": reasons_of(checked),
         "not_tested": checked.not_tested,
+        "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
         "suspects": suspects(checked),
         "regions": regions_json(checked),
         "format": checked.format,

@@ -195,6 +195,7 @@ def read_hello(line: Line) -> Abilities:
         tells_prompt_logprobs=fields["prompt_logprobs"],
         at_once=fields["at_once"],
         can_abort=fields["abort"],
+        slots=fields["at_once"],
     )
 
 

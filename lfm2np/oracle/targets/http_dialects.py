@@ -50,6 +50,7 @@ class Dialect:
     tries         what to ask for, the most first
     streamed_ids  the new tokens of one server-sent event; None where events don't tell
     version       a path, and the field of its answer that says which version serves
+    slots         likewise, how many requests are computed together
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dialect:
     read: Callable[[Mapping[str, Any], Ask], Said]
     streamed_ids: Callable[[Mapping[str, Any]], Any]
     version: tuple[str, str] | None
+    slots: tuple[str, str] | None = None
 
 
 def ask_vllm(ask: Ask, wants: Wants) -> dict[str, Any]:
@@ -337,7 +339,27 @@ def require_prompt(told: Sequence[Any] | None, ask: Ask, where: str) -> None:
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FEWER = (Wants(), Wants(prompt_logprobs=False), Wants(top=0, prompt_logprobs=False))
 VLLM = Dialect("vllm", "/v1/completions", True, FEWER, ask_vllm, read_vllm, vllm_event, ("/version", "version"))
-SGLANG = Dialect("sglang", "/generate", True, FEWER, ask_sglang, read_sglang, untold, ("/server_info", "version"))
-LLAMA = Dialect("llama.cpp", "/completion", True, FEWER[1:], ask_llama, read_llama, untold, ("/props", "build_info"))
+SGLANG = Dialect(
+    "sglang",
+    "/generate",
+    True,
+    FEWER,
+    ask_sglang,
+    read_sglang,
+    untold,
+    version=("/server_info", "version"),
+    slots=("/server_info", "max_running_requests"),
+)
+LLAMA = Dialect(
+    "llama.cpp",
+    "/completion",
+    True,
+    FEWER[1:],
+    ask_llama,
+    read_llama,
+    untold,
+    version=("/props", "build_info"),
+    slots=("/props", "total_slots"),
+)
 TEXT = Dialect("text", "/v1/completions", False, (Wants(), Wants(plainly=True)), ask_text, read_text, untold, None)
 DIALECTS = (VLLM, SGLANG, LLAMA, TEXT)

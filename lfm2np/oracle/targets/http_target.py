@@ -19,7 +19,7 @@ from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
 from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Said, Wants
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.targets.target import AT_ONCE, Abilities, TargetError
+from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
 UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream
@@ -30,7 +30,7 @@ class HttpTarget:
 
     tokenizer   of the checkpoint: bounds the ids, and gives the probe its prompt; None does neither
     model_name  for a server that serves several; None names none, or the only one that it lists if it wants a name
-    at_once     most requests in flight together
+    at_once     most requests in flight together; None: what target.in_flight makes of the server's slots
     timeout     seconds for one request; retries and backoff: see http_client.py
     """
 
@@ -39,7 +39,7 @@ class HttpTarget:
         url: str,
         tokenizer: Tokenizer | None,
         model_name: str | None = None,
-        at_once: int = AT_ONCE,
+        at_once: int | None = None,
         timeout: float = 60.0,
         retries: int = 3,
         backoff: float = 0.25,
@@ -84,10 +84,10 @@ class HttpTarget:
         An ask in `aborted` has its connection closed when half of its tokens have come; its answer holds those that
         came, if the server streams ids, and the finish reason "abort". TargetError if the server is gone for all.
         """
-        self.probe()
+        at_once = self.probe().at_once
         if not asks:
             return []
-        pool = ThreadPoolExecutor(min(self._at_once, len(asks)))
+        pool = ThreadPoolExecutor(min(at_once, len(asks)))
         try:
             answers = list(pool.map(lambda ask: self._one(ask, ask.id in aborted), asks))
         except BaseException:
@@ -186,6 +186,7 @@ class HttpTarget:
             return False
 
     def _abilities(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
+        slots = self._slots(dialect)
         return Abilities(
             engine=f"{dialect.name} dialect, {self._version(dialect, reply)}",
             takes_token_ids=dialect.takes_token_ids,
@@ -193,9 +194,19 @@ class HttpTarget:
             tells_logprobs=answer.logprobs is not None,
             num_top_logprobs=min((len(top) for top in answer.top_logprobs or ()), default=0),
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
-            at_once=self._at_once,
+            at_once=in_flight(self._at_once, slots),
             can_abort=True,
+            slots=slots,
         )
+
+    def _slots(self, dialect: Dialect) -> int | None:
+        """None where the server does not say."""
+        slots = None
+        if dialect.slots is not None:
+            path, name = dialect.slots
+            with contextlib.suppress(HttpError):
+                slots = self._client.get(path).get(name)
+        return slots if type(slots) is int and slots > 0 else None
 
     def _version(self, dialect: Dialect, reply: Mapping[str, Any]) -> str:
         found = reply.get("system_fingerprint")

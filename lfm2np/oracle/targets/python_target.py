@@ -16,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Request, load_factory, missing, sizes_of
+from lfm2np.conformance.protocol import Request, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
-from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 from lfm2np.sampling.params import SamplingParams
 
-AT_ONCE = 64
 ABORT_AFTER_STEPS = 3
 STEPS_PER_TOKEN = 4  # far more than any engine needs: it computes again what it preempted
 FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the user's
@@ -35,14 +34,14 @@ class PythonTarget:
     name     "package.module:factory"
     model    the checkpoint directory
     sizes    wishes for the factory, by the names of protocol.SIZES
-    at_once  most asks that it is given together
+    at_once  most asks that it is given together; None: what target.in_flight makes of max_num_seqs of its `sizes`
     """
 
     def __init__(
-        self, name: str, model: str | Path, sizes: Mapping[str, Any] | None = None, at_once: int = AT_ONCE
+        self, name: str, model: str | Path, sizes: Mapping[str, Any] | None = None, at_once: int | None = None
     ) -> None:
         self._name, self._model, self._sizes = name, str(model), sizes_of(sizes or {})
-        self._at_once = at_once
+        self._wanted = at_once
         self._engine: Any = None
         self._abilities: Abilities | None = None
         self._has_steps = False
@@ -95,18 +94,21 @@ class PythonTarget:
                 break
         else:
             raise TargetError(f"{self._name}: it can't answer the prompt (0, 1) with 2 tokens: {answer.error}")
+        engine = self._made()
+        slots = told(engine).get("max_num_seqs")
         return Abilities(
-            engine=f"{self._name} ({type(self._made()).__name__})",
+            engine=f"{self._name} ({type(engine).__name__})",
             tells_logprobs=answer.logprobs is not None,
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
-            at_once=self._at_once,
+            at_once=in_flight(self._wanted, slots),
             can_abort=self._has_steps,
+            slots=slots,
         )
 
     def _in_turns(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
-        answers = []
-        for start in range(0, len(asks), self._at_once):
-            answers += self._together(asks[start : start + self._at_once], aborted)
+        answers, at_once = [], self.probe().at_once
+        for start in range(0, len(asks), at_once):
+            answers += self._together(asks[start : start + at_once], aborted)
         return answers
 
     def _together(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:

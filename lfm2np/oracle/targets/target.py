@@ -10,12 +10,19 @@ from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.targets.records import Answer, Ask
 
 AT_ONCE = 16  # requests in flight together, unless the engine takes fewer
+MOST_AT_ONCE = 64  # of an engine that reports how many it computes together
+LEAST_AT_ONCE = 8  # likewise: where it has fewer slots, some requests wait
 
 
 class TargetError(Lfm2npError):
     """The engine can't be run or reached at all; one request that goes wrong is an Answer with `error`."""
 
     exit_code = 3
+
+
+def in_flight(at_once: int | None, slots: int | None) -> int:
+    """The most requests in flight together: as many as are wanted, else as the engine's slots."""
+    return at_once or (AT_ONCE if slots is None else max(LEAST_AT_ONCE, min(slots, MOST_AT_ONCE)))
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,7 @@ class Abilities:
     tells_prompt_logprobs: bool = False
     at_once: int = 1  # most asks in flight together; 1: it has no neighbours
     can_abort: bool = False
+    slots: int | None = None  # requests that it computes together, if it reports that: others wait
 
 
 class Target(Protocol):

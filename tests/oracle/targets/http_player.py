@@ -69,7 +69,7 @@ def play_vllm(path: str, body: dict[str, Any]) -> Reply:
 
 def play_sglang(path: str, body: dict[str, Any]) -> Reply:
     if path == "/server_info":
-        return {"version": "0.5.23"}
+        return {"version": "0.5.23", "max_running_requests": 200}
     if path != "/generate":
         return None
     sampling = body["sampling_params"]
@@ -91,7 +91,7 @@ def play_sglang(path: str, body: dict[str, Any]) -> Reply:
 
 def play_llama(path: str, body: dict[str, Any]) -> Reply:
     if path == "/props":
-        return {"build_info": "b1-0c1e570"}
+        return {"build_info": "b1-0c1e570", "total_slots": 32}
     if path != "/completion":
         return None
     output = computed(tuple(body["prompt"]), body["n_predict"], body["ignore_eos"])

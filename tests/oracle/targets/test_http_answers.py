@@ -26,7 +26,7 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
 from lfm2np.oracle.targets.http_target import judged
 from lfm2np.oracle.targets.records import Ask
-from lfm2np.oracle.targets.target import AT_ONCE, Target, TargetError
+from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
 
@@ -41,23 +41,24 @@ def vllm() -> Iterator[Player]:
 
 
 @pytest.mark.parametrize(
-    ("name", "takes", "tells", "logprobs", "top", "prompt", "engine"),
+    ("name", "takes", "tells", "logprobs", "top", "prompt", "slots", "engine"),
     [
-        ("vllm", True, True, True, 5, True, "vllm dialect, version 0.33.0"),
-        ("sglang", True, True, True, 5, True, "sglang dialect, version 0.5.23"),
-        ("llama.cpp", True, True, True, 5, False, "llama.cpp dialect, version b1-0c1e570"),
-        ("mlx", False, True, True, 0, False, "text dialect, version 0.32.2-0.32.4"),
-        ("text", False, False, False, 0, False, "text dialect, version not told"),
+        ("vllm", True, True, True, 5, True, None, "vllm dialect, version 0.33.0"),
+        ("sglang", True, True, True, 5, True, 200, "sglang dialect, version 0.5.23"),
+        ("llama.cpp", True, True, True, 5, False, 32, "llama.cpp dialect, version b1-0c1e570"),
+        ("mlx", False, True, True, 0, False, None, "text dialect, version 0.32.2-0.32.4"),
+        ("text", False, False, False, 0, False, None, "text dialect, version not told"),
     ],
 )
 def test_the_probe_finds_what_a_server_reveals(
-    name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, engine: str
+    name: str, takes: bool, tells: bool, logprobs: bool, top: int, prompt: bool, slots: int | None, engine: str
 ) -> None:
     with playing(name) as player:
         found = target_of(player).probe()
     assert found.engine == engine
     assert (found.takes_token_ids, found.tells_token_ids, found.tells_logprobs) == (takes, tells, logprobs)
-    assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.at_once) == (top, prompt, AT_ONCE)
+    assert (found.num_top_logprobs, found.tells_prompt_logprobs, found.slots) == (top, prompt, slots)
+    assert found.at_once == (AT_ONCE if slots is None else min(slots, MOST_AT_ONCE))
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang", "llama.cpp", "mlx"])
