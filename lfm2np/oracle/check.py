@@ -8,14 +8,15 @@ What is told of some answers may be judged while others are still to come: see W
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
+from lfm2np.oracle import agreement
 from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.continued import MOST_TIMES, continuations, without_vain
+from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.answer import is_wrong
@@ -129,6 +130,9 @@ def ask_all(
         pairs += whole_answers(model, target, one, abilities, transcript)
         if not on(pairs):
             break
+    else:
+        for one in stop_rounds(model, pairs, abilities):
+            pairs += answered(target, one, transcript)
     progress("asking", len(plan), len(plan))
     every = [ask.id for one in plan for ask in one.asks if ask.id not in one.aborted]
     return Asked(abilities, tuple(pairs), tuple(not_put), len(set(every) - {ask.id for ask, _ in pairs}))
@@ -175,11 +179,12 @@ def judged(
         progress(SCORING, done, count)
 
     pairs = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs]
-    pairs = without_vain(pairs)
+    pairs = agreement.without_refusals(without_vain(pairs))
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
         positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
+    pairs = agreement.with_mismatches(pairs, positions, model.tokenizer if model.has_tokenizer else None)
     verdict = total(model, format_name, pairs, positions, scoring, known)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
@@ -188,6 +193,10 @@ def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
     """The round without what the engine can't be asked, and that; if it can't abort, without what was to be aborted."""
     impossible = [ask for ask in one.asks if not abilities.takes_token_ids and ask.prompt_text is None]
     asks = [ask for ask in one.asks if ask not in impossible]
+    if not abilities.takes_seeds:
+        asks = [ask for ask in asks if ask.seed is None]
+    if not abilities.takes_stops:
+        asks = [ask for ask in asks if ask.case != "stops"]
     if not abilities.can_abort:
         asks = [ask for ask in asks if ask.id not in one.aborted]
     if not abilities.tells_prompt_logprobs:
@@ -210,6 +219,15 @@ def whole_answers(
         newest = answered(target, Round(more), transcript)
         pairs += newest
     return pairs
+
+
+def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> Iterator[Round]:
+    """The requests of the case "stops" once more, each with a stop string out of its answer; the last at its end."""
+    plain = [(ask, answer) for ask, answer in pairs if ask.case == "stops" and CONTINUES not in ask.factors]
+    for ask, answer in plain if abilities.takes_stops else ():
+        stop = agreement.stop_string(model.tokenizer, answer.token_ids or (), ask is plain[-1][0])
+        if stop is not None:
+            yield Round((replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, "prefix": "warm"}),))
 
 
 def answered(target: Target, one: Round, transcript: Transcript | None) -> list[Pair]:

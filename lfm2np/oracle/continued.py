@@ -1,4 +1,4 @@
-"""Answers that ended early: fewer tokens than were asked for.
+"""Answers that ended early: fewer tokens than were asked for, and no stop string was.
 
 A server that ends at an end-of-sequence token, though it was to go on, leaves out what it would say afterwards. What is
 left is requested again, behind the prompt and the answer so far; what can't be requested again was not tested.
@@ -30,7 +30,7 @@ class EarlyEnds:
 def missing_tokens(pair: Pair) -> int:
     """Of an answer that has tokens, but fewer than were asked for."""
     ask, answer = pair
-    if answer.error is not None or not answer.token_ids or answer.finish_reason == "abort":
+    if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason == "abort":
         return 0
     return max(0, ask.max_tokens - len(answer.token_ids))
 

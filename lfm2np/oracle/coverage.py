@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+from lfm2np.oracle.agreement import ignores_stops
 from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
@@ -38,7 +39,7 @@ def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
     reported = [one for one in positions if one.error_ratio is not None]
     seen_cases = {one.ask.case for one in reported}
     silent = [case for case in dict.fromkeys(ask.case for ask, _ in pairs) if case not in seen_cases]
-    asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1)}
+    asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1 and not ask.stop)}
     seen = {kind(one.ask, one.row >= len(one.ask.prompt_token_ids)) for one in reported}
     words = [f"the case{'s' * (len(silent) > 1)} {', '.join(silent)}"] if silent else []
     return words + [", ".join(levels) for levels in smallest(asked - seen, asked)]
@@ -69,7 +70,7 @@ def not_tested(
     batch, early = largest_batch(abilities, pairs), early_ends(pairs)
     silent = sum(one.error_ratio is None for one in positions)
     asked = {ask.case for ask, _ in pairs}
-    excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ())}
+    excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ()), "stops", "seeds"}
     cases = [case for case in CASES if case not in excused]
     lines = []
     if left:
@@ -85,4 +86,10 @@ def not_tested(
     lines.append(f"batches of more than {batch}" if batch > 1 else "batches")
     if not abilities.can_abort:
         lines.append("cancelled requests")
+    if ignores_stops(pairs):
+        lines.append("stop strings (sent, and ignored by the engine)")
+    elif not any(ask.stop for ask, _ in pairs):
+        lines.append("stop strings")
+    if "seeds" not in asked:
+        lines.append("seeds")
     return lines

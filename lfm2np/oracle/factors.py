@@ -55,7 +55,7 @@ def row_bin(position: Position) -> str:
 
 
 def phase_of(position: Position) -> str:
-    return "decode" if position.is_new and position.row >= len(position.ask.prompt_token_ids) else "prefill"
+    return "decode" if position.row >= len(position.ask.prompt_token_ids) else "prefill"
 
 
 def place_of(position: Position) -> str:

@@ -31,6 +31,7 @@ from lfm2np.oracle.judging.verdict import (
     route_probability,
 )
 from lfm2np.oracle.regions import described
+from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import Progress
 
 MOST_FLIPS = 0.5  # of an engine's new tokens, expected of a format that it is said to err like
@@ -73,7 +74,9 @@ def total(
     if refuted:
         name, why = refuted[0]
         told = f"{len(refuted)} answers that no right engine gives, first of {name}: {why}"
-        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else [])]
+        cases = dict.fromkeys(ask.case for ask, answer in pairs if answer.refuted and ask.case in CASES)
+        suspects = [f"wrong in {case}: {CASES[case].suspect}" for case in cases]
+        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else suspects)]
     return Total(
         verdict=verdict,
         reasons=tuple(reasons),

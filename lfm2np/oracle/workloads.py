@@ -14,7 +14,7 @@ import numpy as np
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import Tokenizer
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.records import SAMPLED, Ask
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own
 NEW = 16  # tokens generated a request, unless the case says otherwise
@@ -33,6 +33,8 @@ TEXTS = (
 )
 
 
+STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
+SEEDS = 8  # prompts, each with a seed of its own
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
 
@@ -81,8 +83,9 @@ class Writer:
             text += self.tokenizer.encode_more(TEXTS[(start + index) % len(TEXTS)])
         return tuple((text * (1 + length // len(text)))[:length])
 
-    def ask(self, case: str, ids: Sequence[int], new: int = NEW, **factors: Any) -> Ask:
+    def ask(self, case: str, ids: Sequence[int], new: int = NEW, seed: int | None = None, **factors: Any) -> Ask:
         self.count += 1
+        drawn = {} if seed is None else {SAMPLED: True}
         return Ask(
             id=f"{case}-{self.count}",
             case=case,
@@ -90,7 +93,8 @@ class Writer:
             max_tokens=max(1, min(new, self.config.max_position_embeddings - len(ids))),
             prompt_text=self.text(ids),
             prompt_logprobs=case in SCORED and len(ids) > 1,
-            factors={"length": len(ids), **factors},
+            factors={"length": len(ids), **drawn, **factors},
+            seed=seed,
         )
 
     def text(self, ids: Sequence[int]) -> str | None:
@@ -201,6 +205,30 @@ def wide_batches(writer: Writer) -> Iterator[Round]:
         yield Round(tuple(writer.ask("wide-batches", writer.ids(n), BATCH, beside=True) for n in lengths))
 
 
+def stops(writer: Writer) -> Iterator[Round]:
+    """Texts, each alone; check.stop_rounds asks for each once more, with a stop string out of the answer."""
+    if writer.tokenizer is None:
+        return
+    for index in STOPPED:
+        ids = writer.tokenizer.encode(TEXTS[index])[: writer.longest]
+        yield Round((writer.ask("stops", ids, beside=False),))
+
+
+def seeds(writer: Writer) -> Iterator[Round]:
+    """Tokens that are drawn, twice with the same seed alone, then beside each other. Of random prompts: a token that is
+    certain is drawn with any seed."""
+    low = min(8, writer.config.vocab_size - 1)
+    lengths = [min(writer.longest, 4 + index) for index in range(SEEDS)]
+    prompts = [tuple(map(int, writer.random.integers(low, writer.config.vocab_size, length))) for length in lengths]
+    for prefix in ("cold", "warm"):
+        for seed, ids in enumerate(prompts):
+            yield Round((writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=False),))
+    for start in range(0, SEEDS, writer.at_once) if writer.at_once > 1 else ():
+        together = list(enumerate(prompts))[start : start + writer.at_once]
+        asks = [writer.ask("seeds", ids, 2, seed, prefix="warm", beside=len(together) > 1) for seed, ids in together]
+        yield Round(tuple(asks))
+
+
 @dataclass(frozen=True)
 class Case:
     """`suspect` is what a wrong answer in this case, and in no simpler one, points to."""
@@ -219,6 +247,8 @@ CASES: dict[str, Case] = {
     "families": Case(families, "shared blocks that are written"),
     "aborts": Case(aborts, "memory of an aborted request that is freed too early"),
     "wide-batches": Case(wide_batches, f"rows or slots that only batches of more than {BATCH} requests have"),
+    "stops": Case(stops, "where a text is cut at a stop string"),
+    "seeds": Case(seeds, "random numbers that depend on more than a request's own seed"),
 }
 
 

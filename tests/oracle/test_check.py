@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.faults import inject
-from lfm2np.faults.edits import Edit, Fault
-from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
-from lfm2np.oracle.continued import EarlyEnds, early_ends
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -29,7 +26,6 @@ from lfm2np.oracle.judging.truth import Spoken, Truth
 from lfm2np.oracle.judging.verdict import (
     LIMIT,
     SPREAD,
-    WRONG,
     Position,
     Verdict,
     flip_probability,
@@ -37,8 +33,7 @@ from lfm2np.oracle.judging.verdict import (
     position_verdict,
     probability_words,
 )
-from lfm2np.oracle.reports.report import as_text, exit_code
-from lfm2np.oracle.targets.checked import checked_answer, failed
+from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
@@ -305,7 +300,7 @@ def test_what_is_asked_fits_the_model_and_is_the_same_again(model: Model, at_onc
             assert len(ask.prompt_token_ids) + ask.max_tokens <= subject.config.max_position_embeddings
             if ask.prompt_text is not None:
                 assert subject.tokenizer.encode(ask.prompt_text) == list(ask.prompt_token_ids)
-        assert {ask.case for ask in asks} == set(CASES) - left_out
+        assert {ask.case for ask in asks} == set(CASES) - left_out - ({"stops"} if tokenizer is None else set())
 
 
 def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Path) -> None:
@@ -327,141 +322,3 @@ def test_a_check_that_broke_off_goes_on_where_it_was(model: Model, tmp_path: Pat
         resumed = check(model, target, "float32", cases=["short-prompts"], transcript=transcript)
     assert Dying.calls == 4 + (len(resumed.pairs) - 3)
     assert resumed.total == check(model, target, "float32", cases=["short-prompts"]).total
-
-
-# --- what was not tested
-
-
-class Changed(PythonTarget):
-    """Our own engine in float32, of whose answers something is left out or changed."""
-
-    def __init__(self, model: Model, change: Callable[[Ask, Answer], Answer], at_once: int = 4) -> None:
-        super().__init__("engines:float32", model.path, at_once=at_once)
-        self.change = change
-
-    def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
-        return [self.change(ask, one) for ask, one in zip(asks, super().answer(asks, aborted), strict=True)]
-
-
-def without_new_logprobs(ask: Ask, answer: Answer) -> Answer:
-    return replace(answer, logprobs=None, top_logprobs=None)
-
-
-def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Model) -> None:
-    """An engine that reports only those of prompts, and is wrong in decodes, was EXACT with exit code 0."""
-    result = check(
-        model, Changed(model, without_new_logprobs), "float32", at_once=4, cases=("short-prompts", "prefixes")
-    )
-    assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert "the case prefixes" in result.total.reasons[0] and "decode" in result.total.reasons[0]
-    assert exit_code(result.total.verdict) == 2
-
-
-def test_an_engine_that_reports_no_log_probabilities_of_prompts_is_still_judged(model: Model) -> None:
-    """Its first new token is what prefill gives: llama.cpp's server reports no others."""
-    target = Changed(model, lambda ask, answer: replace(answer, prompt_logprobs=None))
-    assert check(model, target, "float32", at_once=4, cases=QUICK).total.verdict is Verdict.EXACT
-
-
-def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wrong(model: Model) -> None:
-    def silent_in_batches(ask: Ask, answer: Answer) -> Answer:
-        return without_new_logprobs(ask, replace(answer, prompt_logprobs=None)) if ask.factors["beside"] else answer
-
-    silent = Changed(model, silent_in_batches)
-    result = check(model, silent, "float32", at_once=4, cases=QUICK)
-    assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert result.total.reasons == ("no log-probability was reported in the case neighbours; in batches",)
-    shown = as_text(result).splitlines()
-    assert shown[1].startswith("not tested errors in ") and "positions (no log-probability)" in shown[1]
-
-    def wrong_too(ask: Ask, answer: Answer) -> Answer:
-        logprobs = None if answer.logprobs is None else tuple(one - 3.0 for one in answer.logprobs)
-        return replace(silent_in_batches(ask, answer), logprobs=logprobs)
-
-    assert check(model, Changed(model, wrong_too), "float32", at_once=4, cases=QUICK).total.verdict is Verdict.BUG
-
-
-def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
-    """As a server that takes some token for an end, though it was to go on."""
-
-    def change(ask: Ask, answer: Answer) -> Answer:
-        tops = None if answer.top_logprobs is None else answer.top_logprobs[:count]
-        logprobs = None if answer.logprobs is None else answer.logprobs[:count]
-        ids = None if answer.token_ids is None else answer.token_ids[:count]
-        return replace(answer, token_ids=ids, logprobs=logprobs, top_logprobs=tops, finish_reason="stop")
-
-    return change
-
-
-def test_what_an_answer_left_out_by_ending_early_is_asked_for_again(model: Model) -> None:
-    whole = checked(model, "float32", cases=("short-prompts",))
-    result = check(model, Changed(model, ends_after(6)), "float32", at_once=4, cases=("short-prompts",))
-    assert result.total.verdict is Verdict.EXACT
-    assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
-    assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
-    assert not any("ending early" in words for words in result.not_tested)
-    assert "early ends 10 answers, 100 tokens short: 100 of them came when asked to go on" in as_text(result)
-
-
-def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:
-    """Also where the answers are read from a file."""
-
-    def refusing(ask: Ask, answer: Answer) -> Answer:
-        return failed(ask, "no prompts with this token") if "+" in ask.id else ends_after(6)(ask, answer)
-
-    with Transcript(tmp_path / "answers.jsonl") as transcript:
-        target = Changed(model, refusing)
-        result = check(model, target, "float32", cases=("short-prompts",), transcript=transcript)
-    recorded = judged(model, result.abilities, "float32", Transcript(tmp_path / "answers.jsonl").pairs())
-    for one in (result, recorded):
-        assert one.total.verdict is Verdict.EXACT and not one.total.unanswered
-        assert early_ends(one.pairs) == EarlyEnds(10, 100, 100)
-        assert "100 of 100 tokens that 10 answers left out by ending early" in one.not_tested
-
-
-def test_what_stays_left_out_was_not_tested(model: Model) -> None:
-    """Two tokens a time, four times more: 6 of the 14 that were left out never come."""
-    result = check(model, Changed(model, ends_after(2)), "float32", at_once=4, cases=("short-prompts",))
-    assert result.total.verdict is Verdict.EXACT
-    assert "60 of 140 tokens that 10 answers left out by ending early" in result.not_tested
-
-
-def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
-    """8 requests at once were the most; now 16, and the report says so."""
-
-    class Sharing(PythonTarget):
-        def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
-            answers = super().answer(asks, aborted)
-            for index in range(9, min(16, len(answers))):
-                ids = answers[index].token_ids or ()
-                answers[index] = replace(answers[index], token_ids=ids[:-1] + (answers[8].token_ids or ())[-1:])
-            return answers
-
-    target = Sharing("engines:float32", model.path)
-    result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
-    assert result.total.verdict is Verdict.BUG
-    assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
-    few = checked(model, "float32", cases=QUICK, at_once=8)
-    assert "batches of more than 10" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
-
-
-def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
-    """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
-    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("one.entry.slot", "min(one.entry.slot, 20)")),)
-    fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
-    target = PythonTarget("engines:roomy", model.path)
-    with inject(fault):
-        few = check(model, target, "float32", at_once=16, cases=("short-prompts", "wide-batches"))
-        result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
-    assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
-    assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
-    assert {one.ask.case for one in result.positions if one.verdict in WRONG} == {"wide-batches"}
-
-
-def test_a_token_id_below_zero_is_named(model: Model) -> None:
-    def below(ask: Ask, answer: Answer) -> Answer:
-        return failed(ask, "token_ids[0] -1: expected a whole number, at least 0")
-
-    result = check(model, Changed(model, below), "float32", at_once=4, cases=("short-prompts",))
-    assert result.total.verdict is Verdict.INCONCLUSIVE
-    assert "token_ids[0] -1: expected a whole number" in result.total.reasons[0]

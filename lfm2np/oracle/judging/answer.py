@@ -60,7 +60,7 @@ def judged_token(
     chance = share_beyond(scored, row, columns, strict)
     other = position(ask, row, token_id, is_new, values, logprob, loose)
     if found.verdict not in WRONG:
-        return replace(found, error_size=other.error_size, route_chance=chance)
+        return replace(found, error_size=other.error_size, scale=other.scale, route_chance=chance)
     if other.verdict in WRONG:
         return replace(other, route_chance=chance)
     return replace(other, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)

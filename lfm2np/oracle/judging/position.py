@@ -94,6 +94,7 @@ def position(
         error_ratio=ratio,
         error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
+        scale=math.hypot(float(scale[own]), unit / 2.0),
         flip_chance=allowed.flip_chance(row) if is_new else None,
     )
 

@@ -62,6 +62,7 @@ class Position:
     route: RouteDifference | None = None  # from the oracle's, of an engine that tells its routes or reveals one
     is_rerouted: bool = False  # its token went to another expert, as far as that is known
     route_chance: float = 0.0  # that a right engine's does, as far as it would be noticed
+    scale: float = 0.0  # nats: what the format does to its log-probability, the rounding of the logits included
     flip_chance: float | None = None  # that a right engine's token is another than `best`; None: by margin_ratio
 
     @property

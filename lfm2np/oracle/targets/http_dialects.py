@@ -51,6 +51,7 @@ class Dialect:
     streamed_ids  the new tokens of one server-sent event; None where events don't tell
     version       a path, and the field of its answer that says which version serves
     slots         likewise, how many requests are computed together
+    takes_stops, takes_seeds   whether requests have fields for them, which need no setting of the server
     """
 
     name: str
@@ -62,6 +63,8 @@ class Dialect:
     streamed_ids: Callable[[Mapping[str, Any]], Any]
     version: tuple[str, str] | None
     slots: tuple[str, str] | None = None
+    takes_stops: bool = False
+    takes_seeds: bool = False
 
 
 def ask_vllm(ask: Ask, wants: Wants) -> dict[str, Any]:
@@ -76,6 +79,7 @@ def ask_vllm(ask: Ask, wants: Wants) -> dict[str, Any]:
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "logprobs": wants.top,
+        **chosen(ask),
     }
     if ask.prompt_logprobs and wants.prompt_logprobs:
         fields["prompt_logprobs"] = 0  # of the prompt's own tokens
@@ -118,6 +122,7 @@ def ask_sglang(ask: Ask, wants: Wants) -> dict[str, Any]:
         "top_k": -1,
         "repetition_penalty": 1.0,
         "ignore_eos": True,
+        **chosen(ask),
     }
     return {
         "input_ids": list(ask.prompt_token_ids),
@@ -176,6 +181,7 @@ def ask_llama(ask: Ask, wants: Wants) -> dict[str, Any]:
         "post_sampling_probs": False,
         "return_tokens": True,
         "cache_prompt": not is_cold(ask),
+        **chosen(ask),
     }
 
 
@@ -238,6 +244,12 @@ def untold(event: Mapping[str, Any]) -> Any:
 def is_cold(ask: Ask) -> bool:
     """Whether nothing that was computed before may be used: the factor `cold` of the ask."""
     return bool(ask.factors.get("cold", False))
+
+
+def chosen(ask: Ask) -> dict[str, Any]:
+    """Where it is to stop, and what it draws with: fields that OpenAI's, SGLang's and llama.cpp's requests share."""
+    drawn = {} if ask.seed is None else {"temperature": 1.0, "seed": ask.seed}
+    return drawn if ask.stop is None else {**drawn, "stop": [ask.stop]}
 
 
 def with_model(wants: Wants) -> dict[str, Any]:
@@ -338,7 +350,18 @@ def require_prompt(told: Sequence[Any] | None, ask: Ask, where: str) -> None:
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 FEWER = (Wants(), Wants(prompt_logprobs=False), Wants(top=0, prompt_logprobs=False))
-VLLM = Dialect("vllm", "/v1/completions", True, FEWER, ask_vllm, read_vllm, vllm_event, ("/version", "version"))
+VLLM = Dialect(
+    "vllm",
+    "/v1/completions",
+    True,
+    FEWER,
+    ask_vllm,
+    read_vllm,
+    vllm_event,
+    version=("/version", "version"),
+    takes_stops=True,
+    takes_seeds=True,
+)
 SGLANG = Dialect(
     "sglang",
     "/generate",
@@ -349,6 +372,7 @@ SGLANG = Dialect(
     untold,
     version=("/server_info", "version"),
     slots=("/server_info", "max_running_requests"),
+    takes_stops=True,  # its seeds hold only with --enable-deterministic-inference
 )
 LLAMA = Dialect(
     "llama.cpp",
@@ -360,6 +384,8 @@ LLAMA = Dialect(
     untold,
     version=("/props", "build_info"),
     slots=("/props", "total_slots"),
+    takes_stops=True,
+    takes_seeds=True,
 )
 TEXT = Dialect("text", "/v1/completions", False, (Wants(), Wants(plainly=True)), ask_text, read_text, untold, None)
 DIALECTS = (VLLM, SGLANG, LLAMA, TEXT)

@@ -196,6 +196,8 @@ class HttpTarget:
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
             at_once=in_flight(self._at_once, slots),
             can_abort=True,
+            takes_stops=dialect.takes_stops,
+            takes_seeds=dialect.takes_seeds,
             slots=slots,
         )
 

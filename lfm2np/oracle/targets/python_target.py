@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Request, load_factory, missing, sizes_of, told
+from lfm2np.conformance.protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
@@ -95,13 +95,15 @@ class PythonTarget:
         else:
             raise TargetError(f"{self._name}: it can't answer the prompt (0, 1) with 2 tokens: {answer.error}")
         engine = self._made()
-        slots = told(engine).get("max_num_seqs")
+        slots, lacks = told(engine).get("max_num_seqs"), lacking(engine)
         return Abilities(
             engine=f"{self._name} ({type(engine).__name__})",
             tells_logprobs=answer.logprobs is not None,
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
             at_once=in_flight(self._wanted, slots),
             can_abort=self._has_steps,
+            takes_stops=not lacks & {"stops", "stop-strings"},
+            takes_seeds="sampling" not in lacks,
             slots=slots,
         )
 
@@ -125,7 +127,14 @@ class PythonTarget:
 
     def _request(self, ask: Ask) -> Request:
         wishes = {name: k for name, k in self._wishes.items() if name != "prompt_logprobs" or ask.prompt_logprobs}
-        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=ask.max_tokens, **wishes)  # type: ignore[arg-type]
+        params = SamplingParams(
+            temperature=0.0 if ask.seed is None else 1.0,
+            seed=ask.seed,
+            stop=() if ask.stop is None else (ask.stop,),
+            ignore_eos=True,
+            max_tokens=ask.max_tokens,
+            **wishes,  # type: ignore[arg-type]
+        )
         return Request(f"{next(self._serial)}:{ask.id}", ask.prompt_token_ids, params)
 
     def _generated(self, asks: Sequence[Ask]) -> list[Answer]:
@@ -257,6 +266,7 @@ def from_completions(ask: Ask, completions: Any) -> Answer:
             "logprobs": numbers(getattr(one, "logprobs", None)),
             "prompt_logprobs": numbers(getattr(one, "prompt_logprobs", None)),
             "finish_reason": getattr(one, "finish_reason", None),
+            "text": text if isinstance(text := getattr(one, "text", None), str) else None,
             "routes": whole_numbers(getattr(one, "routes", None)),
         }
     except FAULTS as problem:

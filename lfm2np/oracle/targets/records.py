@@ -33,6 +33,8 @@ class Ask:
     prompt_text: str | None = None  # a text that the tokenizer turns into exactly these ids, if there is one
     prompt_logprobs: bool = False  # wanted, beside those of the new tokens
     factors: Mapping[str, Any] = field(default_factory=dict)  # what is special about it, by which patterns are sought
+    stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
+    seed: int | None = None  # tokens are drawn at temperature 1 with this seed, not greedily
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Answer:
 
 
 def ask_as_json(ask: Ask) -> dict[str, Any]:
-    return dataclasses.asdict(ask)
+    """Without a stop string and a seed where it has none."""
+    fields = dataclasses.asdict(ask)
+    return {name: value for name, value in fields.items() if value is not None or name not in ("stop", "seed")}
 
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:
@@ -75,6 +79,8 @@ def ask_from_json(raw: Any) -> Ask:
         prompt_text=None if fields.get("prompt_text") is None else _text(fields, "prompt_text"),
         prompt_logprobs=bool(fields.get("prompt_logprobs", False)),
         factors=factors,
+        stop=None if fields.get("stop") is None else _text(fields, "stop"),
+        seed=None if fields.get("seed") is None else _whole(fields["seed"], "seed"),
     )
 
 

@@ -37,6 +37,8 @@ class Abilities:
     tells_prompt_logprobs: bool = False
     at_once: int = 1  # most asks in flight together; 1: it has no neighbours
     can_abort: bool = False
+    takes_stops: bool = False
+    takes_seeds: bool = False
     slots: int | None = None  # requests that it computes together, if it reports that: others wait
 
 

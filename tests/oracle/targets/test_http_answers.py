@@ -114,6 +114,18 @@ def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> N
         assert body.get("cache_prompt", False) is False and ("cache_salt" in body) is (name == "vllm")
 
 
+def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
+    ask = ask_of("s", stop="end", seed=7)
+    for dialect in (VLLM, LLAMA):
+        body = dialect.request(ask, Wants())
+        assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
+    assert SGLANG.request(ask, Wants())["sampling_params"]["stop"] == ["end"]
+    assert [one.takes_stops for one in (VLLM, SGLANG, LLAMA, TEXT)] == [True, True, True, False]
+    assert [one.takes_seeds for one in (VLLM, SGLANG, LLAMA, TEXT)] == [True, False, True, False]
+    plain = VLLM.request(ask_of("s"), Wants())
+    assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
+
+
 def test_a_server_that_refuses_prompt_logprobs_is_asked_for_less(vllm: Player) -> None:
     def refuse(handler: Handler) -> bool:
         body = handler.server.seen[-1][2]

@@ -1,0 +1,141 @@
+"""Answers that must agree with another one: text that ends before a stop string, tokens drawn with the same seed.
+
+A stop string is taken from what the engine answered without it, which the oracle judges by itself. So a token that may
+be another one is no mismatch here. Nor is a draw that rounding decides: see seed_mismatches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.oracle.judging.scored import Pair
+from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
+from lfm2np.oracle.targets.checked import failed
+from lfm2np.oracle.targets.records import Answer, Ask
+
+LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
+SEEDS_LIMIT = 1e-6  # probability below which so many draws that differ are no rounding
+
+
+def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str | None:
+    """Characters of this text, from its middle or its end, which are not in it any earlier; None if it has none.
+
+    In the middle rather such that end within a token. The text ends before the first token that adds none, such as a
+    special one: servers show those in different ways.
+    """
+    text, borders = "", set()
+    for count in range(1, len(ids) + 1):
+        longer = tokenizer.decode(ids[:count])
+        if len(longer) <= len(text) or "\ufffd" in longer:
+            break
+        text = longer
+        borders.add(len(text))
+    last = len(text) - LONGEST_STOP
+
+    def order(start: int) -> tuple[bool, int]:
+        return start + LONGEST_STOP in borders, abs(2 * start - last)
+
+    starts = [last] if is_last else sorted(range(1, last), key=order)
+    candidates = [(start, text[start : start + LONGEST_STOP]) for start in starts if len(text) >= LEAST_TEXT]
+    return next((some for start, some in candidates if some.strip() and text.find(some) == start), None)
+
+
+def with_mismatches(
+    pairs: Sequence[Pair], positions: Sequence[Position], tokenizer: Tokenizer | None
+) -> Sequence[Pair]:
+    """The same pairs; instead of an answer that disagrees with another, what is wrong with it."""
+    stops = {} if tokenizer is None or ignores_stops(pairs) else stop_mismatches(pairs, tokenizer)
+    faults = {**stops, **seed_mismatches(pairs, positions)}
+    return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
+
+
+def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
+    """Without requests with a stop string, if all of them were refused, and likewise those with a seed: an engine that
+    has no such thing is not wrong, and these are not tested."""
+    refused = {
+        name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
+        for name in ("stop", "seed")
+    }
+    return [pair for pair in pairs if not refused.get(special(pair[0]), False)]
+
+
+def special(ask: Ask) -> str:
+    return "stop" if ask.stop else "seed" if ask.seed is not None else ""
+
+
+def ignores_stops(pairs: Sequence[Pair]) -> bool:
+    """Whether each answer goes on behind its stop string to max_tokens: the engine has none, or none that works."""
+    stopped = [(ask, answer) for ask, answer in pairs if ask.stop and answer.token_ids]
+    return bool(stopped) and all(goes_on(ask, answer) for ask, answer in stopped)
+
+
+def goes_on(ask: Ask, answer: Answer) -> bool:
+    if len(answer.token_ids or ()) < ask.max_tokens:
+        return False
+    return answer.finish_reason != "stop" if answer.text is None else (ask.stop or "") in answer.text
+
+
+def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
+    """By id, what is wrong with each text that does not end where its stop string begins, or whose tokens go on."""
+    plain = {(ask.prompt_token_ids, ask.max_tokens): answer for ask, answer in pairs if not special(ask)}
+    faults = {}
+    for ask, answer in pairs:
+        whole = plain.get((ask.prompt_token_ids, ask.max_tokens))
+        if ask.stop and answer.token_ids and whole is not None and whole.token_ids:
+            fault = stop_fault(ask.stop, answer, whole.token_ids, tokenizer)
+            if fault is not None:
+                faults[ask.id] = fault
+    return faults
+
+
+def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Tokenizer) -> str | None:
+    """`whole` are the tokens without the stop string; where the engine chose others before it, nothing can be said.
+
+    What is behind the text, in tokens, is the engine's business: some return those of the stop string, some do not.
+    """
+    ends = [count for count in range(1, len(whole) + 1) if stop in tokenizer.decode(whole[:count])]
+    ids = tuple(answer.token_ids or ())
+    if not ends or ids[: ends[0]] != tuple(whole[: min(len(ids), ends[0])]):
+        return None
+    expected = tokenizer.decode(whole).partition(stop)[0]
+    if answer.text is not None:
+        return None if answer.text == expected else f"stop string {stop!r}: text {answer.text!r}, expected {expected!r}"
+    if len(ids) <= ends[0] and len(tokenizer.decode(ids)) >= len(expected):
+        return None
+    return f"stop string {stop!r}: {len(ids)} tokens, expected an end at token {ends[0]}"
+
+
+def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dict[str, str]:
+    """By id, the answers that are not the first one to the same prompt and seed, if rounding can't explain so many.
+
+    With the same random numbers two runs that differ by rounding draw other tokens with a probability of about the
+    error of the log-probabilities. Requests alone and in batches are counted apart: one may be right.
+    """
+    scales: dict[str, list[float]] = {}
+    for one in positions:
+        if one.ask.seed is not None:
+            scales.setdefault(one.ask.id, []).append(one.scale)
+    faults: dict[str, str] = {}
+    for is_beside, words in ((False, "alone"), (True, "beside others")):
+        compared = [(first, ask, answer) for first, ask, answer in repeats(pairs) if ask.factors["beside"] == is_beside]
+        wrong = [ask for first, ask, answer in compared if answer.token_ids != first.token_ids]
+        chances = [min(1.0, SPREAD * math.fsum(scales.get(ask.id, [1.0]))) for _, ask, _ in compared]
+        if wrong and so_many_or_more(len(wrong), chances) < SEEDS_LIMIT:
+            share = f"{len(wrong)} of {len(compared)}"
+            for ask in wrong:
+                faults[ask.id] = f"seed {ask.seed}: other tokens than the same request before, {words} in {share}"
+    return faults
+
+
+def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Ask, Answer]]:
+    """The first answer to each prompt and seed, with each later request and its answer."""
+    first: dict[tuple[object, ...], Answer] = {}
+    for ask, answer in pairs:
+        if ask.seed is not None and answer.token_ids:
+            key = (ask.prompt_token_ids, ask.seed, ask.max_tokens)
+            if key in first:
+                yield first[key], ask, answer
+            else:
+                first[key] = answer
