@@ -20,7 +20,18 @@ from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_tex
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.ahead import scored_ahead
-from lfm2np.oracle.check import SCORING, Checked, While, always, as_far_as_needed, ask_all, judged, until_wrong
+from lfm2np.oracle.check import (
+    SCORING,
+    Checked,
+    While,
+    always,
+    as_far_as_needed,
+    ask_all,
+    judged,
+    needs_repeats,
+    repeated,
+    until_wrong,
+)
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -138,6 +149,10 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
                 found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on)
         del target  # its process has ended, or its weights are let go, before the rest is scored
         result = judged(model, found.abilities, taken.name, found.pairs, found.not_put, shown, known)
+        if needs_repeats(result):
+            with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
+                target.probe()
+                result = repeated(model, target, result, known)
         return replace(result, why_format=taken.why, left=found.left), place
 
 

@@ -19,17 +19,18 @@ from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
+from lfm2np.oracle.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
-from lfm2np.oracle.judging.verdict import Position, is_in_doubt
+from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, Target, in_flight
-from lfm2np.oracle.total import Total, total
+from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
 from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
@@ -38,6 +39,8 @@ SCORING = "scoring"  # the progress that counts tokens
 MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
 
 
+MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
+TIMES = 5  # each; once more before, so that what a cache may have is there each time
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
 While = Callable[[Sequence[Pair]], bool]  # of all answers so far, after each round: whether to ask on
@@ -65,6 +68,7 @@ class Checked:
     cause: Cause | None = None  # where it goes wrong, if that was looked for
     why_format: str = ""  # where it was not declared
     left: int = 0  # asks that were not needed, as what came before them is wrong
+    repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
 
     @property
     def not_tested(self) -> list[str]:
@@ -100,7 +104,8 @@ def check(
     """
     found = ask_all(model, target, at_once, seed, cases, transcript, progress)
     known = Known(place=place_of(executor))
-    return judged(model, found.abilities, format_name, found.pairs, found.not_put, progress, known)
+    result = judged(model, found.abilities, format_name, found.pairs, found.not_put, progress, known)
+    return repeated(model, target, result, known) if needs_repeats(result) else result
 
 
 def ask_all(
@@ -187,6 +192,40 @@ def judged(
     pairs = agreement.with_mismatches(pairs, positions, model.tokenizer if model.has_tokenizer else None)
     verdict = total(model, format_name, pairs, positions, scoring, known)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
+
+
+def needs_repeats(result: Checked) -> bool:
+    """Whether it is wrong, and repeats may tell more of why."""
+    causes = result.total.causes
+    return bool(causes) and causes[0].sure != CERTAIN and any(one.verdict in WRONG for one in result.positions)
+
+
+def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:
+    """The same, with what repeats of wrong requests tell: each in the company that it had, MOST_ROUNDS at most.
+
+    Rounds with cancelled requests can't be repeated: when those end is not told.
+    """
+    wrong = {one.ask.id for one in result.positions if one.verdict in WRONG}
+    companies: dict[tuple[int, int], list[Ask]] = {}
+    for ask, _ in result.pairs:
+        order, place = int(ask.factors.get("order", 0)), int(ask.factors.get("place", 0))
+        companies.setdefault((order - place, int(ask.factors.get("together", 1))), []).append(ask)
+    whole = [asks for (_, together), asks in companies.items() if len(asks) == together and wrong & ids_of(asks)]
+    found: list[Repeats] = []
+    for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
+        failures = dict.fromkeys([ask.id for ask in asks if ask.id in wrong], 0)
+        for turn in range(1 + TIMES):
+            for ask, answer in zip(asks, target.answer(asks), strict=True):
+                if turn and ask.id in wrong:
+                    pair = ask, fitting(ask, answer, model.config)
+                    failures[ask.id] += is_wrong(judge(model, result.format, [pair], known=known))
+        found += [Repeats(name, failed, TIMES) for name, failed in failures.items()]
+    causes = findings(result.positions, found)
+    return replace(result, repeats=tuple(found), total=with_causes(result.total, causes))
+
+
+def ids_of(asks: Sequence[Ask]) -> set[str]:
+    return {ask.id for ask in asks}
 
 
 def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:

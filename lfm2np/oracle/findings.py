@@ -1,83 +1,146 @@
-"""What the errors of a check depend on, in words: what one factor tells, then what only several tell together."""
+"""What the errors of a check depend on: one first cause, how sure it is, and at most two more under it.
+
+certain   all that is wrong lies where the cause says, of the requests there at least PURE are wrong, and requests would
+          be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or a request, repeated as it
+          was, is right and wrong in turn; or every request is wrong, and no level of any factor tells where
+likely    both, but with a larger chance, or one of both with one below MOST_CHANCE; or wrong requests were right
+          whenever they were repeated
+a guess   anything else
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
-from lfm2np.oracle.factors import FACTORS, LEAST, Groups, grouped
+from lfm2np.oracle.factors import LEAST, Groups, grouped
 from lfm2np.oracle.judging.verdict import WRONG, Position
-from lfm2np.oracle.regions import described
-from lfm2np.oracle.workloads import BORDERS, CASES
+from lfm2np.oracle.regions import MOST_CHANCE, Description, described
 
 MOST_NAMES = 3  # of requests, in one line
+MOST_MORE = 2  # causes under the first
+PURE = 0.9
+SURE_CHANCE = 1e-9
+CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 
 
-def findings(positions: Sequence[Position]) -> list[str]:
-    """What the errors depend on, in words, the most telling first; none if they are what the format explains."""
-    found = []
-    groups = {factor: grouped(positions, factor) for factor in FACTORS}
-    if not any(group.is_off for group in groups["case"].values()):
+@dataclass(frozen=True)
+class Suspicion:
+    """One cause of what is wrong: where it is so, and what that points to.
+
+    wrong, requests  how many requests are wrong, and how many there are; of repeats, how many of those
+    explained        share of the entropy of right and wrong positions that `where` takes away
+    chance           that it is so by accident
+    """
+
+    sure: str
+    where: str
+    suspect: str
+    wrong: int
+    requests: int
+    explained: float | None = None
+    chance: float | None = None
+
+    @property
+    def words(self) -> str:
+        return f"{self.where}{self.suspect and ': '}{self.suspect}"
+
+    @property
+    def line(self) -> str:
+        """As the first cause stands in a report."""
+        return f"{self.sure}: {self.words}"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A wrong request that was put again and again in the same company."""
+
+    ask: str
+    failed: int
+    times: int
+
+
+def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
+    """The first cause, and others; none if the errors are what the format explains."""
+    if not any(group.is_off for group in grouped(positions, "case").values()):
         return []
-    rows = groups["row"]
-    if "0" in rows and rows["0"].is_fine and all(group.is_off for group in list(rows.values())[1:3]):
-        found.append("right for the first row, wrong from the second row on: rows of a step are mixed up, or state")
-    for factor, good, bad, words in (
-        ("company", "alone", "beside others", "requests of a batch get at each other's rows, blocks or slots"),
-        ("prefix", "cold", "warm", "a prefix hit without the state that belongs to it, or blocks that changed"),
-        ("prefix", "cold", "shared", "shared blocks are written, or a hit takes another's"),
-        ("phase", "prefill", "decode", "what prefill leaves behind is not what decode expects"),
-        ("phase", "decode", "prefill", "only prompts are wrong"),
-    ):
-        pair = groups[factor].get(good), groups[factor].get(bad)
-        if pair[0] and pair[1] and pair[0].is_fine and pair[1].is_off:
-            found.append(f"right {good}, wrong {bad}: {words}")
     regions = described(positions)
-    if regions is not None and not (found and regions.is_of_one_factor):
-        found += regions.lines()
-    found += border_findings(positions)
-    found += growth_findings(rows)
-    found += case_findings(groups["case"])
-    return found or [undescribed(positions)]
+    causes = [] if regions is None else region_causes(positions, regions)
+    if not causes or causes[0].sure != CERTAIN:
+        causes = [*repeated(positions, repeats, not causes or causes[0].sure == GUESS), *causes]
+    causes = causes or [undescribed(positions)]
+    return [*causes, *growth(positions)][: 1 + MOST_MORE]
 
 
-def undescribed(positions: Sequence[Position]) -> str:
-    """Where no factor and no combination of them tells right from wrong."""
+def lines(causes: Sequence[Suspicion]) -> list[str]:
+    """How sure the first one is stands before it; the others are less."""
+    return [one.words if index else one.line for index, one in enumerate(causes)]
+
+
+def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
+    """Ids of the wrong requests, and of all."""
     asked = {one.ask.id: None for one in positions}
     wrong = {one.ask.id: None for one in positions if one.verdict in WRONG}
-    right = [name for name in asked if name not in wrong]
-    if not wrong or not right:
-        return "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
-    word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", list(wrong))
-    names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    return f"wrong in {len(wrong)} of {len(asked)} requests, which nothing that was asked sets apart; {word}: {names}"
+    return list(wrong), list(asked)
 
 
-def border_findings(positions: Sequence[Position]) -> list[str]:
-    """A border before which all is right and behind which something is wrong."""
-    wrong = [one.row for one in positions if one.verdict in WRONG]
-    if not wrong:
-        return []
-    first = min(wrong)
-    border = max((edge for edge in BORDERS if edge <= first + 1), default=None)
-    if border is None or first > border + 1:
-        return []
-    return [f"right before position {first}, wrong from it on: the border of a block or chunk of {border}?"]
+def region_causes(positions: Sequence[Position], regions: Description) -> list[Suspicion]:
+    """What is wrong by itself, the largest first."""
+    wrong, asked = requests_of(positions)
+    pure, alone = regions.purity >= PURE, not regions.wrong_outside
+    is_unlike = regions.chance < (MOST_CHANCE if pure != alone else 1.0)
+    sure = GUESS if not (pure or alone) or not is_unlike else LIKELY
+    if pure and alone and regions.chance < SURE_CHANCE:
+        sure = CERTAIN
+    found: list[Suspicion] = []
+    for part in regions.parts:
+        right = f", right {regions.right_where}" if not found else ""
+        words = "also wrong by itself" if found else f"wrong {part.where}"
+        where = f"{words}{right}" if not found else f"{words}: {part.where}"
+        found.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
+    return found
 
 
-def growth_findings(rows: Groups) -> list[str]:
-    """Error that grows with the position, in bins: something is added up, or the positions are off."""
-    sizes = [group.rms for group in rows.values() if group.told >= LEAST]
-    rising = sum(later > earlier for earlier, later in pairwise(sizes))
-    if len(sizes) >= 4 and rising >= len(sizes) - 2 and sizes[-1] > 8.0 * max(sizes[0], 1.0):
-        return [f"errors grow with the position, from {sizes[0]:.1f} to {sizes[-1]:.1f} times the noise"]
+def repeated(positions: Sequence[Position], repeats: Sequence[Repeats], is_unexplained: bool) -> list[Suspicion]:
+    """What repeats of wrong requests tell: whether the same request is right and wrong in turn."""
+    wrong, asked = requests_of(positions)
+    failed, times = sum(one.failed for one in repeats), sum(one.times for one in repeats)
+    rate = (
+        f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
+    )
+    if any(0 < one.failed < one.times for one in repeats):
+        return [Suspicion(CERTAIN, rate, "not deterministic: a race, or memory that was not written", failed, times)]
+    if repeats and not failed and is_unexplained:
+        words = "not deterministic, or left behind by other requests: a race, or memory that was not written"
+        return [Suspicion(LIKELY, rate, words, failed, times)]
     return []
 
 
-def case_findings(cases: Groups) -> list[str]:
-    """The cases that are wrong, if others are right, the simplest first."""
-    if not any(group.is_fine for group in cases.values()):
+def undescribed(positions: Sequence[Position]) -> Suspicion:
+    """Where no factor and no combination of them tells right from wrong."""
+    wrong, asked = requests_of(positions)
+    right = [name for name in asked if name not in set(wrong)]
+    if not wrong or not right:
+        words = "wrong everywhere, and no format errs like this"
+        return Suspicion(CERTAIN, words, "a wrong operator, weight or constant", len(wrong), len(asked))
+    word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
+    names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
+    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing that was asked sets apart; {word}: {names}"
+    return Suspicion(GUESS, words, "", len(wrong), len(asked))
+
+
+def growth(positions: Sequence[Position]) -> list[Suspicion]:
+    """Error that grows with the position, in bins: something is added up, or the positions are off."""
+    rows: Groups = grouped(positions, "row")
+    sizes = [group.rms for group in rows.values() if group.told >= LEAST]
+    rising = sum(later > earlier for earlier, later in pairwise(sizes))
+    if len(sizes) < 4 or rising < len(sizes) - 2 or sizes[-1] <= 8.0 * max(sizes[0], 1.0):
         return []
-    return [
-        f"wrong in {name}: {CASES[name].suspect}" for name, group in cases.items() if group.is_off and name in CASES
-    ]
+    wrong, asked = requests_of(positions)
+    words = f"errors grow with the position, from {sizes[0]:.1f} to {sizes[-1]:.1f} times the noise"
+    return [Suspicion(GUESS, words, "", len(wrong), len(asked))]

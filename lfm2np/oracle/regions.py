@@ -1,29 +1,46 @@
-"""Several bugs in one engine: where is it right, and what is wrong by itself?
+"""What tells wrong positions from right ones: some levels of up to three factors.
 
-A region is some levels of up to three factors: "prefill, alone or first of a batch". The largest one in which all is
-right is named, and of what it leaves out each level that is off though all else stays as in the right region. With one
-bug that is what the bug depends on; with two it is both, unless one hides the other.
+All regions are tried that are a cut of one factor, or the intersection of cuts of two or three: "decode", "prefill,
+alone or first of a batch". The one is taken that says most of whether a position is wrong (mutual information, each
+request with the same weight), of nearly equal ones the one of the fewest factors. Where it is wrong, one bug needs
+all of its cuts; where it is right, each cut leaves out something that is wrong by itself.
 
-Regions are many, so one may be right by chance: a region counts only if the requests in it would hardly ever all be
-right, did it not matter what is inside and what outside.
+Regions are many, so one may tell by chance: it counts only if the requests in it and outside would hardly ever be so
+unlike, did it not matter (Fisher's exact test), and if what is right has at least half of the right positions: nothing
+is said from a sliver.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
 from typing import Any
 
-from lfm2np.oracle.factors import Group, abort_of, group_of, phase_of, place_of
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.oracle.factors import abort_of, group_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import WRONG, Position
 
-MOST_FACTORS = 3
-MOST_CHANCE = 1e-6  # that a region is right by accident; some thousand are tried
-NEARLY = 0.8  # of the largest region: one of fewer factors is as good
-EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)  # rows and tokens are told as below one of these, or from it on
+MOST_CHANCE = 1e-6  # that a region tells by accident; some ten thousand are tried,
+MOST_CHANCE_OF_ONE = 1e-4  # of them a hundred or two that are one cut
+LEAST_SHARE = 0.5  # of the right positions, that what is called right has to have
+NEARLY = 0.9  # of what the best region says: one of fewer factors is as good
+ALIKE = 0.98  # of the same number of factors: the one whose factors come first
+LONELY = "token"  # this factor and those behind it are not combined: with so many levels they would fit whatever comes
+LUCKY = 0.1  # the weight of a right position behind a wrong one
+MOST_FIRST = 2  # rows in which attention and rotation have next to nothing to get wrong
+MOST_CUTS = 3
+MOST_PARTS = 3
+WHOLE = 1.25  # how much better it is if all that is called right is right
+BEAM = 40  # pairs of cuts to which a third is tried
+EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
+IDS = tuple(2**power for power in range(7, 17))
 Place = tuple[str, int]  # a position: its ask's id, and its row
+Mask = NDArray[np.bool_]  # [positions]
+Scored = tuple[tuple[int, ...], float]  # cuts by their numbers, and what they say together
+Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the tokens of its sequence
 
 
 @dataclass(frozen=True)
@@ -31,69 +48,137 @@ class Scale:
     """The levels of a factor, the simplest first. It may be cut at any place, and a region has what is on one side.
 
     words, suspects  of each level, by its name; of a factor that is a number, of what is below an edge and from it on
-    edges            where a number may be cut
+    edges            where a number may be cut, beside where wrong positions begin and end; none: it is no number
+    preposition      what stands before the words in "wrong ..., right ..."
     """
 
-    level: Callable[[Position], str | int]
+    level: Level
     words: Mapping[str, str]
     suspects: Mapping[str, str]
     edges: Sequence[int] = ()
+    preposition: str = ""
 
 
 LEAK = "requests of a batch get at each other's rows, blocks or slots"
 FREED = "memory of a cancelled request that is freed too early"
 START = "the start of a sequence: zeros before the first token, prompts below L"
+POSITIONS = "attention or rotation of positions (or a convolution that forgets the tokens before)"
+MIXED = "rows of a step are mixed up, or tokens of a prompt see those behind them"
+VOCABULARY = "rows of the embedding or the head, or ids that are cut to fewer bits"
 SCALES: dict[str, Scale] = {
     "phase": Scale(
-        phase_of,
+        lambda one, _: phase_of(one),
         {"prefill": "prefill", "decode": "decode"},
         {"prefill": "only prompts are wrong", "decode": "what prefill leaves behind is not what decode expects"},
+        preposition="in ",
     ),
     "place": Scale(
-        place_of,
+        lambda one, _: place_of(one),
         {"alone": "alone", "first": "first of a batch", "later": "later in a batch"},
         {"alone": "what a batch has and a request alone has not", "first": LEAK, "later": LEAK},
     ),
     "beginning": Scale(
-        lambda one: int(one.ask.factors.get("seen", 0)),
+        lambda one, _: 0 if one.ask.prompt_logprobs else int(one.ask.factors.get("seen", 0)),  # those leave no hit
         {"below": "prompts whose first {} tokens are new", "from": "prompts whose first {} tokens were asked before"},
         {
             "below": "what is not found in a cache",
             "from": "a prefix hit without the state that belongs to it, or blocks that changed",
         },
-        EDGES[3:],
+        EDGES[4:],
+        "in ",
+    ),
+    "twin": Scale(
+        lambda one, _: "twin" if one.ask.factors.get("prefix") == "twin" else "other",
+        {"other": "all other prompts", "twin": "prompts that repeat an earlier one behind another first token"},
+        {"other": "what no such prompt has", "twin": "the prefix cache takes blocks without what stands before them"},
+        preposition="in ",
     ),
     "abort": Scale(
-        abort_of,
-        {"none": "no request cancelled", "beside": "beside cancelled requests", "after": "after cancelled requests"},
+        lambda one, _: abort_of(one),
+        {
+            "none": "before any cancelled request",
+            "beside": "beside cancelled requests",
+            "after": "after cancelled requests",
+        },
         {"none": "what no cancelled request has", "beside": FREED, "after": FREED},
     ),
-    "length": Scale(
-        lambda one: len(one.ask.prompt_token_ids),
-        {"below": "prompts of fewer than {} tokens", "from": "prompts of {} tokens or more"},
-        {"below": START, "from": "tokens of a prompt, its blocks or its chunks get at each other"},
-        EDGES[1:],
-    ),
     "row": Scale(
-        lambda one: one.row,
+        lambda one, _: one.row,
         {"below": "before position {}", "from": "from position {} on"},
         {"below": START, "from": "state, positions, or the border of a block or chunk"},
         EDGES,
+    ),
+    "length": Scale(
+        lambda one, _: len(one.ask.prompt_token_ids),
+        {"below": "prompts of fewer than {} tokens", "from": "prompts of {} tokens or more"},
+        {"below": START, "from": "tokens of a prompt, its blocks or its chunks get at each other"},
+        EDGES[1:],
+        "in ",
+    ),
+    "slot": Scale(
+        lambda one, _: int(one.ask.factors.get("place", 0)),
+        {"below": "in the first {} requests of a batch", "from": "behind the first {} requests of a batch"},
+        {"below": LEAK, "from": LEAK},
+        EDGES[1:5],
+    ),
+    "together": Scale(
+        lambda one, _: int(one.ask.factors.get("together", 1)),
+        {"below": "fewer than {} requests together", "from": "{} requests or more together"},
+        {"below": "what only a small batch has", "from": "a batch that is too large for a buffer, or its rows"},
+        EDGES[1:5],
+        "with ",
+    ),
+    "tenant": Scale(
+        lambda one, _: str(one.ask.factors.get("tenant", "later")),
+        {"first": "the first requests of their slots", "later": "requests whose slot was used before"},
+        {"first": "what only a fresh slot has", "later": "state or memory of a slot's previous tenant"},
+        preposition="in ",
+    ),
+    "token": Scale(
+        lambda one, tokens: max(tokens[: one.row + 1]),
+        {"below": "while token ids are below {}", "from": "once a token id is {} or more"},
+        {"below": VOCABULARY, "from": VOCABULARY},
+        IDS,
+    ),
+    "predicted": Scale(
+        lambda one, _: one.token_id,
+        {"below": "where the predicted token's id is below {}", "from": "where the predicted token's id is {} or more"},
+        {"below": VOCABULARY, "from": VOCABULARY},
+        IDS,
+    ),
+    "order": Scale(
+        lambda one, _: int(one.ask.factors.get("order", 0)),
+        {"below": "the first {} requests", "from": "requests behind the first {}"},
+        {
+            "below": "what only a fresh engine has",
+            "from": "something that earlier requests leave behind: slots that change places, memory, counters",
+        },
+        EDGES[:1],
+        "in ",
     ),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Levels of one factor, in words. `cells` has a bit for each cell that is at one of them."""
+    """Levels of one factor, in words; `mask` has the positions at one of them."""
 
     factor: str
     words: str
     suspect: str
-    cells: int
+    mask: Mask
     edge: int = 0  # of a number: where it is cut
     is_above: bool = False  # and that it is what lies above
     rest: tuple[Choice, ...] = ()  # the factor's other levels, each by itself
+
+    @property
+    def where(self) -> str:
+        """As it stands behind "wrong" or "right"."""
+        return SCALES[self.factor].preposition + self.words
+
+    @property
+    def rest_where(self) -> str:
+        return SCALES[self.factor].preposition + " or ".join(one.words for one in self.rest)
 
 
 @dataclass(frozen=True)
@@ -101,23 +186,35 @@ class Part:
     """What is wrong by itself, and what that points to."""
 
     words: str
+    where: str
     suspect: str
     is_narrowed: bool  # a level of one more factor belongs to it
+    size: float  # requests' worth of wrong positions
 
 
 @dataclass(frozen=True)
 class Description:
-    """The largest right region, and what is wrong by itself."""
+    """What is right, and what is wrong by itself, the largest first.
+
+    right      levels that all have to be met; none: all that is not in the part
+    inside     the positions there, without those that are wrong
+    explained  of what there is to know of which positions are wrong (their entropy), the share that this tells
+    chance     that requests inside and outside are so unlike by accident
+    """
 
     right: tuple[Choice, ...]
     inside: frozenset[Place]
     of: int  # positions
     parts: tuple[Part, ...]
+    explained: float
+    chance: float
+    wrong_outside: int  # wrong requests of which something in the right region is wrong
+    purity: float  # of the requests with something outside the right region, the share that is wrong there
 
     @property
-    def is_of_one_factor(self) -> bool:
-        """No combination is needed to say what is wrong."""
-        return len(self.right) == 1 and not any(part.is_narrowed for part in self.parts)
+    def right_where(self) -> str:
+        """What stands behind "right" in one line."""
+        return ", ".join(one.where for one in self.right) or "elsewhere"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -125,185 +222,316 @@ class Description:
             "positions": len(self.inside),
             "of": self.of,
             "wrong": [{"words": part.words, "suspect": part.suspect} for part in self.parts],
+            "explained": self.explained,
+            "chance": self.chance,
         }
 
-    def lines(self) -> list[str]:
-        right = f"right: {', '.join(one.words for one in self.right)} ({len(self.inside)} of {self.of} positions)"
-        return [right, *(f"wrong by itself: {part.words}: {part.suspect}" for part in self.parts)]
 
-
-class Cells:
-    """The positions by their levels of all factors. A region has a cell or has it not: it is a number of bits."""
+class Positions:
+    """Positions with what the search needs of them: which are wrong, their weights, and all cuts of all factors."""
 
     def __init__(self, positions: Sequence[Position]) -> None:
-        members: dict[tuple[str | int, ...], list[Position]] = {}
-        for one in positions:
-            members.setdefault(tuple(level_of(factor, one) for factor in SCALES.values()), []).append(one)
-        self.levels, self.members = list(members), list(members.values())
-        self.counts = [len(cell) for cell in self.members]
-        number = {name: index for index, name in enumerate(dict.fromkeys(one.ask.id for one in positions))}
-        self.requests = [bits({number[one.ask.id] for one in cell}) for cell in self.members]
-        self.wrong_requests = [
-            bits({number[one.ask.id] for one in cell if one.verdict in WRONG}) for cell in self.members
-        ]
-        self.wrong = bits(index for index, requests in enumerate(self.wrong_requests) if requests)
-        self.all = (1 << len(self.members)) - 1
-        self.choices = {name: self.choices_of(name) for name in SCALES}
+        self.positions = positions
+        self.wrong: Mask = np.array([one.verdict in WRONG for one in positions], bool)
+        numbers = {name: index for index, name in enumerate(dict.fromkeys(one.ask.id for one in positions))}
+        self.request = np.array([numbers[one.ask.id] for one in positions], np.int64)
+        self.weights = weights_of(positions, self.request)
+        tokens = tokens_of(positions)
+        self.choices: list[Choice] = []
+        masks: set[bytes] = set()
+        for name, scale in SCALES.items():
+            levels = [scale.level(one, tokens[one.ask.id]) for one in positions]
+            for choice in numbers_cut(name, levels, self.wrong) if scale.edges else levels_cut(name, levels):
+                content = np.packbits(choice.mask).tobytes()
+                if choice.mask.any() and not choice.mask.all() and content not in masks:
+                    masks.add(content)
+                    self.choices.append(choice)
 
-    def at(self, factor: str, wanted: Callable[[Any], bool]) -> int:
-        """The cells whose level of this factor is wanted."""
-        index = list(SCALES).index(factor)
-        return bits(cell for cell, levels in enumerate(self.levels) if wanted(levels[index]))
+    def at(self, mask: Mask) -> list[Position]:
+        return [self.positions[index] for index in np.flatnonzero(mask).tolist()]
 
-    def choices_of(self, name: str) -> list[Choice]:
-        """Both sides of each cut, where something is on both."""
-        scale = SCALES[name]
-        found = []
-        for edge in scale.edges:
-            sides = {"below": self.at(name, edge.__gt__), "from": self.at(name, edge.__le__)}
-            below, above = (
-                Choice(name, scale.words[side].format(edge), scale.suspects[side], cells, edge, side == "from")
-                for side, cells in sides.items()
-            )
-            found += [replace(below, rest=(above,)), replace(above, rest=(below,))]
-        if not scale.edges:
-            levels = [(level, self.at(name, level.__eq__)) for level in scale.words]
-            there = [Choice(name, scale.words[level], scale.suspects[level], cells) for level, cells in levels if cells]
-            for cut in range(1, len(there)):
-                found += [joined(there[:cut], there[cut:]), joined(there[cut:], there[:cut])]
-        return [one for one in found if one.cells and one.cells != self.all]
-
-    def count(self, cells: int, numbers: Sequence[int]) -> int:
-        return sum(numbers[index] for index in indices(cells))
-
-    def positions(self, cells: int) -> list[Position]:
-        return [one for index in indices(cells) for one in self.members[index]]
-
-    def group(self, cells: int) -> Group:
-        return group_of(self.positions(cells))
-
-    def is_right(self, cells: int) -> bool:
-        """All of it, and not by chance."""
-        return self.chance(cells) < MOST_CHANCE and self.group(cells).is_fine
-
-    def chance(self, cells: int) -> float:
-        """That all requests are right inside and so many wrong outside, if it did not matter (Fisher's exact test).
-
-        What a request has inside counts once, and so does what it has outside: its positions are wrong together.
-        """
-        inside = self.requests_of(cells, self.requests)
-        outside = self.requests_of(self.all & ~cells, self.requests)
-        wrong = self.requests_of(self.all & ~cells, self.wrong_requests)
-        return math.comb(outside, wrong) / math.comb(inside + outside, wrong)
-
-    def requests_of(self, cells: int, masks: Sequence[int]) -> int:
-        found = 0
-        for index in indices(cells):
-            found |= masks[index]
-        return found.bit_count()
+    def wrong_requests(self, mask: Mask) -> tuple[int, int]:
+        """Of the requests that have positions there, how many are wrong there; and how many there are."""
+        return len(np.unique(self.request[mask & self.wrong])), len(np.unique(self.request[mask]))
 
 
-def level_of(scale: Scale, position: Position) -> str | int:
-    """Of a number, the edge at or below it."""
-    level = scale.level(position)
-    return level if isinstance(level, str) else max((edge for edge in scale.edges if edge <= level), default=0)
+def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each position: 1 a request, and little where it is right behind a wrong one of its request. State, keys and
+    values go on from what is wrong, so such a position is right by luck."""
+    if not positions:
+        return np.zeros(0)
+    first: dict[str, int] = {}
+    for one in positions:
+        if one.verdict in WRONG:
+            first[one.ask.id] = min(one.row, first.get(one.ask.id, one.row))
+    lucky = [one.verdict not in WRONG and one.row > first.get(one.ask.id, one.row) for one in positions]
+    weights = np.where(lucky, LUCKY, 1.0)
+    return np.asarray(weights / np.bincount(request, weights)[request])
+
+
+def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
+    """By ask the tokens of its sequence, as far as they are known."""
+    found: dict[str, list[int]] = {}
+    for one in positions:
+        tokens = found.setdefault(one.ask.id, list(one.ask.prompt_token_ids))
+        if one.row + 1 == len(tokens):
+            tokens.append(one.token_id)
+    return found
+
+
+def numbers_cut(name: str, levels: Sequence[str | int], wrong: Mask) -> list[Choice]:
+    """Both sides of each edge: the scale's, and where the wrong ones begin and end."""
+    scale, numbers = SCALES[name], np.array(levels, np.int64)
+    at = numbers[wrong]
+    edges = [*scale.edges, *([round_edge(numbers, int(at.min())), int(at.max()) + 1] if len(at) else [])]
+    found = []
+    for edge in dict.fromkeys(edges):
+        below, above = (
+            Choice(name, scale.words[side].format(edge), scale.suspects[side], mask, edge, side == "from")
+            for side, mask in (("below", numbers < edge), ("from", numbers >= edge))
+        )
+        found += [replace(below, rest=(above,)), replace(above, rest=(below,))]
+    return found
+
+
+def round_edge(numbers: NDArray[np.int64], edge: int) -> int:
+    """The roundest number that cuts as `edge` does: behind the next lower number that there is."""
+    lower = numbers[numbers < edge]
+    least = int(lower.max()) + 1 if len(lower) else edge
+    return max(range(least, edge + 1), key=lambda one: ((one & -one), one)) if least > 0 else edge
+
+
+def levels_cut(name: str, levels: Sequence[str | int]) -> list[Choice]:
+    """Both sides of each cut of levels that are no numbers, and each level by itself."""
+    scale, names = SCALES[name], np.array(levels)
+    each = [Choice(name, scale.words[level], scale.suspects[level], names == level) for level in scale.words]
+    there = [one for one in each if one.mask.any()]
+    found = []
+    for cut in range(1, len(there)):
+        found += [joined(there[:cut], there[cut:]), joined(there[cut:], there[:cut])]
+    for index in range(1, len(there) - 1):
+        others = [*there[:index], *there[index + 1 :]]
+        found += [joined(others, [there[index]]), joined([there[index]], others)]
+    return found
 
 
 def joined(some: Sequence[Choice], rest: Sequence[Choice]) -> Choice:
     words = " or ".join(one.words for one in some)
-    cells = bits(index for one in some for index in indices(one.cells))
-    return Choice(some[0].factor, words, "", cells, rest=tuple(rest))
+    mask = np.logical_or.reduce([one.mask for one in some])
+    return Choice(some[0].factor, words, some[-1].suspect, mask, rest=tuple(rest))
 
 
-def bits(places: Iterable[int]) -> int:
-    number = 0
-    for index in places:
-        number |= 1 << index
-    return number
+# --- the search
 
 
-def indices(cells: int) -> Iterator[int]:
-    while cells:
-        lowest = cells & -cells
-        yield lowest.bit_length() - 1
-        cells ^= lowest
+@dataclass(frozen=True, eq=False)
+class Region:
+    """An intersection of cuts, and what it tells: nats a request."""
+
+    choices: tuple[Choice, ...]
+    gain: float
+
+    @property
+    def mask(self) -> Mask:
+        return np.asarray(np.logical_and.reduce([one.mask for one in self.choices]))
+
+
+def entropy(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of a coin, nats."""
+    kept = np.clip(share, 1e-12, 1.0 - 1e-12)
+    return np.asarray(-kept * np.log(kept) - (1.0 - kept) * np.log1p(-kept))
+
+
+def gains(
+    inside: NDArray[np.float64], wrong: NDArray[np.float64], all_of: float, all_wrong: float
+) -> NDArray[np.float64]:
+    """What regions say, from the weight of their positions, and of their wrong ones, and WHOLE times that where nothing
+    is wrong on the right side; minus 1 where that is a sliver."""
+    outside = np.maximum(all_of - inside, 0.0)
+    within = wrong / np.maximum(inside, 1e-12)
+    without = (all_wrong - wrong) / np.maximum(outside, 1e-12)
+    known = (inside * entropy(within) + outside * entropy(without)) / all_of
+    right = np.where(within < without, inside - wrong, outside - (all_wrong - wrong))
+    is_sliver = right < LEAST_SHARE * (all_of - all_wrong) - 1e-9
+    is_whole = np.where(within < without, wrong, all_wrong - wrong) < 1e-9
+    told = (entropy(np.array(all_wrong / all_of)) - known) * np.where(is_whole, WHOLE, 1.0)
+    return np.where(is_sliver, -1.0, told.round(9))  # so that no BLAS decides between equals
+
+
+def regions(found: Positions, most_cuts: int) -> list[Region]:
+    """The most telling of one cut, of two and of three; see `preferred`."""
+    choices = found.choices
+    if not choices or not found.wrong.any() or found.wrong.all():
+        return []
+    masks = np.array([one.mask for one in choices], np.float64)  # [C, positions]
+    weights, wrong = found.weights, found.weights * found.wrong
+    totals = float(weights.sum()), float(wrong.sum())
+    order = {name: index for index, name in enumerate(SCALES)}
+    factor = np.array([order[one.factor] for one in choices])
+    single = gains(masks @ weights, masks @ wrong, *totals)
+    pairs = gains((masks * weights) @ masks.T, (masks * wrong) @ masks.T, *totals)
+    pairs[(factor[:, None] >= factor[None]) | (factor >= order[LONELY])[:, None] | (factor >= order[LONELY])] = -1.0
+    best = np.argsort(-pairs, axis=None, kind="stable")[: BEAM * 4]
+    some = [(int(index) // len(choices), int(index) % len(choices)) for index in best]
+    triples: list[Scored] = []
+    for pair in some[:BEAM]:
+        both = masks[pair[0]] * masks[pair[1]]
+        third = gains(masks @ (weights * both), masks @ (wrong * both), *totals)
+        third[np.isin(factor, [*factor[list(pair)], *range(order[LONELY], len(SCALES))])] = -1.0
+        triples += [((*pair, index), float(third[index])) for index in np.argsort(-third, kind="stable")[:4].tolist()]
+    sets: list[list[Scored]] = [
+        [((index,), gain) for index, gain in enumerate(single.tolist())],
+        [(pair, float(pairs[pair])) for pair in some],
+        triples,
+    ]
+    return [
+        Region(tuple(choices[index] for index in sorted(chosen, key=lambda one: factor[one])), gain)
+        for chosen, gain in preferred(sets[:most_cuts], factor)
+    ]
+
+
+def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> list[Scored]:
+    """The best of each number of cuts: first the one that is to be taken, if it is not by chance, then the others."""
+    best = []
+    for of_size in sets:
+        top = max((gain for _, gain in of_size), default=0.0)
+        if top > 0.0:
+            alike = [one for one in of_size if one[1] >= ALIKE * top]
+            best.append(min(alike, key=lambda one: (sorted(factor[list(one[0])].tolist()), -one[1], one[0])))
+    most = max((gain for _, gain in best), default=0.0)
+    return sorted(best, key=lambda one: (one[1] < NEARLY * most, len(one[0])))
 
 
 def described(positions: Sequence[Position]) -> Description | None:
-    """None if nothing is wrong, or no region is right."""
-    cells = Cells(positions)
-    region = right_region(cells) if cells.wrong else None
-    if region is None:
+    """None if nothing is wrong, or nothing tells wrong from right by more than chance."""
+    found = with_rest(positions)
+    wrong = {(one.ask.id, one.row) for one in positions if one.verdict in WRONG}
+    return None if found is None else replace(found, inside=found.inside - wrong)
+
+
+def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Description | None:
+    """What is left in the right region is described by itself: a bug may be too rare to be seen beside another. By two
+    cuts at most: what takes three may be what the first bug does later on."""
+    found = Positions(positions)
+    first = next(filter(None, (description(found, region) for region in regions(found, most_cuts))), None)
+    if first is None or not first.wrong_outside or len(first.parts) >= MOST_PARTS:
+        return first
+    rest = with_rest([one for one in positions if (one.ask.id, one.row) in first.inside], MOST_CUTS - 1)
+    if rest is None:
+        return first
+    right = (*first.right, *rest.right) if first.right else ()
+    return replace(first, right=right, inside=rest.inside, parts=(*first.parts, *rest.parts))
+
+
+def description(found: Positions, region: Region) -> Description | None:
+    """None of a region that tells by chance."""
+    mask = region.mask
+    bad, good = found.wrong_requests(mask), found.wrong_requests(~mask)
+    is_right = bad[0] * good[1] < good[0] * bad[1]  # the region; else what it leaves out
+    right = mask if is_right else ~mask
+    outside, inside = found.wrong_requests(~right), found.wrong_requests(right)
+    chance = so_unlike(*outside, *inside)
+    if chance > (MOST_CHANCE_OF_ONE if len(region.choices) == 1 else MOST_CHANCE):
         return None
+    parts = wrong_parts(found, region.choices) if is_right else [whole_part(found, region.choices)]
     return Description(
-        right=region,
-        inside=frozenset((one.ask.id, one.row) for one in cells.positions(intersection(cells, region))),
-        of=len(positions),
-        parts=tuple(wrong_parts(cells, region)),
+        right=region.choices if is_right else single_rest(region.choices),
+        inside=frozenset((one.ask.id, one.row) for one in found.at(right)),
+        of=len(found.positions),
+        parts=tuple(sorted(parts, key=lambda one: -one.size)),
+        explained=explained(found, mask),
+        chance=chance,
+        wrong_outside=inside[0],
+        purity=outside[0] / outside[1],
     )
 
 
-def intersection(cells: Cells, region: Iterable[Choice]) -> int:
-    found = cells.all
+def explained(found: Positions, mask: Mask) -> float:
+    """The share of the entropy of right and wrong that it takes away to know whether a position is in there."""
+    wrong = found.weights * found.wrong
+
+    def left(some: Mask) -> float:
+        weight = float(found.weights[some].sum())
+        return weight * float(entropy(np.array(wrong[some].sum() / weight))) if weight else 0.0
+
+    return 1.0 - (left(mask) + left(~mask)) / left(np.ones(len(mask), bool))
+
+
+def single_rest(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """What a single cut leaves out, as a choice; none of several cuts, where it is all else."""
+    if len(choices) > 1:
+        return ()
+    (one,) = choices
+    return (joined(one.rest, (one,)),)
+
+
+def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
+    """The chance that so many or more of all wrong requests are among these (Fisher's exact test, one side).
+
+    What a request has inside counts once, and so does what it has outside: its positions are wrong together.
+    """
+    most = wrong + others_wrong
+    ways = sum(math.comb(of, count) * math.comb(others, most - count) for count in range(wrong, min(of, most) + 1))
+    return ways / math.comb(of + others, most)
+
+
+def whole_part(found: Positions, choices: Sequence[Choice]) -> Part:
+    """A region that is wrong: one bug, which needs all of it. The suspect is the most telling cut's."""
+    mask = np.logical_and.reduce([one.mask for one in choices])
+    weights, wrong = found.weights, found.weights * found.wrong
+    totals = float(weights.sum()), float(wrong.sum())
+
+    def gain(one: Choice) -> float:
+        return float(gains(one.mask @ weights, one.mask @ wrong, *totals))
+
+    telling = max(choices, key=gain)
+    words = ", ".join(one.words for one in choices)
+    where = ", ".join(one.where for one in choices)
+    return Part(words, where, suspect_of(choices, telling), len(choices) > 1, float(wrong[mask].sum()))
+
+
+def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
+    """Of some cuts together; of most the most telling one's."""
+    first = [one for one in choices if one.factor == "row" and one.is_above and one.edge <= MOST_FIRST]
+    if first and len(choices) == 1:
+        return POSITIONS
+    if first and all(one.factor in ("row", "length", "phase") for one in choices):
+        return MIXED
+    return telling.suspect
+
+
+def wrong_parts(found: Positions, region: Sequence[Choice]) -> list[Part]:
+    """Each level that a right region leaves out and that is off where all else is as in the region; of one factor,
+    those that are so under the same circumstances together."""
+    parts = []
     for one in region:
-        found &= one.cells
-    return found
-
-
-def right_region(cells: Cells) -> tuple[Choice, ...] | None:
-    """The largest; of those nearly as large, the one of the fewest factors, the factors in their order."""
-    best = [largest_right(cells, factors) for factors in range(1, MOST_FACTORS + 1)]
-    most = max((count for count, _ in best), default=0)
-    return next((region for count, region in best if region and count >= NEARLY * most), None)
-
-
-def largest_right(cells: Cells, factors: int) -> tuple[int, tuple[Choice, ...]]:
-    """The largest that has choices of so many factors, and its positions; 0 and none if none is right."""
-    found: dict[int, tuple[Choice, ...]] = {}
-    for some in combinations(SCALES, factors):
-        for region in product(*(cells.choices[name] for name in some)):
-            kept = intersection(cells, region)
-            if kept and not kept & cells.wrong and not is_prefill_by_another_name(region):
-                found.setdefault(kept, region)
-    for kept in sorted(found, key=lambda one: -cells.count(one, cells.counts)):
-        if cells.is_right(kept):
-            return cells.count(kept, cells.counts), found[kept]
-    return 0, ()
-
-
-def is_prefill_by_another_name(region: Sequence[Choice]) -> bool:
-    """The first N rows of prompts of N tokens or more: a cut of lengths that is not about lengths."""
-    lengths = [one.edge for one in region if one.factor == "length" and one.is_above]
-    rows = [one.edge for one in region if one.factor == "row" and not one.is_above]
-    return any(row <= length for row, length in product(rows, lengths))
-
-
-def wrong_parts(cells: Cells, region: Sequence[Choice]) -> list[Part]:
-    """Each level that the region leaves out and that is off where all else is as in the region; of one factor, those
-    that are so under the same circumstances together."""
-    found = []
-    for one in region:
-        others = intersection(cells, [other for other in region if other is not one])
-        alike: dict[tuple[str, str], list[str]] = {}
+        others = np.logical_and.reduce(
+            [other.mask for other in region if other is not one] or [np.ones(len(found.wrong), bool)]
+        )
+        alike: dict[tuple[str, str], list[Choice]] = {}
         for level in one.rest:
-            if cells.group(others & level.cells).is_off:
-                alike.setdefault((level.suspect, narrowing(cells, others & level.cells)), []).append(level.words)
-        found += [
-            Part(" or ".join(words) + (more and f", {more}"), suspect, bool(more))
-            for (suspect, more), words in alike.items()
-        ]
-    return found
+            mask = others & level.mask
+            if group_of(found.at(mask)).is_off:
+                suspect = suspect_of([level], level) if len(one.rest) == 1 else level.suspect
+                alike.setdefault((suspect, narrowing(found, mask)), []).append(level)
+        for (suspect, more), levels in alike.items():
+            mask = others & np.logical_or.reduce([level.mask for level in levels])
+            words = " or ".join(level.words for level in levels) + (more and f", {more}")
+            where = SCALES[one.factor].preposition + words
+            size = float(found.weights[mask & found.wrong].sum())
+            parts.append(Part(words, where, suspect, bool(more), size))
+    return parts
 
 
-def narrowing(cells: Cells, part: int) -> str:
+def narrowing(found: Positions, part: Mask) -> str:
     """The level of one more factor that must come to it; none if the part is wrong by and large."""
-    sizes = {
-        one: cells.count(part & one.cells, cells.counts)
-        for choices in cells.choices.values()
-        for one in choices
-        if not part & one.cells & cells.wrong and cells.group(part & one.cells).is_fine
-    }
-    best = max(sizes, key=sizes.__getitem__, default=None)
-    if best is None or 2 * sizes[best] < cells.count(part, cells.counts):
+    sizes = [
+        (int((part & one.mask).sum()), one)
+        for one in found.choices
+        if (part & one.mask).any() and not (part & one.mask & found.wrong).any()
+    ]
+    fine = [(size, one) for size, one in sizes if group_of(found.at(part & one.mask)).is_fine]
+    size, best = max(fine, key=lambda pair: pair[0], default=(0, None))
+    if best is None or 2 * size < int(part.sum()):
         return ""
-    return " or ".join(one.words for one in best.rest if one.cells & part)
+    return " or ".join(one.words for one in best.rest if (one.mask & part).any())

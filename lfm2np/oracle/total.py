@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfm2np.checkpoint.files import is_gguf, read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
@@ -13,7 +13,7 @@ from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.coverage import unseen
-from lfm2np.oracle.findings import findings
+from lfm2np.oracle.findings import Suspicion, findings, lines
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.formats import others
 from lfm2np.oracle.judging.judge import is_far_off, judge
@@ -40,7 +40,7 @@ LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in
 
 @dataclass(frozen=True)
 class Total:
-    """`verdict` is EXACT, ROUTE, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the most important first."""
+    """`verdict` is EXACT, ROUTE, TIE, DRIFT, BUG or INCONCLUSIVE; `reasons` say why, the first cause before all."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -53,6 +53,14 @@ class Total:
     unanswered: tuple[str, ...]  # ids of asks that got no usable answer
     rerouted: int = 0  # tokens that went to other experts, as far as that is known
     route_chance: float = 1.0  # that a right engine of this format sends so many elsewhere
+    causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
+
+
+def with_causes(found: Total, causes: Sequence[Suspicion]) -> Total:
+    """With these causes instead of those that it has: the first stands before all other reasons, the rest behind."""
+    before, (first, more) = lines(found.causes), (lines(causes)[:1], lines(causes)[1:])
+    reasons = (*first, *(one for one in found.reasons if one not in before), *more)
+    return replace(found, causes=tuple(causes), reasons=reasons)
 
 
 def total(
@@ -70,6 +78,7 @@ def total(
     wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
+    causes = findings(positions) if verdict is Verdict.BUG else []
     refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
     if refuted:
         name, why = refuted[0]
@@ -77,7 +86,7 @@ def total(
         cases = dict.fromkeys(ask.case for ask, answer in pairs if answer.refuted and ask.case in CASES)
         suspects = [f"wrong in {case}: {CASES[case].suspect}" for case in cases]
         verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else suspects)]
-    return Total(
+    found = Total(
         verdict=verdict,
         reasons=tuple(reasons),
         counts=dict(Counter(str(one.verdict) for one in positions)),
@@ -90,6 +99,7 @@ def total(
         first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
         unanswered=unanswered,
     )
+    return with_causes(found, causes)
 
 
 def decided(
@@ -123,7 +133,7 @@ def decided(
             reasons.append(
                 f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
             )
-        return Verdict.BUG, [*reasons, *findings(positions)]
+        return Verdict.BUG, reasons
     if unanswered:
         return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
     if not positions:

@@ -262,21 +262,25 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round
 def noted(plan: Iterable[Round]) -> list[Round]:
     """The same asks; each one's factors say what only the whole plan knows, by which several bugs are told apart:
 
-    place  its index among those asked together
+    order  its index among all
+    place  its index among those asked together, and `together` how many these are
     seen   how many tokens its prompt begins like one that was asked before it, or before it in the same round
     abort  "beside" requests that are cancelled, or "after" such, or "none"
+    tenant "first" if never before so many were in flight, so that its slot may be new; else "later"
     """
     found: list[Round] = []
     prompts: list[tuple[int, ...]] = []
-    abort = "none"
+    abort, most = "none", 0
     for one in plan:
         asks = []
         for place, ask in enumerate(one.asks):
             seen = max((common(ask.prompt_token_ids, other) for other in prompts), default=0)
             now = "beside" if one.aborted else abort
-            asks.append(replace(ask, factors={**ask.factors, "place": place, "seen": seen, "abort": now}))
+            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(one.asks)}
+            notes["tenant"] = "first" if place >= most else "later"
+            asks.append(replace(ask, factors={**ask.factors, **notes}))
             prompts.append(ask.prompt_token_ids)
-        abort = "after" if one.aborted else abort
+        abort, most = "after" if one.aborted else abort, max(most, len(one.asks))
         found.append(replace(one, asks=tuple(asks)))
     return found
 

@@ -21,9 +21,9 @@ from lfm2np.faults.catalogue import by_name
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
+from lfm2np.oracle.findings import Suspicion
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
-from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text
@@ -68,9 +68,9 @@ def checked(*faults: str) -> Checked:
     return result
 
 
-def named(reasons: Sequence[str], words: str) -> list[str]:
-    """The lines that call this wrong by itself."""
-    return [one for one in reasons if one.startswith("wrong by itself: ") and words in one]
+def named(causes: Sequence[Suspicion], words: str) -> list[str]:
+    """The causes that call this wrong."""
+    return [one.line for one in causes if words in one.where.partition(", right ")[0]]
 
 
 # What each fault breaks by its sentence in the catalogue.
@@ -85,8 +85,8 @@ BREAKS = {
     "hit-blocks-omitted-from-the-plan": "were asked before",
     "checkpoint-taken-before-the-chunk": "were asked before",
     "one-token-prompt-reads-the-previous-tenants-state": "prompts of fewer than 2 tokens",
-    "positions-stop-at-40": "from position 32 on",  # the border below 40 among those that the report knows
-    "half-the-block-size-used-for-offsets": "from position 4 on",  # half of the 8 that its blocks have
+    "positions-stop-at-40": "from position ",  # the first wrong row that was asked
+    "half-the-block-size-used-for-offsets": "from position ",  # of 4 on, half of the 8 that its blocks have
 }
 PAIRS = (
     ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
@@ -106,10 +106,10 @@ PAIRS = (
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_of_two_faults_both_are_named(one: str, other: str) -> None:
-    reasons = checked(one, other).total.reasons
-    lines = named(reasons, BREAKS[one]) + named(reasons, BREAKS[other])
-    assert len(set(lines)) == 2, reasons
-    assert not any(reason.startswith("wrong everywhere") for reason in reasons)
+    causes = checked(one, other).total.causes
+    lines = named(causes, BREAKS[one]) + named(causes, BREAKS[other])
+    assert len(set(lines)) == 2, causes
+    assert not any("wrong everywhere" in cause.line for cause in causes)
 
 
 EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
@@ -125,19 +125,19 @@ HIDDEN = (
     (
         "no-causal-mask",
         "state-dropped-after-the-prompt",
-        "wrong by itself: prompts of 2 tokens or more: ",
+        "wrong in prompts of 2 tokens or more",
         "a state is dropped behind the same prompts: those of several tokens, which look ahead",
     ),
     (
         "prefix-hit-without-its-state",
         "hit-blocks-omitted-from-the-plan",
-        "right cold, wrong warm: ",
+        "wrong in prompts whose first 8 tokens were asked before",
         "both are of prefix hits, and of nothing else",
     ),
     (
         "half-the-block-size-used-for-offsets",
         "positions-stop-at-40",
-        "wrong by itself: from position 4 on: ",
+        "wrong from position 5 on, right before position 5",
         "what is wrong from position 40 on is wrong from position 4 on",
     ),
 )
@@ -145,27 +145,28 @@ HIDDEN = (
 
 @pytest.mark.parametrize(("hides", "hidden", "words", "why"), HIDDEN)
 def test_a_fault_that_hides_another_is_named(hides: str, hidden: str, words: str, why: str) -> None:
-    reasons = checked(hides, hidden).total.reasons
-    assert any(one.startswith(words) for one in reasons), reasons
-    assert len([one for one in reasons if one.startswith("wrong by itself: ")]) <= 1, why
+    first, *more = checked(hides, hidden).total.causes
+    assert words in first.line, first
+    assert not any("wrong by itself" in one.line for one in more), why
 
 
 def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> None:
     """The state is lost between prefill and decode, and beside others only the first of a batch is right in prefill."""
     result = checked("state-dropped-after-the-prompt", "convolution-crosses-requests")
-    regions = described(result.positions)
-    assert regions is not None
     right = [one for one in result.positions if phase_of(one) == "prefill" and place_of(one) != "later"]
     expected = [
-        f"right: prefill, alone or first of a batch ({len(right)} of {len(result.positions)} positions)",
-        "wrong by itself: decode: what prefill leaves behind is not what decode expects",
-        "wrong by itself: later in a batch: requests of a batch get at each other's rows, blocks or slots",
+        "certain: wrong in decode, right in prefill, alone or first of a batch: what prefill leaves behind is not what "
+        "decode expects",
+        "also wrong by itself: later in a batch: requests of a batch get at each other's rows, blocks or slots",
     ]
     told = as_json(result)
     text, page, xml = as_text(result), html.unescape(as_html(result)), html.unescape(as_junit(result))
     for line in expected:
         assert line in result.total.reasons and line in told["suspects"]
         assert line in text and line in page and line in xml
+    assert result.total.reasons[0] == told["reasons"][0] == expected[0]
     assert told["regions"]["right"] == ["prefill", "alone or first of a batch"]
     assert [one["words"] for one in told["regions"]["wrong"]] == ["decode", "later in a batch"]
+    assert (told["regions"]["positions"], told["regions"]["of"]) == (len(right), len(result.positions))
+    assert told["causes"][0]["sure"] == "certain" and told["causes"][0]["chance"] < 1e-9
     assert "wrong everywhere" not in text

@@ -14,7 +14,7 @@ from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
-from lfm2np.oracle.findings import findings
+from lfm2np.oracle.findings import lines
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities
@@ -126,8 +126,8 @@ def wrong_of(checked: Checked) -> list[Position]:
 
 
 def suspects(checked: Checked) -> list[str]:
-    """The classes of bug that the errors point to; none where another number format explains them."""
-    return findings(checked.positions) if checked.total.verdict is Verdict.BUG else []
+    """The classes of bug that the errors point to, the first cause first; none where a number format explains them."""
+    return lines(checked.total.causes)
 
 
 def messages(checked: Checked) -> list[tuple[str, int]]:

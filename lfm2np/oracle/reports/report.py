@@ -214,6 +214,8 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "not_tested": checked.not_tested,
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
         "suspects": suspects(checked),
+        "causes": [one.as_json() for one in total.causes],
+        "repeats": [dataclasses.asdict(one) for one in checked.repeats],
         "regions": regions_json(checked),
         "format": checked.format,
         "why_format": checked.why_format,

@@ -16,7 +16,14 @@ from typing import Any
 from lfm2np.errors import RequestError
 
 SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
-NOTED = ("place", "seen", "abort")  # factors that say where an ask stands in the plan, and nothing of what is put
+NOTED = (
+    "place",
+    "seen",
+    "abort",
+    "order",
+    "together",
+    "tenant",
+)  # factors that say where an ask stands in the plan, and nothing of what is put
 
 
 Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not told

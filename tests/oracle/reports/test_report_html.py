@@ -17,7 +17,6 @@ from reports import wrong as wrong_check
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.findings import findings
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.figure import BOTTOM, CELL, MOST_MARKS, TOP
 from lfm2np.oracle.reports.html_page import MOST_ROWS, as_html
@@ -131,7 +130,7 @@ def test_the_policy_allows_exactly_the_style_that_is_there() -> None:
 def test_the_page_of_a_wrong_engine_has_the_numbers_of_the_check(wrong: Checked) -> None:
     page, total = page_of(wrong), wrong.total
     assert "lfm2np check: ✕ BUG" in page.text
-    for reason in (*total.reasons, *findings(wrong.positions)):
+    for reason in total.reasons:
         assert reason in page.text
     assert f"RMS {number(total.rms)}, worst {number(total.worst)}" in page.text
     for factor in factors.FACTORS:
