@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from lfm2np.oracle.judging.verdict import (
     position_verdict,
     probability_words,
 )
+from lfm2np.oracle.reports.report import as_json
 from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
@@ -108,6 +109,44 @@ def test_a_bug_is_told_by_what_it_depends_on(model: Model, fault: str) -> None:
     assert result.total.verdict is Verdict.BUG
     assert FAULTS[fault] in result.total.reasons[0], result.total.reasons
     assert result.total.first_wrong is not None
+
+
+class Racing(PythonTarget):
+    """Exact, but for every `every`th request that it is ever given: a race that its own count makes the same again."""
+
+    def __init__(self, model: Model, every: int) -> None:
+        super().__init__("lfm2np.conformance.adapters:own", model.path)
+        self.every, self.count = every, 0
+
+    def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
+        found = []
+        for answer in super().answer(asks, aborted):
+            self.count += 1
+            is_hit = self.count % self.every == 0 and answer.logprobs is not None
+            logprobs = tuple(one - 0.5 for one in answer.logprobs or ())
+            found.append(replace(answer, logprobs=logprobs) if is_hit else answer)
+        return found
+
+
+@pytest.mark.parametrize(("every", "sure"), [(23, "likely"), (5, "certain")])
+def test_what_wrong_requests_do_when_repeated_says_whether_it_is_a_race(model: Model, every: int, sure: str) -> None:
+    result = check(model, Racing(model, every), "float32", at_once=4, cases=QUICK)
+    first = result.total.causes[0]
+    assert result.total.verdict is Verdict.BUG
+    assert first.sure == sure and first.suspect.startswith("not deterministic"), result.total.causes
+    failed, times = sum(one.failed for one in result.repeats), sum(one.times for one in result.repeats)
+    assert f"and in {failed} of {times} repeats of {len(result.repeats)} of them" in result.total.reasons[0]
+    assert (failed > 0) == (sure == "certain")
+    written = as_json(result)
+    assert written["causes"][0]["suspect"] == first.suspect
+    assert sum(one["times"] for one in written["repeats"]) == times
+
+
+def test_a_certain_cause_is_not_asked_about_again(model: Model) -> None:
+    with inject("state-dropped-after-the-prompt"):
+        target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+        result = check(model, target, "float32", at_once=4, cases=QUICK)
+    assert result.total.causes[0].sure == "certain" and not result.repeats
 
 
 def test_tokens_alone_are_not_enough(model: Model) -> None:

@@ -1,4 +1,5 @@
-"""Two faults of the catalogue at once: the report names what each breaks by itself, or the one that hides the other.
+"""One fault: the first cause that the report names is its. Two at once: what each breaks by itself, or what hides the
+other.
 
 What a fault is expected to break stands in its sentence in the catalogue; BREAKS says how the report puts it. The
 engine is lfm2np's own in exact arithmetic, so the errors are the faults' alone, on any machine.
@@ -18,6 +19,7 @@ import pytest
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.faults.catalogue import by_name
+from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
@@ -54,9 +56,10 @@ def plan() -> list[Round]:
 
 
 @cache
-def checked(*faults: str) -> Checked:
+def checked(*faults: str | Fault) -> Checked:
     """What comes of the engine with these faults. Their edits are of different functions: each replaces one whole."""
-    places = [edit.where for fault in faults for edit in by_name(fault).edits]
+    all_edits = [(by_name(fault) if isinstance(fault, str) else fault).edits for fault in faults]
+    places = [edit.where for edits in all_edits for edit in edits]
     assert len(set(places)) == len(places)
     with contextlib.ExitStack() as injected:
         for fault in faults:
@@ -88,6 +91,36 @@ BREAKS = {
     "positions-stop-at-40": "from position ",  # the first wrong row that was asked
     "half-the-block-size-used-for-offsets": "from position ",  # of 4 on, half of the 8 that its blocks have
 }
+IDS_OF_SIX_BITS = Fault(
+    "ids-of-six-bits",
+    "E",
+    "Token ids are cut to six bits before their embedding is read.",
+    (),
+    (Edit("lfm2np.network.step:forward", "weights.embedding.values[ids]", "weights.embedding.values[ids % 64]"),),
+)
+FIRST: dict[str | Fault, tuple[str, str]] = {
+    # what the first cause says, and points to
+    "state-dropped-after-the-prompt": ("wrong in decode", "what prefill leaves behind"),
+    "convolution-crosses-requests": ("wrong later in a batch", "get at each other's rows"),
+    "prefix-hit-without-its-state": ("wrong in prompts whose first 8 tokens were asked before", "a prefix hit"),
+    "one-token-prompt-reads-the-previous-tenants-state": ("wrong in prompts of fewer than 2 tokens", "the start"),
+    "positions-stop-at-40": ("wrong from position ", "state, positions, or the border"),
+    "attention-scale-missing": ("wrong from position ", "attention or rotation of positions"),
+    "rotation-backwards": ("wrong from position ", "attention or rotation of positions"),
+    "feed-forward-residual-missing": ("wrong everywhere", "a wrong operator, weight or constant"),
+    IDS_OF_SIX_BITS: ("wrong once a token id is 64 or more", "rows of the embedding or the head"),
+}
+
+
+@pytest.mark.parametrize("fault", FIRST, ids=lambda one: one if isinstance(one, str) else one.name)
+def test_the_first_cause_of_one_fault_is_its_own(fault: str | Fault) -> None:
+    words, suspect = FIRST[fault]
+    total = checked(fault).total
+    first = total.causes[0]
+    assert first.where.startswith(words) and suspect in first.suspect, total.causes
+    assert total.reasons[0] == first.line and len(total.causes) <= 3
+
+
 PAIRS = (
     ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
     ("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan"),
