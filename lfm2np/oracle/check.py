@@ -213,15 +213,24 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
     whole = [asks for (_, together), asks in companies.items() if len(asks) == together and wrong & ids_of(asks)]
     found: list[Repeats] = []
     for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
-        failures = dict.fromkeys([ask.id for ask in asks if ask.id in wrong], 0)
-        for turn in range(1 + TIMES):
-            for ask, answer in zip(asks, target.answer(asks), strict=True):
-                if turn and ask.id in wrong:
-                    pair = ask, fitting(ask, answer, model.config)
-                    failures[ask.id] += is_wrong(judge(model, result.format, [pair], known=known))
-        found += [Repeats(name, failed, TIMES) for name, failed in failures.items()]
+        failed = failures(model, target, result.format, asks, known)
+        for ask in asks:
+            if ask.id in wrong:
+                alone = failures(model, target, result.format, [ask], known)[ask.id] if len(asks) > 1 else None
+                found.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
     causes = findings(result.positions, found)
     return replace(result, repeats=tuple(found), total=with_causes(result.total, causes))
+
+
+def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask], known: Known) -> dict[str, int]:
+    """How often each is wrong when these are put together TIMES times. What was wrong before may be right at first."""
+    found = dict.fromkeys([ask.id for ask in asks], 0)
+    for turn in range(1 + TIMES):
+        for ask, answer in zip(asks, target.answer(asks), strict=True):
+            if turn:
+                pair = ask, fitting(ask, answer, model.config)
+                found[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
+    return found
 
 
 def ids_of(asks: Sequence[Ask]) -> set[str]:

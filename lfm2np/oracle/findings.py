@@ -1,10 +1,10 @@
 """What the errors of a check depend on: one first cause, how sure it is, and at most two more under it.
 
 certain   all that is wrong lies where the cause says, of the requests there at least PURE are wrong, and requests would
-          be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or a request, repeated as it
-          was, is right and wrong in turn; or every request is wrong, and no level of any factor tells where
-likely    both, but with a larger chance, or one of both with one below MOST_CHANCE; or wrong requests were right
-          whenever they were repeated
+          be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or every request is wrong, and
+          no level of any factor tells where
+likely    the first two, but with a larger chance, or one of both with one below MOST_CHANCE; or no level tells where,
+          and wrong requests were right in some or all of their repeats
 a guess   anything else
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from lfm2np.oracle.factors import LEAST, Groups, grouped
 from lfm2np.oracle.judging.verdict import WRONG, Position
-from lfm2np.oracle.regions import MOST_CHANCE, Description, described
+from lfm2np.oracle.regions import LEAK, MOST_CHANCE, Description, described, so_unlike
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
@@ -58,11 +58,12 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Repeats:
-    """A wrong request that was put again and again in the same company."""
+    """A wrong request that was put again and again in the same company, and, if it had any, as often alone."""
 
     ask: str
     failed: int
     times: int
+    failed_alone: int | None = None  # None: it was alone
 
 
 def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
@@ -71,8 +72,10 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
         return []
     regions = described(positions)
     causes = [] if regions is None else region_causes(positions, regions)
-    if not causes or causes[0].sure != CERTAIN:
-        causes = [*repeated(positions, repeats, not causes or causes[0].sure == GUESS), *causes]
+    if not causes or causes[0].sure == GUESS:
+        causes = [*repeated(positions, repeats), *causes]
+    elif causes[0].sure == LIKELY and any(0 < one.failed < one.times for one in repeats):
+        causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
     causes = causes or [undescribed(positions)]
     return [*causes, *growth(positions)][: 1 + MOST_MORE]
 
@@ -106,19 +109,28 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
     return found
 
 
-def repeated(positions: Sequence[Position], repeats: Sequence[Repeats], is_unexplained: bool) -> list[Suspicion]:
-    """What repeats of wrong requests tell: whether the same request is right and wrong in turn."""
-    wrong, asked = requests_of(positions)
+def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
+    """What repeats of wrong requests say: nothing, if they are wrong each time.
+
+    Right and wrong in turn is no proof of a race: an engine may give a request another slot each time.
+    """
     failed, times = sum(one.failed for one in repeats), sum(one.times for one in repeats)
+    wrong, asked = requests_of(positions)
+    beside = [one for one in repeats if one.failed_alone is not None]
+    with_others, alone = sum(one.failed for one in beside), sum(one.failed_alone or 0 for one in beside)
+    puts = sum(one.times for one in beside)
+    chance = so_unlike(with_others, puts, alone, puts)
+    if not alone and chance < MOST_CHANCE:
+        where = f"wrong beside others in {with_others} of {puts} repeats of {len(beside)} wrong requests, right alone"
+        return [Suspicion(LIKELY, where, LEAK, with_others, puts, chance=chance)]
+    if all(one.failed == one.times for one in repeats):
+        return []
+    wrong, asked = requests_of(positions)
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )
-    if any(0 < one.failed < one.times for one in repeats):
-        return [Suspicion(CERTAIN, rate, "not deterministic: a race, or memory that was not written", failed, times)]
-    if repeats and not failed and is_unexplained:
-        words = "not deterministic, or left behind by other requests: a race, or memory that was not written"
-        return [Suspicion(LIKELY, rate, words, failed, times)]
-    return []
+    words = "not deterministic, or left behind by other requests: a race, or memory that was not written"
+    return [Suspicion(LIKELY, rate, words, failed, times)]
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:

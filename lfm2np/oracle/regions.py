@@ -34,6 +34,7 @@ MOST_FIRST = 2  # rows in which attention and rotation have next to nothing to g
 MOST_CUTS = 3
 MOST_PARTS = 3
 WHOLE = 1.25  # how much better it is if all that is called right is right
+MOST_TRIED = 100  # regions that may be by chance, before none is named
 BEAM = 40  # pairs of cuts to which a third is tried
 EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
 IDS = tuple(2**power for power in range(7, 17))
@@ -399,7 +400,9 @@ def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> li
             alike = [one for one in of_size if one[1] >= ALIKE * top]
             best.append(min(alike, key=lambda one: (sorted(factor[list(one[0])].tolist()), -one[1], one[0])))
     most = max((gain for _, gain in best), default=0.0)
-    return sorted(best, key=lambda one: (one[1] < NEARLY * most, len(one[0])))
+    first = sorted(best, key=lambda one: (one[1] < NEARLY * most, len(one[0])))
+    rest = sorted((one for of_size in sets for one in of_size if one[1] > 0.0), key=lambda one: (-one[1], one[0]))
+    return [*first, *rest[:MOST_TRIED]]
 
 
 def described(positions: Sequence[Position]) -> Description | None:
