@@ -16,10 +16,10 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle import agreement
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
-from lfm2np.oracle.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES

@@ -12,8 +12,9 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
+from lfm2np.oracle.causes.findings import Suspicion, findings, lines
+from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.coverage import unseen
-from lfm2np.oracle.findings import Suspicion, findings, lines
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.formats import others
 from lfm2np.oracle.judging.judge import is_far_off, judge
@@ -30,7 +31,6 @@ from lfm2np.oracle.judging.verdict import (
     root_mean_square,
     route_probability,
 )
-from lfm2np.oracle.regions import described
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import Progress
 

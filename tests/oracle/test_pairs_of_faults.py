@@ -21,9 +21,9 @@ from lfm2np.faults import inject
 from lfm2np.faults.catalogue import by_name
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.loading import Model
+from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged
 from lfm2np.oracle.factors import phase_of, place_of
-from lfm2np.oracle.findings import Suspicion
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.html_page import as_html

@@ -12,9 +12,9 @@ import numpy as np
 import lfm2np
 from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
+from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
-from lfm2np.oracle.findings import lines
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities

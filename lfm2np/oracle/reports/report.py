@@ -13,10 +13,10 @@ from typing import Any
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
-from lfm2np.oracle.regions import described
 from lfm2np.oracle.reports.parts import (
     case_rows,
     counts_in_words,

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
+from lfm2np.oracle.causes.scales import LEAK
 from lfm2np.oracle.factors import LEAST, Groups, grouped
 from lfm2np.oracle.judging.verdict import WRONG, Position
-from lfm2np.oracle.regions import LEAK, MOST_CHANCE, Description, described, so_unlike
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
