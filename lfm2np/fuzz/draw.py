@@ -2,7 +2,8 @@
 
 The same prefix cold, warm and evicted; prompts that differ in the last token of a block; long after short; more
 requests than slots; requests that are left in prefill and in decode; repeats; several samples; texts that stop; one
-long prompt among decodes; the same request beside other neighbours.
+long prompt among decodes; the same request beside other neighbours; requests that go on across positions at which
+engines change what they do, whatever their blocks and chunks are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from lfm2np.fuzz.trace import Ids, Sent, Trace
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
+FAR = (256, 512)  # positions that requests cross: sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
 STEMS = 2  # texts that prompts of one trace begin with
@@ -57,12 +59,20 @@ def content(around: Around, seed: int, length: int) -> Ids:
 
 
 def lengths(around: Around) -> st.SearchStrategy[int]:
-    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to half of the context."""
+    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to half of the context; and such
+    that the request crosses one of FAR, where the context holds it."""
     most = max(1, min(around.longest // 2, MOST_TOKENS_OF_A_TRACE // 2))
     blocks = st.builds(lambda count, off: count * around.block + off, st.integers(1, 4), st.sampled_from([0, -1, 1]))
     chunks = st.builds(lambda count, off: count * around.chunk + off, st.integers(1, 2), st.sampled_from([1, 0, -1]))
-    anything = st.one_of(st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)
-    return anything.map(lambda length: max(1, min(length, most)))
+    anything = (st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)
+    near = [one.map(lambda length: max(1, min(length, most))) for one in anything]
+    offs = st.sampled_from([1, 0, -1, -4, around.block, 3 * around.block])
+    far = [
+        st.builds(lambda off, border: min(border + off, around.longest - 2), offs, st.just(border))
+        for border in FAR
+        if border + 2 < around.longest  # room for an answer behind it
+    ]
+    return st.one_of(*near, *far)
 
 
 @st.composite

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from served_here import folder, model
 
+import lfm2np
 from lfm2np.conformance.adapters import Own
 from lfm2np.faults import inject
+from lfm2np.faults.edits import Edit, Fault
 from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.campaign import (
     BATCH,
@@ -29,6 +31,7 @@ from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.target import TargetError
 
 A = alphabet_of(None, 300)
+TRAINED = lfm2np.trained_fixture()
 AROUND = Around(block=4, chunk=16, slots=3, longest=60, alphabet=A, sampling=True)
 Says = Callable[[Trace], Trouble | None]
 BAD = Trouble(FAILED, "it broke")
@@ -368,3 +371,38 @@ def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_
 def test_our_own_engine_without_a_fault_gets_no_finding() -> None:
     campaign, failures = run_on_own(2, 20)
     assert failures == [] and campaign.counts.traces == 20
+
+
+WRITE = "np.concatenate([one.entries[index][number][: one.count] for one in kept])"
+HALF_FROM_256 = Fault(
+    name="half-from-256",
+    section="B",
+    sentence="Keys and values are float16 from position 256 on.",
+    seen_in=(),
+    edits=(
+        Edit(
+            "lfm2np.network.cache:commit",
+            f"array[blocks, offsets] = {WRITE}",
+            "far = np.concatenate([np.arange(one.count) + one.entry.start >= 256 for one in kept])[:, None, None]\n"
+            f"            new = {WRITE}\n"
+            "            array[blocks, offsets] = np.where(far, new.astype(np.float16), new)",
+        ),
+    ),
+)
+MOST_TRACES = 20  # 57 had not found it
+
+
+@pytest.mark.slow
+@pytest.mark.rounding
+def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces() -> None:
+    """Blocks of 16 and chunks of 64, around which all lengths were drawn, reach no further than 128."""
+    exact, rounded = lfm2np.load(TRAINED), lfm2np.load(TRAINED, "float32")
+    sizes = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    player = StepsPlayer("own", TRAINED, lambda: Own(rounded, dict(sizes)))
+    around = Around(16, 64, 4, 1024, alphabet_of(exact.tokenizer, 512), (1,), sampling=True, samples=True)
+    campaign = Campaign(exact, player, "float32", around, restart=player.close, is_quick=True, shrink_seconds=0.0)
+    with inject(HALF_FROM_256):
+        (failure,) = campaign.run(1, MOST_TRACES, None)
+    assert failure.finding.kind == "wrong"
+    assert max(len(one.prompt) + one.max_tokens for one in failure.trace.requests) > 256
+    assert list(campaign.run(1, 2, None)) == []
