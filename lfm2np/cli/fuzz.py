@@ -78,7 +78,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
     add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
     add(
-        "--without", metavar="NAMES", default="", help="draw no left, cold, sampled, several, stop or streamed requests"
+        "--without",
+        metavar="NAMES",
+        default="",
+        help="draw no left, cold, sampled, several, stop or streamed requests; text: do not compare texts",
     )
     add("--name", metavar="NAME", help="of the model, for a server that serves several")
     add(
@@ -289,12 +292,12 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
 
 
 def without(names: str) -> tuple[str, ...]:
-    from lfm2np.fuzz.draw import SPECIAL
+    from lfm2np.fuzz.draw import SPECIAL, TEXTS
 
     chosen = tuple(name for name in names.split(",") if name)
     for name in chosen:
-        if name not in SPECIAL:
-            raise RequestError(f"--without {name!r}: expected some of {', '.join(sorted({*SPECIAL} - {''}))}")
+        if name not in (*SPECIAL, TEXTS):
+            raise RequestError(f"--without {name!r}: expected some of {', '.join(sorted({*SPECIAL, TEXTS} - {''}))}")
     return chosen
 
 

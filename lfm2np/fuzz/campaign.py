@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.draw import Around, traces, unfit
+from lfm2np.fuzz.answers.texts import with_stops
+from lfm2np.fuzz.draw import TEXTS, Around, traces, unfit
 from lfm2np.fuzz.found import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
@@ -152,7 +153,7 @@ class Campaign:
         return unfit(self.around, self.model.config.vocab_size, trace)
 
     def relabelled(self, trace: Trace) -> Trace:
-        return relabelled(trace, self.around.alphabet, next(self.label))
+        return with_stops(self.model, relabelled(trace, self.around.alphabet, next(self.label)))
 
     def go_on(self) -> None:
         """What was found is handed over; now an interrupt takes effect."""
@@ -202,7 +203,8 @@ class Campaign:
         for other in before:
             self.player.play(other)
         played = self.player.play(trace)
-        finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place))
+        texts = TEXTS not in self.around.without
+        finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place), texts)
         self.log.extend((*before, trace))
         self.counts.requests += sum(len(one.requests) for one in (*before, trace))
         self.counts.tokens += sum(len(one.token_ids or ()) for reply in played.replies for one in reply.answers)
@@ -215,7 +217,8 @@ class Campaign:
         self.counts.replays += 1
         label = next(self.label)
         fresh, *others = (
-            one if self.keeps_tokens else relabelled(one, self.around.alphabet, label) for one in (trace, *before)
+            one if self.keeps_tokens else with_stops(self.model, relabelled(one, self.around.alphabet, label))
+            for one in (trace, *before)
         )
         played, finding = self.play(fresh, others)
         if finding is None or finding.kind != kind:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lfm2np.fuzz.trace import Ids, Sent, Trace
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
+TEXTS = "text"
 FAR = (256, 512)  # positions that requests cross: sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
@@ -36,7 +37,7 @@ class Around:
     first     what a prompt begins with: the BOS, or nothing
     needs_first  whether each does: a server that takes texts puts it there by itself
     stops     texts of `stop`; empty: none is drawn
-    without   what else is not drawn, of SPECIAL
+    without   what else is not drawn, of SPECIAL; TEXTS: texts are not compared
     """
 
     block: int
@@ -118,7 +119,7 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
         fields |= {"temperature": 1.0, "seed": draw(st.integers(0, 3))}
         fields |= {"samples": draw(st.integers(2, 3))} if special == "several" and around.samples else {}
     elif special == "stop" and around.stops:
-        fields |= {"stop": draw(st.sampled_from(around.stops))}
+        fields |= {"stop": draw(st.sampled_from(around.stops)), "stop_in": draw(st.sampled_from([None, 0, 1, 2, 3]))}
     elif special in ("cold", "streamed"):
         fields |= {special: True}
     return Sent(prompt, max_tokens, **fields)

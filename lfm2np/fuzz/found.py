@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.fuzz.answers.texts import stop_fault, text_fault
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
@@ -15,10 +15,11 @@ from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
-WRONG, STOP = "wrong", "stop"
+WRONG, STOP, TEXT = "wrong", "stop", "text"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
     "stop": "an answer that does not end where its stop text ends it",
+    "text": "a text or a finish_reason that is not that of the answer's own tokens",
     "dead": "the server is gone",
     "hang": "a request that is never answered",
     "5xx": "a valid request that the engine fails on",
@@ -41,25 +42,30 @@ class Finding:
 
 
 def finding_of(
-    model: Model, format_name: str, trace: Trace, played: Played, known: Known | None = None
+    model: Model, format_name: str, trace: Trace, played: Played, known: Known | None = None, texts: bool = True
 ) -> Finding | None:
-    """None for what a right engine may do. A server that is gone explains all else, so it comes first."""
+    """None for what a right engine may do. A server that is gone explains all else, so it comes first.
+
+    texts  texts and finish_reasons are judged, too
+    """
     if played.trouble is not None and played.trouble.kind == DEAD:
         return Finding(DEAD, played.trouble.what)
     for index, reply in enumerate(played.replies):
         if reply.trouble is not None:
             return Finding(reply.trouble.kind, f"request {index}: {reply.trouble.what}", index)
-    found = wrong_answer(model, format_name, trace, played.replies, known)
+    found = wrong_answer(model, format_name, trace, played.replies, known, texts)
     if found is None and played.trouble is not None:
         return Finding(played.trouble.kind, played.trouble.what)
     return found
 
 
 def wrong_answer(
-    model: Model, format_name: str, trace: Trace, replies: Sequence[Reply], known: Known | None
+    model: Model, format_name: str, trace: Trace, replies: Sequence[Reply], known: Known | None, texts: bool
 ) -> Finding | None:
-    """The first answer that can't be: by its form, by where it ends, by its numbers."""
+    """The first answer that can't be: by its form, by where it ends, by its numbers, by its text."""
+    tokenizer, ends = model.tokenizer if model.has_tokenizer else None, model.config.eos_token_ids
     pairs: list[Pair] = []
+    text: Finding | None = None
     for index, reply in enumerate(replies):
         sent = trace.requests[index]
         for answer in reply.answers:
@@ -68,12 +74,15 @@ def wrong_answer(
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
                 return Finding(IMPOSSIBLE, f"request {index}: {why}", index, seen=answer)
-            if sent.stop is not None and not reply.left and (why := stop_fault(model, sent, fitted)):
-                return Finding(STOP, f"request {index}: {why}", index, seen=answer)
+            if tokenizer is not None and not reply.left:
+                if (why := stop_fault(tokenizer, ends, sent, fitted)) is not None:
+                    return Finding(STOP, f"request {index}: {why}", index, seen=answer)
+                if texts and text is None and (why := text_fault(tokenizer, ends, sent, fitted)) is not None:
+                    text = Finding(TEXT, f"request {index}: {why}", index, seen=answer)
             pairs.append((ask, fitted))
     wrong = [one for one in judge(model, format_name, pairs, known=known) if is_wrong(one)]
     if not wrong:
-        return None
+        return text
     worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)
@@ -93,27 +102,6 @@ def length_fault(model: Model, sent: Sent, answer: Answer, left: bool) -> str | 
         return None  # a server that can't be told to go on behind the end
     reason = f"finish_reason {answer.finish_reason!r}"
     return f"{len(answer.token_ids)} tokens with {reason}, expected {sent.max_tokens}"
-
-
-def stop_fault(model: Model, sent: Sent, answer: Answer) -> str | None:
-    """Whether an answer with a stop text goes on behind it, or ends though it never came.
-
-    Judged by the text of its tokens; not where there is none, or it holds a special token, which texts leave out.
-    """
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    ids = answer.token_ids
-    if tokenizer is None or not ids or sent.stop is None or not all_text(tokenizer, ids):
-        return None
-    if sent.stop in tokenizer.decode(ids[:-1]):
-        return f"stop {sent.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
-    eos = ids[-1] in model.config.eos_token_ids
-    if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and not eos:
-        return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
-    return None
-
-
-def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    return all(tokenizer.token_bytes(one) for one in ids)
 
 
 def wrong_words(position: Position, prompt: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class StepsPlayer:
         lacks = lacking(engine)
         abilities = Abilities(f"{self._name} ({type(engine).__name__})", tells_logprobs=True, can_abort=True)
         sampling = "sampling" not in lacks
-        return Takes(abilities, sampling=sampling, samples=sampling and "samples" not in lacks)
+        stops = not lacks & {"stops", "stop-strings"}
+        return Takes(abilities, sampling and "samples" not in lacks, sampling, stops)
 
     def play(self, trace: Trace) -> Played:
         engine = self._made()
@@ -179,11 +181,16 @@ class StepsRun:
         trouble = self._trouble.get(index)
         if trouble is None and found:
             ask = Ask(str(index), "fuzz", one.prompt, one.max_tokens)
-            answers = tuple(from_completions(ask, [each]) for each in found)
+            answers = tuple(replace(from_completions(ask, [each]), text=text_of(each)) for each in found)
             if len(answers) != one.samples:
                 trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {one.samples}")
         times = self._times[index]
         return Reply(answers, trouble, times.get("sent"), times.get("first"), times.get("ended"), left)
+
+
+def text_of(completion: Any) -> str | None:
+    text = getattr(completion, "text", None)
+    return text if isinstance(text, str) else None
 
 
 def params_of(one: Sent) -> SamplingParams:
@@ -193,6 +200,7 @@ def params_of(one: Sent) -> SamplingParams:
         n=one.samples,
         max_tokens=one.max_tokens,
         ignore_eos=True,
+        stop=() if one.stop is None else (one.stop,),
         logprobs=0,
     )
 

@@ -124,7 +124,7 @@ def simpler(trace: Trace) -> Iterator[Edit]:
 def simpler_fields(one: Sent) -> Iterator[Mapping[str, object]]:
     yield {"temperature": 0.0, "samples": 1, "seed": 0}
     yield {"samples": 1}
-    yield {"stop": None}
+    yield {"stop": None, "stop_in": None}
     yield {"abort_after": None}
     yield {"cold": False}
     yield {"streamed": False}

@@ -34,6 +34,7 @@ class Sent:
     seed          of a request that samples
     samples       so many answers to one prompt
     stop          ends at this text
+    stop_in       `stop` is chosen anew for each prompt: such that it ends within this token of the right answer
     streamed      wish the answer token by token; those that are left, or waited for, are anyway
     """
 
@@ -48,6 +49,7 @@ class Sent:
     seed: int = 0
     samples: int = 1
     stop: str | None = None
+    stop_in: int | None = None
     streamed: bool = False
 
 
@@ -87,6 +89,7 @@ def require_sent(one: Sent, index: int) -> None:
         ("after", one.after, 0, index - 1),
         ("after_tokens", one.after_tokens, 1, None),
         ("abort_after", one.abort_after, 0, None),
+        ("stop_in", one.stop_in, 0, None),
     )
     for name, value, least, most in checks:
         is_whole = type(value) is int and value >= least and (most is None or value <= most)

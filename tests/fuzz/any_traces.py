@@ -25,6 +25,7 @@ def sents(draw: st.DrawFn, index: int) -> Sent:
         seed=draw(st.integers(0, 3)),
         samples=draw(st.integers(1, 3)) if temperature else 1,
         stop=draw(st.none() | st.text(min_size=1, max_size=3)),
+        stop_in=draw(st.none() | st.integers(0, 3)),
         streamed=draw(st.booleans()),
     )
 

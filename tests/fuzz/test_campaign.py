@@ -7,12 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from served_here import folder, model
+from served_here import model
 
 import lfm2np
-from lfm2np.conformance.adapters import Own
-from lfm2np.faults import inject
-from lfm2np.faults.edits import Edit, Fault
 from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.campaign import (
     BATCH,
@@ -25,7 +22,6 @@ from lfm2np.fuzz.campaign import (
     replays_for,
 )
 from lfm2np.fuzz.draw import Around
-from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.target import TargetError
@@ -343,66 +339,3 @@ def test_an_interrupt_in_an_earlier_failure_takes_effect_when_it_is_handed_over(
 
 def interrupt() -> Any:
     raise KeyboardInterrupt
-
-
-# A real engine, with a fault
-
-
-def run_on_own(number: int, examples: int) -> tuple[Campaign, list[Failure]]:
-    player = StepsPlayer("own", folder(), lambda: Own(model(), {"block_size": 4, "max_num_seqs": 3}))
-    around = Around(block=4, chunk=16, slots=1, longest=28, alphabet=A, sampling=True)
-    campaign = Campaign(model(), player, "float32", around, restart=player.close, is_quick=True)
-    return campaign, list(campaign.run(number, examples, None))
-
-
-@pytest.mark.rounding
-def test_a_fault_of_two_requests_is_shrunk_to_two_and_each_run_of_a_seed_is_the_same() -> None:
-    with inject("convolution-crosses-requests"):
-        campaign, (failure,) = run_on_own(1, 100)
-        again, (same,) = run_on_own(1, 100)
-    assert failure.finding.kind == "wrong" and failure.is_fresh and failure.rate == (10, 10)
-    assert [one == Sent(one.prompt) for one in failure.trace.requests] == [True, True]
-    assert (same.trace, same.finding) == (failure.trace, failure.finding)
-    assert (same.drawn, same.traces) == (failure.drawn, failure.traces)
-    assert (campaign.counts.replays, campaign.counts.tokens) == (again.counts.replays, again.counts.tokens)
-
-
-@pytest.mark.rounding
-def test_our_own_engine_without_a_fault_gets_no_finding() -> None:
-    campaign, failures = run_on_own(2, 20)
-    assert failures == [] and campaign.counts.traces == 20
-
-
-WRITE = "np.concatenate([one.entries[index][number][: one.count] for one in kept])"
-HALF_FROM_256 = Fault(
-    name="half-from-256",
-    section="B",
-    sentence="Keys and values are float16 from position 256 on.",
-    seen_in=(),
-    edits=(
-        Edit(
-            "lfm2np.network.cache:commit",
-            f"array[blocks, offsets] = {WRITE}",
-            "far = np.concatenate([np.arange(one.count) + one.entry.start >= 256 for one in kept])[:, None, None]\n"
-            f"            new = {WRITE}\n"
-            "            array[blocks, offsets] = np.where(far, new.astype(np.float16), new)",
-        ),
-    ),
-)
-MOST_TRACES = 20  # 57 had not found it
-
-
-@pytest.mark.slow
-@pytest.mark.rounding
-def test_a_cache_that_is_float16_from_position_256_on_is_found_within_20_traces() -> None:
-    """Blocks of 16 and chunks of 64, around which all lengths were drawn, reach no further than 128."""
-    exact, rounded = lfm2np.load(TRAINED), lfm2np.load(TRAINED, "float32")
-    sizes = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    player = StepsPlayer("own", TRAINED, lambda: Own(rounded, dict(sizes)))
-    around = Around(16, 64, 4, 1024, alphabet_of(exact.tokenizer, 512), (1,), sampling=True, samples=True)
-    campaign = Campaign(exact, player, "float32", around, restart=player.close, is_quick=True, shrink_seconds=0.0)
-    with inject(HALF_FROM_256):
-        (failure,) = campaign.run(1, MOST_TRACES, None)
-    assert failure.finding.kind == "wrong"
-    assert max(len(one.prompt) + one.max_tokens for one in failure.trace.requests) > 256
-    assert list(campaign.run(1, 2, None)) == []

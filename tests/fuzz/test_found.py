@@ -11,7 +11,7 @@ from served_here import model
 
 import lfm2np
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.found import MEANS, STOP, WRONG, finding_of
+from lfm2np.fuzz.found import MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from lfm2np.fuzz.right import right_answer
@@ -165,6 +165,54 @@ def test_where_a_stop_text_ends_an_answer(tokens: list[int], told: str | None) -
     assert found(answer(tokens, reason="stop"), stop=stop, temperature=1.0, left=True) is None
 
 
+TEXTS_OF_THREE = [model().tokenizer.decode(A[:count]) for count in range(4)]
+
+
+def drawn(text: str | None, reason: str | None = "length", count: int = 3, **fields: Any) -> Any:
+    """What is found of the first `count` tokens of A with such a text."""
+    said = replace(answer(list(A[:count]), reason=reason or ""), text=text, finish_reason=reason)
+    return found(said, **{"temperature": 1.0, "max_tokens": 3, **fields})
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        lambda: drawn(TEXTS_OF_THREE[3]),
+        lambda: drawn(None),
+        lambda: drawn(None, None),
+        lambda: drawn(TEXTS_OF_THREE[3], "eos_token"),  # a word that nobody defined
+        lambda: drawn(TEXTS_OF_THREE[1], "stop", 2, stop=TEXTS_OF_THREE[2][len(TEXTS_OF_THREE[1]) :]),
+        lambda: drawn(TEXTS_OF_THREE[2], "length", stop=TEXTS_OF_THREE[3][len(TEXTS_OF_THREE[2]) :]),  # both are true
+        lambda: drawn("anything", left=True),
+    ],
+)
+def test_the_text_of_its_tokens_is_not_found(finding: Any) -> None:
+    assert finding() is None
+
+
+@pytest.mark.parametrize(
+    ("finding", "told"),
+    [
+        (lambda: drawn(""), "text '', expected "),
+        (lambda: drawn(f" {TEXTS_OF_THREE[3]}"), "that of its tokens"),
+        (lambda: drawn(TEXTS_OF_THREE[2]), "that of its tokens"),
+        (lambda: drawn(TEXTS_OF_THREE[3], "stop"), "finish_reason 'stop' after 3 tokens, expected 'length'"),
+        (lambda: drawn(TEXTS_OF_THREE[1], "length", 2, stop=TEXTS_OF_THREE[2][-1]), "'length' after 2 of 3 tokens"),
+        (lambda: drawn(TEXTS_OF_THREE[2], "stop", 2, stop=TEXTS_OF_THREE[2][-1]), "its tokens before stop"),
+    ],
+)
+def test_another_text_or_reason_than_that_of_its_tokens_is_found(finding: Any, told: str) -> None:
+    one = finding()
+    assert (one.kind, told in one.what) == (TEXT, True), one
+
+
+def test_texts_are_not_found_where_nobody_wants_them_judged() -> None:
+    sent, said = Sent(PROMPT, 3, temperature=1.0), replace(answer(list(A[:3])), text="other")
+    played = Played((Reply((said,)),))
+    assert finding_of(model(), "float32", Trace((sent,)), played, texts=False) is None
+    assert finding_of(model(), "float32", Trace((sent,)), played) is not None
+
+
 def test_a_stop_text_that_never_came_is_no_fault_of_a_whole_answer() -> None:
     assert found(answer([A[0]] * 6), stop=model().tokenizer.decode([A[2]]), temperature=1.0) is None
 
@@ -202,7 +250,7 @@ def test_a_server_that_is_gone_explains_all_else_and_a_leak_nothing() -> None:
 
 
 def test_each_kind_of_finding_says_what_it_means() -> None:
-    assert set(MEANS) == {WRONG, STOP, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
+    assert set(MEANS) == {WRONG, STOP, TEXT, DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK}
 
 
 # What is right

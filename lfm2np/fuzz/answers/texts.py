@@ -1,0 +1,87 @@
+"""The text of an answer against that of its own tokens: where a stop string ends it, what is shown, why it ended.
+
+Judged only where each token has a text: servers leave special tokens out, or do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.fuzz.right import greedy
+from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.loading import Model
+from lfm2np.oracle.targets.records import Answer
+
+UNFINISHED = "\ufffd"  # how many stand for bytes that are no character is each decoder's own choice
+
+
+def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
+    """Whether an answer with a stop text goes on behind it, or ends though it never came."""
+    ids = answer.token_ids
+    if not ids or sent.stop is None or not all_text(tokenizer, ids):
+        return None
+    if sent.stop in tokenizer.decode(ids[:-1]):
+        return f"stop {sent.stop!r} stands in the text of its first {len(ids) - 1} tokens, yet it goes on"
+    if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and ids[-1] not in ends:
+        return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
+    return None
+
+
+def text_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
+    """What of a whole answer's text or finish_reason does not go with its tokens.
+
+    ends  end-of-sequence tokens: the last may be one, whose text is not shown
+    """
+    ids = answer.token_ids
+    if not ids:
+        return None
+    ended = ids[-1] in ends
+    if not all_text(tokenizer, ids[:-1] if ended else ids):
+        return None
+    whole = tokenizer.decode(ids)
+    stopped = sent.stop is not None and sent.stop in whole
+    if answer.finish_reason == "stop" and not (ended or stopped):
+        return f"finish_reason 'stop' after {len(ids)} tokens, expected 'length': nothing in its text stops it"
+    if answer.finish_reason == "length" and len(ids) < sent.max_tokens:
+        return f"finish_reason 'length' after {len(ids)} of {sent.max_tokens} tokens, expected 'stop'"
+    if answer.text is None:
+        return None
+    expected = whole[: whole.index(sent.stop)] if stopped and sent.stop is not None else whole
+    certain, broken, _ = expected.partition(UNFINISHED)
+    if answer.text == expected or (broken and answer.text.startswith(certain)):
+        return None
+    what = f"its tokens before stop {sent.stop!r}" if stopped else "its tokens"
+    return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
+
+
+def excerpt(text: str, most: int = 80) -> str:
+    return repr(text) if len(text) <= most else f"{text[: most // 2]!r}...{text[-most // 2 :]!r}"
+
+
+def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(tokenizer.token_bytes(one) for one in ids)
+
+
+def with_stops(model: Model, trace: Trace) -> Trace:
+    """The trace with the stop texts that its requests want to meet: see Sent.stop_in."""
+    if not model.has_tokenizer or all(one.stop_in is None for one in trace.requests):
+        return trace
+    return Trace(tuple(replace(one, stop=stop_in(model, one) or one.stop) for one in trace.requests))
+
+
+def stop_in(model: Model, sent: Sent) -> str | None:
+    """A text that begins in the right answer's token before number `stop_in`, and ends within that one if it has more
+    than one character: who looks for it at the end of a token only does not see it. None where there is none."""
+    if sent.stop_in is None or sent.temperature or sent.stop is None:
+        return None
+    first = replace(sent, stop=None, max_tokens=min(sent.max_tokens, sent.stop_in + 1))
+    ids = greedy(model, first)
+    if not all_text(model.tokenizer, ids):
+        return None
+    before, whole = model.tokenizer.decode(ids[:-1]), model.tokenizer.decode(ids)
+    if UNFINISHED in whole:
+        return None
+    last = whole[len(before) :]
+    return (before[-1:] + (last[:-1] or last)) or None
