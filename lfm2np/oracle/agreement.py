@@ -114,12 +114,16 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
     error of the log-probabilities. Requests alone and in batches are counted apart: one may be right.
     """
     scales: dict[str, list[float]] = {}
-    for one in positions:
-        if one.ask.seed is not None:
-            scales.setdefault(one.ask.id, []).append(one.scale)
+    for position in positions:
+        if position.ask.seed is not None:
+            scales.setdefault(position.ask.id, []).append(position.scale)
     faults: dict[str, str] = {}
     for is_beside, words in ((False, "alone"), (True, "beside others")):
-        compared = [(first, ask, answer) for first, ask, answer in repeats(pairs) if ask.factors["beside"] == is_beside]
+        compared = [
+            (first, ask, answer)
+            for first, ask, answer in repeats(pairs)
+            if bool(ask.factors.get("beside")) == is_beside
+        ]
         wrong = [ask for first, ask, answer in compared if answer.token_ids != first.token_ids]
         chances = [min(1.0, SPREAD * math.fsum(scales.get(ask.id, [1.0]))) for _, ask, _ in compared]
         if wrong and so_many_or_more(len(wrong), chances) < SEEDS_LIMIT:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lfm2np.conformance.adapters import Own
-from lfm2np.loading import load
+from lfm2np.loading import Model, load
+from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.targets.python_target import PythonTarget
 
 PLENTY = {"num_blocks": 400}
 
@@ -38,3 +41,14 @@ def small_steps(model: str, sizes: dict[str, Any]) -> Own:
     """Exact, in blocks of 8 tokens and steps of 32."""
     steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
     return Own(load(Path(model)), {**PLENTY, **steps, **sizes})
+
+
+QUICK = ("short-prompts", "neighbours")  # cases
+
+
+def checked(
+    model: Model, engine: str, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int = 4
+) -> Checked:
+    """A check of one of these."""
+    target = PythonTarget(f"engines:{engine}", model.path)
+    return check(model, target, form, at_once=at_once, cases=cases)

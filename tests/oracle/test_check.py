@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import QUICK, checked
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.check import Checked, check, fitting_tokens, judged
+from lfm2np.oracle.check import check, fitting_tokens, judged
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import Noise
@@ -44,7 +45,6 @@ from lfm2np.oracle.workloads import CASES, Writer, noted, rounds
 
 pytestmark = pytest.mark.rounding
 
-QUICK = ("short-prompts", "neighbours")
 WIDE = {"wide-batches"}
 BATCHES = {"neighbours", "families", "aborts", *WIDE}
 
@@ -52,13 +52,6 @@ BATCHES = {"neighbours", "families", "aborts", *WIDE}
 @pytest.fixture(scope="module")
 def model() -> Model:
     return lfm2np.load()
-
-
-def checked(
-    model: Model, engine: str, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int = 4
-) -> Checked:
-    target = PythonTarget(f"engines:{engine}", model.path)
-    return check(model, target, form, at_once=at_once, cases=cases)
 
 
 # --- verdicts

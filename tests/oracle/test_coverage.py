@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engines import QUICK, checked
 
 import lfm2np
 from lfm2np.faults import inject
@@ -14,7 +15,7 @@ from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
-from lfm2np.oracle.check import Checked, check, judged
+from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.continued import EarlyEnds, early_ends
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.report import as_text, exit_code
@@ -25,19 +26,10 @@ from lfm2np.oracle.targets.records import Answer, Ask
 
 pytestmark = pytest.mark.rounding
 
-QUICK = ("short-prompts", "neighbours")
-
 
 @pytest.fixture(scope="module")
 def model() -> Model:
     return lfm2np.load()
-
-
-def checked(
-    model: Model, engine: str, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int = 4
-) -> Checked:
-    target = PythonTarget(f"engines:{engine}", model.path)
-    return check(model, target, form, at_once=at_once, cases=cases)
 
 
 class Changed(PythonTarget):
@@ -235,3 +227,10 @@ def test_draws_that_rounding_explains_are_no_mismatch() -> None:
 
     assert mismatches(4, 0.06) == 0 == mismatches(1, 1e-5)
     assert mismatches(8, 0.03) == 8 and mismatches(3, 1e-5) == 3
+
+
+def test_seeds_in_a_file_that_does_not_say_who_was_beside_whom_are_compared() -> None:
+    """A file of answers need not have that factor; it ended in KeyError."""
+    asks = [Ask(f"s{index}", "seeds", (1, 2), 2, factors={"length": 2}, seed=7) for index in range(12)]
+    pairs = [(ask, Answer(ask.id, (3, 4 if index else 5))) for index, ask in enumerate(asks)]
+    assert seed_mismatches(pairs, []) == {}  # nothing is known of rounding there, so it explains all
