@@ -33,7 +33,8 @@ def trusted_files() -> list[TrustedFile]:
                 known.add(file)
                 waiting.append(file)
     files = [TrustedFile(file, num_lines(file), file.startswith(READING)) for file in known]
-    return sorted(files, key=lambda one: (one.is_reading, ROOTS.index(one.file) if one.file in ROOTS else 9, one.file))
+    position = {file: index for index, file in enumerate(ROOTS)}
+    return sorted(files, key=lambda each: (each.is_reading, position.get(each.file, len(ROOTS)), each.file))
 
 
 def num_lines(file: str) -> int:
@@ -45,8 +46,8 @@ def imported_files(file: str) -> Iterator[str]:
     for node in nodes(ast.parse((TOP / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == TOP.name:
             for alias in node.names:
-                submodule, module = file_of(f"{node.module}.{alias.name}"), file_of(node.module)
-                yield from [found for found in (submodule or module,) if found]
+                if imported := file_of(f"{node.module}.{alias.name}") or file_of(node.module):
+                    yield imported
 
 
 def nodes(tree: ast.AST) -> Iterator[ast.AST]:

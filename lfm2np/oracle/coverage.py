@@ -36,11 +36,11 @@ def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
 
     The first new token is prefill's: a server that reports no log-probabilities of prompts is judged there.
     """
-    reported = [one for one in positions if one.error_ratio is not None]
-    seen_cases = {one.ask.case for one in reported}
+    reported = [position for position in positions if position.error_ratio is not None]
+    seen_cases = {position.ask.case for position in reported}
     silent = [case for case in dict.fromkeys(ask.case for ask, _ in pairs) if case not in seen_cases]
     asked = {kind(ask, is_decode) for ask, _ in pairs for is_decode in (False, ask.max_tokens > 1 and not ask.stop)}
-    seen = {kind(one.ask, one.row >= len(one.ask.prompt_token_ids)) for one in reported}
+    seen = {kind(position.ask, position.row >= len(position.ask.prompt_token_ids)) for position in reported}
     words = [f"the case{'s' * (len(silent) > 1)} {', '.join(silent)}"] if silent else []
     return words + [", ".join(levels) for levels in smallest(asked - seen, asked)]
 
@@ -49,8 +49,8 @@ def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
     """The missing kinds by as few levels as tell them: ("decode",) if nothing of that phase was seen."""
     left = set(missing)
     for count in (1, 2, 3):
-        for levels in sorted({some for one in missing for some in combinations(one, count)}):
-            group = {one for one in asked if set(levels) <= set(one)}
+        for levels in sorted({levels for unseen_kind in missing for levels in combinations(unseen_kind, count)}):
+            group = {asked_kind for asked_kind in asked if set(levels) <= set(asked_kind)}
             if group <= missing and group & left:
                 left -= group
                 yield levels
@@ -68,7 +68,7 @@ def not_tested(
 ) -> list[str]:
     """What this check says nothing of, in words, whether it was not wanted, not possible, or not answered."""
     batch, early = largest_batch(abilities, pairs), early_ends(pairs)
-    silent = sum(one.error_ratio is None for one in positions)
+    silent = sum(position.error_ratio is None for position in positions)
     asked = {ask.case for ask, _ in pairs}
     excused = {*asked, *(NEED_BATCHES if abilities.at_once == 1 else ()), "stops", "seeds"}
     cases = [case for case in CASES if case not in excused]

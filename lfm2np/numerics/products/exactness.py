@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,7 @@ def require_exact_products() -> None:
         require_exact(name, product, shapes)
 
 
-def require_exact(name: str, product: Product, shapes: tuple[Any, ...]) -> None:
+def require_exact(name: str, product: Product, shapes: tuple[tuple[int, int, int], ...]) -> None:
     for rows, inputs, outputs in shapes:
         if not is_exact(product, rows, inputs, outputs):
             raise NumericsError(

@@ -103,9 +103,8 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
         sure = CERTAIN
     found: list[Suspicion] = []
     for part in regions.parts:
-        right = f", right {regions.right_where}" if not found else ""
-        words = "also wrong by itself" if found else f"wrong {part.where}"
-        where = f"{words}{right}" if not found else f"{words}: {part.where}"
+        first = f"wrong {part.where}, right {regions.right_where}"
+        where = f"also wrong by itself: {part.where}" if found else first
         found.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
     return found
 
@@ -116,7 +115,6 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     Right and wrong in turn is no proof of a race: an engine may give a request another slot each time.
     """
     failed, times = sum(one.failed for one in repeats), sum(one.times for one in repeats)
-    wrong, asked = requests_of(positions)
     beside = [one for one in repeats if one.failed_alone is not None]
     with_others, alone = sum(one.failed for one in beside), sum(one.failed_alone or 0 for one in beside)
     puts = sum(one.times for one in beside)
