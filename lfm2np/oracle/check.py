@@ -17,6 +17,7 @@ from lfm2np.loading import Model
 from lfm2np.oracle import agreement
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
+from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
@@ -36,9 +37,6 @@ from lfm2np.progress import ProgressOf
 from lfm2np.work.place import AnyPlace, place_of
 
 SCORING = "scoring"  # the progress that counts tokens
-MOST_LOGPROB = 0.01  # nats: rounding may carry a certain token's a little above 0
-
-
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
@@ -318,7 +316,8 @@ def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
             return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}", refuted=True)
     if len(answer.token_ids) > ask.max_tokens:
         return failed(ask, f"{len(answer.token_ids)} tokens, {ask.max_tokens} were asked for", refuted=True)
-    for logprob in (*(answer.logprobs or ()), *(answer.prompt_logprobs or ())):
-        if logprob > MOST_LOGPROB:
-            return failed(ask, f"log-probability {logprob}: expected at most 0", refuted=True)
+    for values in (answer.logprobs or (), answer.prompt_logprobs or ()):
+        if max(values, default=0.0) > ROUNDING:
+            why = why_positive(values)
+            return failed(ask, f"log-probability {max(values)}: expected at most 0{why}", refuted=True)
     return answer

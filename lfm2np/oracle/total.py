@@ -14,6 +14,7 @@ from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import Suspicion, findings, lines
 from lfm2np.oracle.causes.regions import described
+from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.formats import others
@@ -77,15 +78,25 @@ def total(
     sizes = [one.error_size for one in positions if one.error_size is not None]
     wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
-    verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
-    causes = findings(positions) if verdict is Verdict.BUG else []
+    known = Known() if known is None else known
+    reply = reply_cause(model, format_name, pairs, positions, known) if wrong else None
+    if reply is None:
+        verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
+    else:
+        verdict, reasons = Verdict.BUG, wrong_reasons(format_name, positions)
+    causes = [reply] if reply else findings(positions) if verdict is Verdict.BUG else []
+    if wrong:
+        reasons += contradictions(pairs)
     refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
     if refuted:
         name, why = refuted[0]
         told = f"{len(refuted)} answers that no right engine gives, first of {name}: {why}"
-        cases = dict.fromkeys(ask.case for ask, answer in pairs if answer.refuted and ask.case in CASES)
-        suspects = [f"wrong in {case}: {CASES[case].suspect}" for case in cases]
+        asked = dict.fromkeys(ask.case for ask, _ in pairs)
+        cases = [case for case in asked if any(answer.refuted for ask, answer in pairs if ask.case == case)]
+        named = cases if len(cases) < len(asked) else []  # a case explains nothing where all are wrong
+        suspects = [f"wrong in {case}: {CASES[case].suspect}" for case in named if case in CASES]
         verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else suspects)]
+        causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
     found = Total(
         verdict=verdict,
         reasons=tuple(reasons),
@@ -111,29 +122,14 @@ def decided(
     progress: Progress | None,
     known: Known | None,
 ) -> tuple[Verdict, list[str]]:
-    bugs = [one for one in positions if one.verdict is Verdict.BUG]
-    drifts = [one for one in positions if one.verdict is Verdict.DRIFT]
-    chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
+    chance = min(flip_probability(positions)[1], route_probability(positions)[1])
     size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
-    if bugs or drifts or min(chance, route_chance) < FLIPS_LIMIT or size > factors.OFF:
+    if is_wrong(positions) or chance < FLIPS_LIMIT or size > factors.OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
         like = None if fits else explaining_format(model, format_name, pairs, positions, progress, known)
         if like is not None:
             return Verdict.DRIFT, [f"errs like {like} everywhere: not the {format_name} that it declares"]
-        reasons = []
-        if bugs:
-            reasons += bug_reasons(bugs, format_name)
-        if drifts:
-            reasons.append(f"{len(drifts)} log-probabilities are further off than {format_name} explains")
-        if chance < FLIPS_LIMIT:
-            reasons.append(
-                f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
-            )
-        if route_chance < FLIPS_LIMIT:
-            reasons.append(
-                f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
-            )
-        return Verdict.BUG, reasons
+        return Verdict.BUG, wrong_reasons(format_name, positions)
     if unanswered:
         return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
     if not positions:
@@ -147,6 +143,25 @@ def decided(
     if any(one.is_rerouted for one in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
+
+
+def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
+    """How much is wrong, in words, by kind."""
+    bugs = [one for one in positions if one.verdict is Verdict.BUG]
+    drifts = sum(one.verdict is Verdict.DRIFT for one in positions)
+    chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
+    reasons = bug_reasons(bugs, format_name)
+    if drifts:
+        reasons.append(f"{drifts} log-probabilities are further off than {format_name} explains")
+    if chance < FLIPS_LIMIT:
+        reasons.append(
+            f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
+        )
+    if route_chance < FLIPS_LIMIT:
+        reasons.append(
+            f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
+        )
+    return reasons
 
 
 def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:

@@ -52,13 +52,13 @@ def judged_token(
     loose: Margins | None,
 ) -> Position:
     """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
-    values = {**tops, **({} if logprob is None else {token_id: logprob})}
-    found = position(ask, row, token_id, is_new, values, logprob, strict)
+    told = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
+    found = position(ask, row, token_id, is_new, told, logprob, strict)
     if loose is None:
         return found
-    columns = [scored.truth.at(row, one) for one in {**values, token_id: 0.0}]
+    columns = [scored.truth.at(row, one) for one in {*tops, token_id}]
     chance = share_beyond(scored, row, columns, strict)
-    other = position(ask, row, token_id, is_new, values, logprob, loose)
+    other = position(ask, row, token_id, is_new, told, logprob, loose)
     if found.verdict not in WRONG:
         return replace(found, error_size=other.error_size, scale=other.scale, route_chance=chance)
     if other.verdict in WRONG:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,16 +66,19 @@ def position(
     row: int,
     token_id: int,
     is_new: bool,
-    values: Mapping[int, float],
+    told: Sequence[tuple[int, float]],
     logprob: float | None,
     allowed: Margins,
 ) -> Position:
-    """One token under one noise. `values` are the log-probabilities told there, `logprob` its own."""
+    """One token under one noise. `told` are all log-probabilities told there, by token, `logprob` its own.
+
+    The token's own may be told twice, by itself and among the alternatives: both are judged.
+    """
     truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
     logprobs, scale = truth.logprobs[row], allowed.scales[row]
     own = truth.at(row, token_id)
-    columns = [own if one == token_id else truth.at(row, one) for one in values]
-    raw = [value - float(logprobs[column]) for column, value in zip(columns, values.values(), strict=True)]
+    columns = [own if one == token_id else truth.at(row, one) for one, _ in told]
+    raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, told, strict=True)]
     scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
     gap_ratio = float(allowed.gap_ratios[row, own])

@@ -1,0 +1,156 @@
+"""Log-probabilities that are right but for the way in which they are told: each way is named, and no bug is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engines import QUICK
+
+import lfm2np
+from lfm2np.loading import Model
+from lfm2np.oracle.check import ask_all, judged
+from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.target import Abilities
+
+pytestmark = pytest.mark.rounding
+
+Row = Mapping[int, float]
+TOP = 5
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="module")
+def pairs(model: Model) -> list[Pair]:
+    """What an engine in float32 says of some prompts, with the TOP alternatives that it would tell."""
+    target = PythonTarget("engines:float32", Path(model.path))
+    found = ask_all(model, target, 4, cases=QUICK).pairs
+    truths = truths_of(model, found, Known())
+    with_tops = []
+    for ask, answer in found:
+        truth, tops = truths[spoken(ask, answer)], []
+        for index, (token, logprob) in enumerate(zip(answer.token_ids or (), answer.logprobs or (), strict=True)):
+            row = len(ask.prompt_token_ids) - 1 + index
+            best = np.argsort(-truth.logprobs[row])[:TOP]
+            top = dict(zip(truth.columns[row, best].tolist(), truth.logprobs[row, best].tolist(), strict=True))
+            tops.append({**top, token: logprob})
+        with_tops.append((ask, replace(answer, top_logprobs=tuple(tops))))
+    return with_tops
+
+
+def of_all(change: Callable[[float], float]) -> Callable[[Answer], Answer]:
+    def changed(answer: Answer) -> Answer:
+        prompt = answer.prompt_logprobs
+        return replace(
+            of_tops(lambda row: {token: change(one) for token, one in row.items()})(answer),
+            logprobs=tuple(map(change, answer.logprobs or ())),
+            prompt_logprobs=None if prompt is None else tuple(map(change, prompt)),
+        )
+
+    return changed
+
+
+def of_tops(change: Callable[[Row], Row]) -> Callable[[Answer], Answer]:
+    return lambda answer: replace(answer, top_logprobs=tuple(map(change, answer.top_logprobs or ())))
+
+
+def of_new(change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Callable[[Answer], Answer]:
+    return lambda answer: replace(answer, logprobs=change(answer.logprobs or ()))
+
+
+def normalised(row: Row) -> Row:
+    total = math.log(math.fsum(map(math.exp, row.values())))
+    return {token: one - total for token, one in row.items()}
+
+
+WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
+    "base 2": (
+        of_all(lambda one: one / math.log(2.0)),
+        "the log-probabilities of the new tokens, the alternatives and the prompts' tokens are to base 2, not natural",
+    ),
+    "base 10": (of_all(lambda one: one / math.log(10.0)), "prompts' tokens are to base 10, not natural"),
+    "normalised": (
+        of_tops(normalised),
+        f"of the alternatives are normalised over the top {TOP}, not over the vocabulary (those of the new tokens and "
+        "the prompts' tokens are right)",
+    ),
+    "temperature": (
+        of_tops(lambda row: normalised({token: one / 0.7 for token, one in row.items()})),
+        "of the alternatives are of temperature 0.7, not 1",
+    ),
+    "raw": (
+        of_tops(lambda row: {token: one - 0.1 * len(row) for token, one in row.items()}),
+        "of the alternatives are not normalised over the vocabulary: all of a position are off by the same",
+    ),
+    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as behind a sampler"),
+    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens stand one position too late"),
+    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens stand one position too early"),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -> None:
+    change, words = WAYS[name]
+    found = judged(model, Abilities("other"), "float32", [(ask, change(answer)) for ask, answer in pairs]).total
+    assert found.verdict is Verdict.BUG
+    assert found.causes[0].sure == "certain" and words in found.reasons[0], found.reasons
+
+
+def test_what_is_told_right_is_no_way(model: Model, pairs: list[Pair]) -> None:
+    assert judged(model, Abilities("right"), "float32", pairs).total.verdict is Verdict.EXACT
+
+
+def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
+    """Each token off by something else behind the third new one: a state that is lost. All alternatives say so, too."""
+
+    def off(token: int, logprob: float) -> float:
+        return logprob - 0.3 - 0.2 * (token % 7)
+
+    def worse(answer: Answer) -> Answer:
+        tops = [{token: off(token, one) for token, one in row.items()} for row in (answer.top_logprobs or ())[3:]]
+        told = tuple(map(off, (answer.token_ids or ())[3:], (answer.logprobs or ())[3:]))
+        return replace(
+            answer,
+            logprobs=(*(answer.logprobs or ())[:3], *told),
+            top_logprobs=(*(answer.top_logprobs or ())[:3], *tops),
+        )
+
+    found = judged(model, Abilities("other"), "float32", [(ask, worse(answer)) for ask, answer in pairs]).total
+    assert found.verdict is Verdict.BUG and "decode" in found.reasons[0], found.reasons
+
+
+def test_a_token_that_is_told_twice_is_judged_twice(model: Model, pairs: list[Pair]) -> None:
+    """Its own log-probability is right, the one among the alternatives is not."""
+
+    def twice(answer: Answer) -> Answer:
+        tops = zip(answer.token_ids or (), answer.top_logprobs or (), strict=True)
+        return replace(answer, top_logprobs=tuple({**row, token: row[token] + 0.7} for token, row in tops))
+
+    found = judged(model, Abilities("other"), "float32", [(ask, twice(answer)) for ask, answer in pairs]).total
+    assert found.verdict is Verdict.BUG
+    assert any("tokens have two log-probabilities, first short-prompts-1" in one for one in found.reasons)
+    assert any("have probabilities that sum above 1, first" in one for one in found.reasons)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(math.exp, "they may be probabilities and not their logarithms"), (lambda one: -one, "they may lack their sign")],
+)
+def test_positive_log_probabilities_are_said_to_look_like_something(
+    model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
+) -> None:
+    told = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]
+    found = judged(model, Abilities("other"), "float32", told).total
+    assert found.verdict is Verdict.BUG and words in found.reasons[0]
+    assert not any("wrong" in one for one in found.reasons)  # all cases are, so that none is a suspect
