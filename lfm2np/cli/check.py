@@ -100,6 +100,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="end with the first answer that is wrong beyond doubt; a right engine is asked everything",
     )
+    parser.add_argument(
+        "--constants",
+        action="store_true",
+        help="look for wrong constants that the format's rounding hides, in each layer, however long it takes; of a "
+        "small model those of the whole network are looked for in any case",
+    )
     work.add_options(parser)
     parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
     parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
@@ -148,7 +154,9 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
             with meanwhile(arguments, model, target, taken.name, known) as on:
                 found = ask_all(model, target, arguments.at_once, arguments.seed, cases, transcript, shown, on)
         del target  # its process has ended, or its weights are let go, before the rest is scored
-        result = judged(model, found.abilities, taken.name, found.pairs, found.not_put, shown, known)
+        result = judged(
+            model, found.abilities, taken.name, found.pairs, found.not_put, shown, known, arguments.constants
+        )
         if needs_repeats(result):
             with contextlib.suppress(TargetError), contextlib.closing(target_of(arguments, model)) as target:
                 target.probe()
@@ -191,7 +199,9 @@ def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
-    result = judged(model, abilities, taken.name, needed, progress=shown, known=known)
+    result = judged(
+        model, abilities, taken.name, needed, progress=shown, known=known, every_constant=arguments.constants
+    )
     return replace(result, why_format=taken.why, left=len(pairs) - len(needed))
 
 

@@ -71,7 +71,10 @@ class Checked:
     @property
     def not_tested(self) -> list[str]:
         """What the verdict says nothing of, in words."""
-        return not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+        found = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+        if self.total.constants is None and self.total.rms > 0.0 and self.total.verdict not in WRONG:
+            found.append(f"constants that are off by less than {self.format} rounds (--constants)")
+        return found
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,9 @@ def judged(
     not_put: Sequence[str] = (),
     progress: ProgressOf = silent,
     known: Known | None = None,
+    every_constant: bool = False,
 ) -> Checked:
-    """The verdict on answers that are there: of this run, or recorded earlier."""
+    """The verdict on answers that are there: of this run, or recorded earlier. `every_constant` as in total."""
 
     def scoring(done: int, count: int) -> None:
         progress(SCORING, done, count)
@@ -188,7 +192,7 @@ def judged(
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
         positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
     pairs = agreement.with_mismatches(pairs, positions, model.tokenizer if model.has_tokenizer else None)
-    verdict = total(model, format_name, pairs, positions, scoring, known)
+    verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 

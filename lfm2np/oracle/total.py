@@ -12,11 +12,13 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
+from lfm2np.oracle.causes.constants import constant_cause, constants_of
 from lfm2np.oracle.causes.findings import Suspicion, findings, lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.judging.answer import is_wrong
+from lfm2np.oracle.judging.constants import Sought
 from lfm2np.oracle.judging.formats import others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -29,8 +31,8 @@ from lfm2np.oracle.judging.verdict import (
     flip_probability,
     largest_error,
     probability_words,
-    root_mean_square,
     route_probability,
+    size_of,
 )
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import Progress
@@ -55,6 +57,7 @@ class Total:
     rerouted: int = 0  # tokens that went to other experts, as far as that is known
     route_chance: float = 1.0  # that a right engine of this format sends so many elsewhere
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
+    constants: Sought | None = None  # what was seen of them; None: not looked for
 
 
 def with_causes(found: Total, causes: Sequence[Suspicion]) -> Total:
@@ -71,20 +74,28 @@ def total(
     positions: Sequence[Position],
     progress: Progress | None = None,
     known: Known | None = None,
+    every_constant: bool = False,
 ) -> Total:
-    """All positions together; where they drift, the other formats are tried as an explanation."""
+    """All positions together; where they drift, ways of telling, constants and other formats are tried as explanations.
+
+    every_constant  look for constants that the format hides, in each layer, however long it takes
+    """
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
-    sizes = [one.error_size for one in positions if one.error_size is not None]
     wrong = [one for one in positions if one.verdict in WRONG]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     known = Known() if known is None else known
-    reply = reply_cause(model, format_name, pairs, positions, known) if wrong else None
-    if reply is None:
+    is_off = bool(wrong) or size_of(positions) > factors.OFF
+    seen: Sought | None = None
+    cause = reply_cause(model, format_name, pairs, positions, known) if wrong else None
+    if cause is None and (not is_off or size_of(positions) > MOST_SIZE):
+        seen = constants_of(model, format_name, pairs, positions, known, is_off, every_constant, progress)
+        cause = constant_cause(seen, positions, is_off)
+    if cause is None:
         verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
     else:
         verdict, reasons = Verdict.BUG, wrong_reasons(format_name, positions)
-    causes = [reply] if reply else findings(positions) if verdict is Verdict.BUG else []
+    causes = [cause] if cause else findings(positions) if verdict is Verdict.BUG else []
     if wrong:
         reasons += contradictions(pairs)
     refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
@@ -101,7 +112,7 @@ def total(
         verdict=verdict,
         reasons=tuple(reasons),
         counts=dict(Counter(str(one.verdict) for one in positions)),
-        rms=root_mean_square(sizes),
+        rms=size_of(positions),
         worst=largest_error(positions),
         flips=flips,
         flip_chance=chance,
@@ -109,6 +120,7 @@ def total(
         route_chance=route_chance,
         first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
         unanswered=unanswered,
+        constants=seen,
     )
     return with_causes(found, causes)
 
@@ -123,7 +135,7 @@ def decided(
     known: Known | None,
 ) -> tuple[Verdict, list[str]]:
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
-    size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
+    size = size_of(positions)
     if is_wrong(positions) or chance < FLIPS_LIMIT or size > factors.OFF:
         fits = 0.0 < size <= MOST_SIZE  # all but a few errors are the declared format's: those few are no format's
         like = None if fits else explaining_format(model, format_name, pairs, positions, progress, known)
@@ -217,7 +229,7 @@ def explaining_format(
             found = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        size = root_mean_square([one.error_size for one in found if one.error_size is not None])
+        size = size_of(found)
         spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
         everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
         likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT

@@ -138,7 +138,9 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
         words = "wrong everywhere, and no format errs like this"
-        return Suspicion(CERTAIN, words, "a wrong operator, weight or constant", len(wrong), len(asked))
+        return Suspicion(
+            CERTAIN, words, "a wrong operator, weight or constant (--locate says which)", len(wrong), len(asked)
+        )
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
     words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing that was asked sets apart; {word}: {names}"

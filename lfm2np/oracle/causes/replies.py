@@ -19,7 +19,7 @@ from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
 from lfm2np.oracle.judging.truth import Truth
-from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
+from lfm2np.oracle.judging.verdict import Position, Verdict, size_of
 from lfm2np.oracle.targets.records import Answer, Ask
 
 Row = Mapping[int, float]  # log-probabilities told at one position, by token
@@ -85,10 +85,6 @@ def reply_cause(
     also = f" (those of {listed(right)} are right)" if right else ""
     wrong, asked = requests_of(positions)
     return Suspicion(CERTAIN, words + also, "", len(wrong), len(asked))
-
-
-def size_of(positions: Sequence[Position]) -> float:
-    return root_mean_square([one.error_size for one in positions if one.error_size is not None])
 
 
 def listed(names: Sequence[str]) -> str:

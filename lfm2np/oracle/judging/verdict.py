@@ -115,8 +115,7 @@ def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
     """Whether a noise that is better known might say otherwise of all positions together: of how likely their flips
     are, or of their errors, whose root mean square is beyond `most`."""
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
-    size = root_mean_square([one.error_size for one in positions if one.error_size is not None])
-    return chance < DOUBT or size > most
+    return chance < DOUBT or size_of(positions) > most
 
 
 def tie_chance(margin_ratio: float) -> float:
@@ -147,6 +146,11 @@ def largest_error(positions: Sequence[Position]) -> float:
     """
     sizes = [max(abs(one.error_ratio or 0.0), min(one.error_size or 0.0, LIMIT)) for one in positions]
     return max(sizes, default=0.0)
+
+
+def size_of(positions: Sequence[Position]) -> float:
+    """Root mean square of the errors told, in units of the noise; 0.0 of none."""
+    return root_mean_square([one.error_size for one in positions if one.error_size is not None])
 
 
 def root_mean_square(ratios: Sequence[float]) -> float:

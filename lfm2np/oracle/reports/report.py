@@ -13,6 +13,7 @@ from typing import Any
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
+from lfm2np.oracle.causes.constants import hidden
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
@@ -86,6 +87,7 @@ def head_lines(checked: Checked) -> list[str]:
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
         *route_lines(total),
+        *([f"constants  would show if off: {hidden(total.constants)}"] if total.constants else []),
     ]
 
 
@@ -215,6 +217,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
         "suspects": suspects(checked),
         "causes": [one.as_json() for one in total.causes],
+        "constants": None if total.constants is None else dataclasses.asdict(total.constants),
         "repeats": [dataclasses.asdict(one) for one in checked.repeats],
         "regions": regions_json(checked),
         "format": checked.format,

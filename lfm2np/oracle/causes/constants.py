@@ -1,0 +1,63 @@
+"""A constant that is a little wrong, as the cause of errors that look like a format's, or that a format hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Suspicion, requests_of
+from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Sought, cost, sought
+from lfm2np.oracle.judging.formats import format_named
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.verdict import Position, size_of
+from lfm2np.progress import Progress
+
+EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
+NEARLY = 0.9  # as much as the first explains: another may be it as well
+LARGE = 1.0  # root mean square of errors, in units of the noise, from which each layer is looked at
+PATIENCE = 10  # times MOST_PRODUCTS, where the engine is wrong anyway
+
+
+def constants_of(
+    model: LoadedModel,
+    format_name: str,
+    pairs: Sequence[Pair],
+    positions: Sequence[Position],
+    known: Known,
+    is_wrong: bool,
+    is_wanted: bool,
+    progress: Progress | None = None,
+) -> Sought | None:
+    """What can be said of constants: None if that takes too long and was not asked for (`is_wanted`), if nothing is
+    off, or if the errors are those of other experts."""
+    size = size_of(positions)
+    untold = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(model.config.sparse_layers)
+    if size == 0.0 or (untold and not format_named(format_name).is_fine):
+        return None
+    most = MOST_PRODUCTS * (PATIENCE if is_wrong else 1)
+    fits = {every: cost(model, len(positions), every) <= most for every in (False, True)}
+    if not is_wanted and not fits[False]:
+        return None
+    every = is_wanted or (fits[True] and (is_wrong or size > LARGE))
+    return sought(model, format_name, pairs, positions, known, every, progress)
+
+
+def constant_cause(found: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
+    """The constant that explains most: of errors beyond the format, nearly all of them."""
+    if found is None or not found.found or (is_wrong and found.found[0].explained < EXPLAINED):
+        return None
+    first = found.found[0]
+    alike = [one.words for one in found.found if one.explained >= NEARLY * first.explained]
+    words = f"wrong everywhere by a little, as if {' or '.join(alike[:3])}"
+    wrong, asked = requests_of(positions)
+    suspect = "a constant, and no number format (--locate says where)"
+    return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
+
+
+def hidden(found: Sought) -> str:
+    """In words: by how much the constants of the whole network would have to be off to show."""
+    return ", ".join(f"{name} by {amount(share)}" for name, share in found.least.items() if "layer " not in name)
+
+
+def amount(share: float) -> str:
+    return f"{100.0 * share:.2g} %" if share < 1.0 else f"{share:.2g} times"

@@ -1,0 +1,274 @@
+"""Constants that are a little wrong: an error too small to see at any position, and always of the same sign there.
+
+The rounding of a format is as large, but another at each position and in each engine. A constant moves each token's
+log-probability by what the network says: its direction, computed by changing that constant a little. How much of a
+direction is in an engine's errors is their projection onto it, weighted by the format's noise; how much of it the
+errors of right engines have by accident, those that could be tell (noise.py). Over some thousand positions that shows
+an error of a tenth of the noise.
+
+Source: the matched filter (North 1943): of a known signal in noise, no other linear measure sees less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.checkpoint.files import read_tensors
+from lfm2np.checkpoint.layout import parameter_count
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights, prepare_weights
+from lfm2np.numerics import numerics_named
+from lfm2np.oracle.judging.noise import noise_of, said_by
+from lfm2np.oracle.judging.position import most_shift
+from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.truth import Truth
+from lfm2np.oracle.judging.verdict import Position
+from lfm2np.progress import Progress
+
+Float64 = NDArray[np.float64]
+STEP = 2.0**-6  # of itself, by which a constant is changed,
+STEP_OF_EPS = 1.0  # and norm_eps, of which less does nothing that float32 shows
+RIGHT = tuple(range(8, 32))  # engines that could be, by which a suspect is told from an accident
+SEEN = 8.0  # standard deviations of theirs: by Student's t of 23 degrees an accident of 4e-8
+CONSTANTS_END = 2.0**-18  # a share that no constant need be closer to
+ALIKE = 3.0  # how much larger the errors of right engines may be along a direction, as they are not independent
+WORTH = 5.0  # of one engine's noise taken as independent, to be looked at by all eight
+LEAST = 256  # positions with a log-probability
+MOST_PRODUCTS = 10**12  # of a search that was not asked for: a minute
+
+
+Change = Callable[[ModelWeights, ModelConfig], tuple[ModelWeights, ModelConfig]]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One constant; `change` makes it larger by `step` of itself."""
+
+    name: str
+    change: Change
+    step: float = STEP
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What the errors hold of a direction: the constant is larger by `share` of itself, `sure` times what is seen by
+    accident; `explained` is the share of the errors' squares that goes with it."""
+
+    name: str
+    share: float
+    sure: float
+    explained: float
+
+    @property
+    def words(self) -> str:
+        way = "larger" if self.share > 0.0 else "smaller"
+        return f"{self.name} is {way} by about {100.0 * abs(self.share):.2g} %"
+
+
+@dataclass(frozen=True)
+class Sought:
+    """`found` shows, what explains most first; `least`: by how much of itself each would have to be off to show."""
+
+    found: tuple[Constant, ...]
+    least: Mapping[str, float]
+
+
+def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
+    """Those of the whole network; with `every` those of each layer, too."""
+
+    yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
+    yield Direction("rope_theta", of_config("rope_theta", STEP))
+    yield Direction("the scale of attention", in_layers(scaled_queries))
+    yield Direction("the last norm's weight", lambda w, c: (replace(w, final_norm=larger(w.final_norm)), c))
+    for index, kind in enumerate(config.layer_types if every else ()):
+        yield Direction(f"layer {index}'s operator_norm", in_layers(scaled_norm("operator_norm"), index))
+        yield Direction(f"layer {index}'s ffn_norm", in_layers(scaled_norm("ffn_norm"), index))
+        for tap in range(config.conv_L_cache if kind == "conv" else 0):
+            yield Direction(f"tap {tap} of layer {index}'s convolution", in_layers(scaled_tap(tap), index))
+
+
+def of_config(field: str, step: float) -> Change:
+    return lambda weights, config: (weights, replace(config, **{field: getattr(config, field) * (1.0 + step)}))
+
+
+def larger(values: Any) -> Any:
+    return values * np.float32(1.0 + STEP)
+
+
+def in_layers(change: Callable[[LayerWeights], LayerWeights], index: int | None = None) -> Change:
+    """Of one layer, or of all."""
+
+    def changed(weights: ModelWeights, config: ModelConfig) -> tuple[ModelWeights, ModelConfig]:
+        layers = tuple(change(one) if index in (None, at) else one for at, one in enumerate(weights.layers))
+        return replace(weights, layers=layers), config
+
+    return changed
+
+
+def scaled_queries(layer: LayerWeights) -> LayerWeights:
+    if not isinstance(layer.operator, AttentionWeights):
+        return layer
+    return replace(layer, operator=replace(layer.operator, q_norm=larger(layer.operator.q_norm)))
+
+
+def scaled_norm(field: str) -> Callable[[LayerWeights], LayerWeights]:
+    return lambda layer: replace(layer, **{field: larger(getattr(layer, field))})
+
+
+def scaled_tap(tap: int) -> Callable[[LayerWeights], LayerWeights]:
+    def changed(layer: LayerWeights) -> LayerWeights:
+        assert isinstance(layer.operator, ShortConvWeights)
+        taps = layer.operator.taps.copy()
+        taps[:, tap] = larger(taps[:, tap])
+        return replace(layer, operator=replace(layer.operator, taps=taps))
+
+    return changed
+
+
+# --- what an engine's errors hold of them
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """The log-probabilities that were told of tokens themselves: N places in truths, errors and what a format does."""
+
+    truths: Sequence[Truth]
+    at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]  # of each truth: places, rows, columns
+    errors: Float64  # [N] nats
+    scales: Float64  # [N] nats
+
+    def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
+        """[N] from what `of(index of a truth, rows, columns)` gives."""
+        found = np.zeros(len(self.errors))
+        for index, (places, rows, columns) in enumerate(self.at):
+            found[places] = of(index, rows, columns)
+        return found
+
+
+def told_of(model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known) -> Told | None:
+    """None if fewer than LEAST were told."""
+    told = [one for one in positions if one.error is not None and one.scale > 0.0]
+    if len(told) < LEAST:
+        return None
+    usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
+    truths = truths_of(model, usable, known)
+    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}
+    by_truth: dict[Truth, list[int]] = {}
+    for index, one in enumerate(told):
+        by_truth.setdefault(of_ask[one.ask.id], []).append(index)
+    at = []
+    for truth, places in by_truth.items():
+        rows = [told[place].row for place in places]
+        columns = [truth.at(row, told[place].token_id) for row, place in zip(rows, places, strict=True)]
+        at.append((np.array(places), np.array(rows), np.array(columns)))
+    scales = np.array([one.scale for one in told])
+    return Told(list(by_truth), at, np.array([one.error for one in told], np.float64), scales)
+
+
+def cost(model: LoadedModel, num_tokens: int, every: bool) -> int:
+    """Products of a search."""
+    passes = sum(1 for _ in directions(model.config, every)) + 1
+    return passes * parameter_count(model.config, active=True) * num_tokens
+
+
+def effects(model: LoadedModel, told: Told, every: bool, progress: Progress | None = None) -> dict[str, Float64]:
+    """Of each direction, by name, what it does to each log-probability [N], per whole of itself.
+
+    In float32, whose noise it exceeds by far. `progress(done, total)` counts directions.
+    """
+    numerics = numerics_named("float32")
+    weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
+    items: list[Mapping[str, Any]] = [
+        {
+            "token_ids": list(truth.token_ids),
+            "rows": truth.known_rows,
+            "columns": truth.columns[truth.known_rows],
+            "routes": truth.routes,
+        }
+        for truth in told.truths
+    ]
+
+    def logprobs(weights: ModelWeights, config: ModelConfig) -> Float64:
+        said = [one["logprobs"] for one in said_by(replace(model, config=config), weights, numerics, items)]
+
+        def of(index: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Any:
+            return said[index][np.searchsorted(told.truths[index].known_rows, rows), columns]
+
+        return told.gathered(of)
+
+    base = logprobs(weights, model.config)
+    found, changes = {}, list(directions(model.config, every))
+    for done, one in enumerate(changes):
+        found[one.name] = (logprobs(*one.change(weights, model.config)) - base) / one.step
+        if progress:
+            progress(done + 1, len(changes))
+    return found
+
+
+def sought(
+    model: LoadedModel,
+    format_name: str,
+    pairs: Sequence[Pair],
+    positions: Sequence[Position],
+    known: Known,
+    every: bool = False,
+    progress: Progress | None = None,
+) -> Sought | None:
+    """What the answers' errors, judged under this format, hold of each direction; None if too few were told."""
+    told = told_of(model, pairs, positions, known)
+    if told is None:
+        return None
+    suspects, least = {}, {}
+    for name, effect in effects(model, told, every, progress).items():
+        weighted = effect / told.scales**2
+        power = math.sqrt(float(weighted @ effect))
+        if power > 0.0:
+            least[name] = SEEN * ALIKE / power + allowance(effect, told)
+            if abs(float(weighted @ told.errors)) > WORTH * power:
+                suspects[name] = effect
+    found = shown(format_name, told, suspects, known, model) if suspects else []
+    return Sought(tuple(found), least)
+
+
+def shown(
+    format_name: str, told: Told, suspects: Mapping[str, Float64], known: Known, model: LoadedModel
+) -> list[Constant]:
+    """Those that right engines have by accident hardly ever."""
+    noises = noise_of(model, told.truths, format_name, RIGHT, place=known.place)
+
+    def errors_of(number: int) -> Float64:
+        return told.gathered(lambda index, rows, columns: noises[index].errors[number, rows, columns])
+
+    others = [errors_of(number) for number in range(len(RIGHT))]
+    found = [held(name, effect, told, others) for name, effect in suspects.items()]
+    return sorted((one for one in found if one.sure > SEEN), key=lambda one: -one.explained)
+
+
+def allowance(effect: Float64, told: Told) -> float:
+    """The share that every right engine of some library may have: constants are float32, and so may be the sum of
+    exponentials (position.without_normaliser)."""
+    weights = effect / told.scales**2
+    shift = most_shift(told.truths[0].vocab_size)
+    return CONSTANTS_END + shift * float(np.abs(weights).sum()) / float(weights @ effect)
+
+
+def held(name: str, effect: Float64, told: Told, others: Sequence[Float64]) -> Constant:
+    """How much of a direction is in the errors, beside how much is in those of right engines."""
+    weighted = effect / told.scales**2
+    power = float(weighted @ effect)
+    shares = [float(weighted @ one) / power for one in others]
+    mean = math.fsum(shares) / len(shares)
+    spread = math.sqrt(math.fsum((one - mean) ** 2 for one in shares) / (len(shares) - 1))
+    spread = max(spread, 1.0 / math.sqrt(power)) * math.sqrt(1.0 + 1.0 / len(shares))
+    share = float(weighted @ told.errors) / power
+    beyond = max(0.0, abs(share - mean) - allowance(effect, told))
+    left = told.errors - share * effect
+    explained = 1.0 - float(np.sum((left / told.scales) ** 2) / np.sum((told.errors / told.scales) ** 2))
+    return Constant(name, share - mean, beyond / spread, explained)
