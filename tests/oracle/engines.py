@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,21 @@ def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
 def chunked(model: str, sizes: dict[str, Any]) -> Own:
     """In float32, with blocks and chunks small enough for short prompts to cross them."""
     return Own(load(Path(model), "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
+
+
+def other_constant(model: str, sizes: dict[str, Any], form: str, **changed: Any) -> Own:
+    """An engine that takes some numbers of the config for others."""
+    loaded = load(Path(model), form)
+    return Own(replace(loaded, config=replace(loaded.config, **changed)), {**PLENTY, **sizes})
+
+
+def small_eps(model: str, sizes: dict[str, Any]) -> Own:
+    return other_constant(model, sizes, "float32", norm_eps=1e-6)
+
+
+def large_theta(model: str, sizes: dict[str, Any]) -> Own:
+    """By 3 %, in bfloat16: no token and no log-probability shows it by itself."""
+    return other_constant(model, sizes, "bfloat16", rope_theta=1.03e6)
 
 
 class Roomy(Own):

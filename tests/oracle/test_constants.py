@@ -1,0 +1,88 @@
+"""Constants that are a little wrong: told from a format, and seen where the format's rounding is larger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engines import checked
+
+import lfm2np
+from lfm2np.loading import Model
+from lfm2np.oracle.causes.constants import constant_cause, hidden
+from lfm2np.oracle.judging.constants import Constant, Sought, Told, directions, held
+from lfm2np.oracle.judging.verdict import LIMIT, Verdict
+from lfm2np.oracle.reports.report import as_json, as_text
+
+pytestmark = pytest.mark.rounding
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+def test_a_constant_is_no_format(model: Model) -> None:
+    """Before, "errs like float16 everywhere", and under float16 it passed."""
+    found = checked(model, "small_eps").total
+    assert found.verdict is Verdict.BUG
+    assert found.causes[0].sure == "certain"
+    assert found.reasons[0].startswith("certain: wrong everywhere by a little, as if norm_eps is smaller by about 9")
+
+
+@pytest.mark.slow
+def test_a_constant_shows_behind_rounding(model: Model) -> None:
+    """No position does."""
+    result = checked(model, "large_theta", "bfloat16")
+    assert result.total.worst < LIMIT
+    assert result.total.verdict is Verdict.BUG
+    assert "as if rope_theta is larger by about" in result.total.reasons[0]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> None:
+    result = checked(model, name, name)
+    sought = result.total.constants
+    assert result.total.verdict in (Verdict.EXACT, Verdict.TIE) and sought is not None
+    assert not sought.found and sought.least["rope_theta"] < 0.1
+    assert f"constants  would show if off: {hidden(sought)}" in as_text(result)
+    assert as_json(result)["constants"]["least"] == sought.least
+    without = replace(result, total=replace(result.total, constants=None))
+    assert f"constants that are off by less than {name} rounds (--constants)" in without.not_tested
+    assert not any("constants" in one for one in result.not_tested)
+
+
+def test_each_direction_is_of_another_constant(model: Model) -> None:
+    every = list(directions(model.config, True))
+    assert len({one.name for one in every}) == len(every)
+    assert [one.name for one in directions(model.config, False)] == [one.name for one in every[:4]]
+    taps = sum(kind == "conv" for kind in model.config.layer_types) * model.config.conv_L_cache
+    assert len(every) == 4 + 2 * model.config.num_hidden_layers + taps
+
+
+def test_a_share_is_found_again_and_held_against_right_engines(model: Model) -> None:
+    random = np.random.Generator(np.random.Philox(key=[3, 3]))
+    size, share = 4000, 0.02
+    effect, scales = random.normal(size=size), np.full(size, 1.0)
+    others = [random.normal(size=size) for _ in range(24)]
+    told = Told([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
+    found = held("x", effect, told, others)
+    assert found.share == pytest.approx(1.0, abs=0.1) and 30.0 < found.sure < 120.0
+    assert found.explained == pytest.approx(0.5, abs=0.05)
+    biased = [one + 0.8 * effect for one in others]  # right engines that all err along it
+    assert held("x", effect, told, biased).share == pytest.approx(0.2, abs=0.1)
+
+
+class Sizes:
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+
+def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
+    some, other = Constant("norm_eps", -0.9, 40.0, 0.5), Constant("rope_theta", 0.01, 30.0, 0.49)
+    found = Sought((some, other), {})
+    assert constant_cause(found, [], is_wrong=True) is None
+    hidden_cause = constant_cause(found, [], is_wrong=False)
+    assert hidden_cause is not None and hidden_cause.sure == "likely"
+    assert hidden_cause.where.endswith("norm_eps is smaller by about 90 % or rope_theta is larger by about 1 %")
