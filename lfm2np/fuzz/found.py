@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.fuzz.answers.texts import stop_fault, text_fault
+from lfm2np.fuzz.answers.texts import stop_fault
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
@@ -14,6 +14,7 @@ from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
+from lfm2np.oracle.texts import text_fault
 
 WRONG, STOP, TEXT = "wrong", "stop", "text"
 MEANS = {
@@ -77,7 +78,8 @@ def wrong_answer(
             if tokenizer is not None and not reply.left:
                 if (why := stop_fault(tokenizer, ends, sent, fitted)) is not None:
                     return Finding(STOP, f"request {index}: {why}", index, seen=answer)
-                if texts and text is None and (why := text_fault(tokenizer, ends, sent, fitted)) is not None:
+                why = text_fault(tokenizer, ends, sent.stop, sent.max_tokens, fitted) if texts else None
+                if text is None and why is not None:
                     text = Finding(TEXT, f"request {index}: {why}", index, seen=answer)
             pairs.append((ask, fitted))
     wrong = [one for one in judge(model, format_name, pairs, known=known) if is_wrong(one)]

@@ -1,4 +1,5 @@
-"""Answers that must agree with another one: text that ends before a stop string, tokens drawn with the same seed.
+"""Answers that must agree with another one, or with themselves: text that is that of the tokens and ends before a stop
+string, tokens drawn with the same seed.
 
 A stop string is taken from what the engine answered without it, which the oracle judges by itself. So a token that may
 be another one is no mismatch here. Nor is a draw that rounding decides: see seed_mismatches.
@@ -7,13 +8,14 @@ be another one is no mismatch here. Nor is a draw that rounding decides: see see
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
 from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.texts import text_fault
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
 SEEDS_LIMIT = 1e-6  # probability below which so many draws that differ are no rounding
@@ -43,11 +45,16 @@ def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str 
 
 
 def with_mismatches(
-    pairs: Sequence[Pair], positions: Sequence[Position], tokenizer: Tokenizer | None
+    pairs: Sequence[Pair], positions: Sequence[Position], tokenizer: Tokenizer | None, ends: Collection[int] = ()
 ) -> Sequence[Pair]:
-    """The same pairs; instead of an answer that disagrees with another, what is wrong with it."""
-    stops = {} if tokenizer is None or ignores_stops(pairs) else stop_mismatches(pairs, tokenizer)
-    faults = {**stops, **seed_mismatches(pairs, positions)}
+    """The same pairs; instead of an answer that disagrees with another, or with itself, what is wrong with it.
+
+    ends  end-of-sequence tokens
+    """
+    faults = seed_mismatches(pairs, positions)
+    if tokenizer is not None:
+        faults |= {} if ignores_stops(pairs) else stop_mismatches(pairs, tokenizer)
+        faults |= text_mismatches(pairs, tokenizer, ends)
     return [(ask, failed(ask, faults[ask.id], refuted=True) if ask.id in faults else answer) for ask, answer in pairs]
 
 
@@ -85,6 +92,17 @@ def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, st
         whole = plain.get((ask.prompt_token_ids, ask.max_tokens))
         if ask.stop and answer.token_ids and whole is not None and whole.token_ids:
             fault = stop_fault(ask.stop, answer, whole.token_ids, tokenizer)
+            if fault is not None:
+                faults[ask.id] = fault
+    return faults
+
+
+def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, str]:
+    """By id, the whole answers without a stop string whose text or finish_reason is not that of their tokens."""
+    faults = {}
+    for ask, answer in pairs:
+        if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens:
+            fault = text_fault(tokenizer, ends, None, ask.max_tokens, answer)
             if fault is not None:
                 faults[ask.id] = fault
     return faults

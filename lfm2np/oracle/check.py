@@ -191,7 +191,8 @@ def judged(
     positions = judge(model, format_name, pairs, scoring, known)
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
         positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
-    pairs = agreement.with_mismatches(pairs, positions, model.tokenizer if model.has_tokenizer else None)
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids)
     verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 

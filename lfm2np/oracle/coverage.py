@@ -21,6 +21,7 @@ from lfm2np.oracle.workloads import CASES
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
 NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
+NEVER_ASKED = ("sampling by temperature, top_p or penalties", "preempted requests (lfm2np fuzz)")
 
 
 def kind(ask: Ask, is_decode: bool) -> Kind:
@@ -92,4 +93,6 @@ def not_tested(
         lines.append("stop strings")
     if "seeds" not in asked:
         lines.append("seeds")
-    return lines
+    if any(answer.token_ids for _, answer in pairs) and all(answer.text is None for _, answer in pairs):
+        lines.append("texts")
+    return [*lines, *NEVER_ASKED]

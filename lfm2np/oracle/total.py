@@ -13,7 +13,7 @@ from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
 from lfm2np.oracle.causes.constants import constant_cause, constants_of
-from lfm2np.oracle.causes.findings import Suspicion, findings, lines
+from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, findings, lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
@@ -86,27 +86,22 @@ def total(
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     known = Known() if known is None else known
     is_off = bool(wrong) or size_of(positions) > factors.OFF
-    seen: Sought | None = None
+    causes = findings(positions) if is_off else []
     cause = reply_cause(model, format_name, pairs, positions, known) if wrong else None
-    if cause is None and (not is_off or size_of(positions) > MOST_SIZE):
+    seen: Sought | None = None
+    if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a region tells all
         seen = constants_of(model, format_name, pairs, positions, known, is_off, every_constant, progress)
         cause = constant_cause(seen, positions, is_off)
     if cause is None:
         verdict, reasons = decided(model, format_name, pairs, positions, unanswered, progress, known)
+        causes = causes or findings(positions) if verdict is Verdict.BUG else []
     else:
-        verdict, reasons = Verdict.BUG, wrong_reasons(format_name, positions)
-    causes = [cause] if cause else findings(positions) if verdict is Verdict.BUG else []
+        verdict, reasons, causes = Verdict.BUG, wrong_reasons(format_name, positions), [cause]
     if wrong:
         reasons += contradictions(pairs)
-    refuted = [(ask.id, answer.error) for ask, answer in pairs if answer.refuted]
-    if refuted:
-        name, why = refuted[0]
-        told = f"{len(refuted)} answers that no right engine gives, first of {name}: {why}"
-        asked = dict.fromkeys(ask.case for ask, _ in pairs)
-        cases = [case for case in asked if any(answer.refuted for ask, answer in pairs if ask.case == case)]
-        named = cases if len(cases) < len(asked) else []  # a case explains nothing where all are wrong
-        suspects = [f"wrong in {case}: {CASES[case].suspect}" for case in named if case in CASES]
-        verdict, reasons = Verdict.BUG, [told, *(reasons if verdict in WRONG else suspects)]
+    if refuted := [answer for _, answer in pairs if answer.refuted]:
+        reasons = refuted_reasons(pairs, reasons if verdict in WRONG else None)
+        verdict = Verdict.BUG
         causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
     found = Total(
         verdict=verdict,
@@ -155,6 +150,18 @@ def decided(
     if any(one.is_rerouted for one in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
+
+
+def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
+    """Of answers that no right engine gives: the first of them, and what else is wrong; if nothing is, the cases that
+    they are in, unless those are all that were asked."""
+    refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
+    ask, answer = refuted[0]
+    told = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
+    wrong = {ask.case for ask, _ in refuted}
+    asked = dict.fromkeys(ask.case for ask, _ in pairs)
+    named = [case for case in asked if case in wrong and case in CASES] if len(wrong) < len(asked) else []
+    return [told, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
 
 
 def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:

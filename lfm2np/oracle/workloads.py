@@ -34,7 +34,7 @@ TEXTS = (
 
 
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
-SEEDS = 8  # prompts, each with a seed of its own
+SEEDS = (4, 5, 6, 7, 8, 9, 90, 150)  # lengths of prompts, each with a seed of its own; the last go in several chunks
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
 
@@ -218,12 +218,12 @@ def seeds(writer: Writer) -> Iterator[Round]:
     """Tokens that are drawn, twice with the same seed alone, then beside each other. Of random prompts: a token that is
     certain is drawn with any seed."""
     low = min(8, writer.config.vocab_size - 1)
-    lengths = [min(writer.longest, 4 + index) for index in range(SEEDS)]
+    lengths = [min(writer.longest, length) for length in SEEDS]
     prompts = [tuple(map(int, writer.random.integers(low, writer.config.vocab_size, length))) for length in lengths]
     for prefix in ("cold", "warm"):
         for seed, ids in enumerate(prompts):
             yield Round((writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=False),))
-    for start in range(0, SEEDS, writer.at_once) if writer.at_once > 1 else ():
+    for start in range(0, len(SEEDS), writer.at_once) if writer.at_once > 1 else ():
         together = list(enumerate(prompts))[start : start + writer.at_once]
         asks = [writer.ask("seeds", ids, 2, seed, prefix="warm", beside=len(together) > 1) for seed, ids in together]
         yield Round(tuple(asks))

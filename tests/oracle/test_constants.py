@@ -56,9 +56,9 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
 def test_each_direction_is_of_another_constant(model: Model) -> None:
     every = list(directions(model.config, True))
     assert len({one.name for one in every}) == len(every)
-    assert [one.name for one in directions(model.config, False)] == [one.name for one in every[:4]]
+    assert [one.name for one in directions(model.config, False)] == [one.name for one in every[:5]]
     taps = sum(kind == "conv" for kind in model.config.layer_types) * model.config.conv_L_cache
-    assert len(every) == 4 + 2 * model.config.num_hidden_layers + taps
+    assert len(every) == 5 + 2 * model.config.num_hidden_layers + taps
 
 
 def test_a_share_is_found_again_and_held_against_right_engines(model: Model) -> None:

@@ -5,7 +5,7 @@ Judged only where each token has a text: servers leave special tokens out, or do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
@@ -13,8 +13,7 @@ from lfm2np.fuzz.right import greedy
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.targets.records import Answer
-
-UNFINISHED = "\ufffd"  # how many stand for bytes that are no character is each decoder's own choice
+from lfm2np.oracle.texts import UNFINISHED, all_text
 
 
 def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
@@ -27,41 +26,6 @@ def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: 
     if len(ids) < sent.max_tokens and sent.stop not in tokenizer.decode(ids) and ids[-1] not in ends:
         return f"ends after {len(ids)} of {sent.max_tokens} tokens, and stop {sent.stop!r} is not in its text"
     return None
-
-
-def text_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
-    """What of a whole answer's text or finish_reason does not go with its tokens.
-
-    ends  end-of-sequence tokens: the last may be one, whose text is not shown
-    """
-    ids = answer.token_ids
-    if not ids:
-        return None
-    ended = ids[-1] in ends
-    if not all_text(tokenizer, ids[:-1] if ended else ids):
-        return None
-    whole = tokenizer.decode(ids)
-    stopped = sent.stop is not None and sent.stop in whole
-    if answer.finish_reason == "stop" and not (ended or stopped):
-        return f"finish_reason 'stop' after {len(ids)} tokens, expected 'length': nothing in its text stops it"
-    if answer.finish_reason == "length" and len(ids) < sent.max_tokens:
-        return f"finish_reason 'length' after {len(ids)} of {sent.max_tokens} tokens, expected 'stop'"
-    if answer.text is None:
-        return None
-    expected = whole[: whole.index(sent.stop)] if stopped and sent.stop is not None else whole
-    certain, broken, _ = expected.partition(UNFINISHED)
-    if answer.text == expected or (broken and answer.text.startswith(certain)):
-        return None
-    what = f"its tokens before stop {sent.stop!r}" if stopped else "its tokens"
-    return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
-
-
-def excerpt(text: str, most: int = 80) -> str:
-    return repr(text) if len(text) <= most else f"{text[: most // 2]!r}...{text[-most // 2 :]!r}"
-
-
-def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    return all(tokenizer.token_bytes(one) for one in ids)
 
 
 def with_stops(model: Model, trace: Trace) -> Trace:

@@ -4,7 +4,7 @@ certain   all that is wrong lies where the cause says, of the requests there at 
           be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or every request is wrong, and
           no level of any factor tells where
 likely    the first two, but with a larger chance, or one of both with one below MOST_CHANCE; or no level tells where,
-          and wrong requests were right in some or all of their repeats
+          and wrong requests were right in some or all of their repeats, or right alone and wrong beside others
 a guess   anything else
 """
 
@@ -24,6 +24,7 @@ MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
 PURE = 0.9
 SURE_CHANCE = 1e-9
+ALONE_CHANCE = 1e-3  # that repeats beside others and alone are so unlike by accident: one guess, not ten thousand
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 
 
@@ -119,7 +120,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     with_others, alone = sum(one.failed for one in beside), sum(one.failed_alone or 0 for one in beside)
     puts = sum(one.times for one in beside)
     chance = so_unlike(with_others, puts, alone, puts)
-    if not alone and chance < MOST_CHANCE:
+    if not alone and chance < ALONE_CHANCE:
         where = f"wrong beside others in {with_others} of {puts} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, with_others, puts, chance=chance)]
     if all(one.failed == one.times for one in repeats):
@@ -128,7 +129,10 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )
-    words = "not deterministic, or left behind by other requests: a race, or memory that was not written"
+    words = (
+        "not deterministic, or left behind by other requests: a race, memory that was not written, or cached blocks "
+        "that are taken for others"
+    )
     return [Suspicion(LIKELY, rate, words, failed, times)]
 
 

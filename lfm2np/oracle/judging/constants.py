@@ -24,7 +24,7 @@ from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights, prepare_weights
-from lfm2np.numerics import numerics_named
+from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.oracle.judging.noise import noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
@@ -54,6 +54,7 @@ class Direction:
     name: str
     change: Change
     step: float = STEP
+    arithmetic: Callable[[Any], Any] | None = None  # what is changed in it, if anything is
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
     """Those of the whole network; with `every` those of each layer, too."""
 
     yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
+    yield Direction("norm_eps of queries and keys", lambda w, c: (w, c), STEP_OF_EPS, OtherEps)
     yield Direction("rope_theta", of_config("rope_theta", STEP))
     yield Direction("the scale of attention", in_layers(scaled_queries))
     yield Direction("the last norm's weight", lambda w, c: (replace(w, final_norm=larger(w.final_norm)), c))
@@ -92,6 +94,20 @@ def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
         yield Direction(f"layer {index}'s ffn_norm", in_layers(scaled_norm("ffn_norm"), index))
         for tap in range(config.conv_L_cache if kind == "conv" else 0):
             yield Direction(f"tap {tap} of layer {index}'s convolution", in_layers(scaled_tap(tap), index))
+
+
+class OtherEps:
+    """An arithmetic whose norms of heads [T, heads, E] have a larger eps."""
+
+    def __init__(self, numerics: Numerics) -> None:
+        self._numerics = numerics
+
+    def __getattr__(self, name: str) -> Any:
+        """All other operations."""
+        return getattr(self._numerics, name)
+
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        return self._numerics.rms_norm(x, weight, eps * (1.0 + STEP_OF_EPS) if x.ndim == 3 else eps)
 
 
 def of_config(field: str, step: float) -> Change:
@@ -195,7 +211,7 @@ def effects(model: LoadedModel, told: Told, every: bool, progress: Progress | No
         for truth in told.truths
     ]
 
-    def logprobs(weights: ModelWeights, config: ModelConfig) -> Float64:
+    def logprobs(weights: ModelWeights, config: ModelConfig, numerics: Any) -> Float64:
         said = [one["logprobs"] for one in said_by(replace(model, config=config), weights, numerics, items)]
 
         def of(index: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Any:
@@ -203,10 +219,11 @@ def effects(model: LoadedModel, told: Told, every: bool, progress: Progress | No
 
         return told.gathered(of)
 
-    base = logprobs(weights, model.config)
+    base = logprobs(weights, model.config, numerics)
     found, changes = {}, list(directions(model.config, every))
     for done, one in enumerate(changes):
-        found[one.name] = (logprobs(*one.change(weights, model.config)) - base) / one.step
+        other = numerics if one.arithmetic is None else one.arithmetic(numerics)
+        found[one.name] = (logprobs(*one.change(weights, model.config), other) - base) / one.step
         if progress:
             progress(done + 1, len(changes))
     return found

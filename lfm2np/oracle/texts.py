@@ -1,0 +1,50 @@
+"""The text and the finish_reason of an answer against its own tokens.
+
+Judged only where each token has a text: servers leave special tokens out, or do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.oracle.targets.records import Answer
+
+UNFINISHED = "\ufffd"  # how many stand for bytes that are no character is each decoder's own choice
+
+
+def text_fault(
+    tokenizer: Tokenizer, ends: Collection[int], stop: str | None, max_tokens: int, answer: Answer
+) -> str | None:
+    """What of a whole answer's text or finish_reason does not go with its tokens.
+
+    ends  end-of-sequence tokens: the last may be one, whose text is not shown
+    """
+    ids = answer.token_ids
+    if not ids:
+        return None
+    ended = ids[-1] in ends
+    if not all_text(tokenizer, ids[:-1] if ended else ids):
+        return None
+    whole = tokenizer.decode(ids)
+    stopped = stop is not None and stop in whole
+    if answer.finish_reason == "stop" and not (ended or stopped):
+        return f"finish_reason 'stop' after {len(ids)} tokens, expected 'length': nothing in its text stops it"
+    if answer.finish_reason == "length" and len(ids) < max_tokens:
+        return f"finish_reason 'length' after {len(ids)} of {max_tokens} tokens, expected 'stop'"
+    if answer.text is None:
+        return None
+    expected = whole[: whole.index(stop)] if stopped and stop is not None else whole
+    certain, broken, _ = expected.partition(UNFINISHED)
+    if answer.text == expected or (broken and answer.text.startswith(certain)):
+        return None
+    what = f"its tokens before stop {stop!r}" if stopped else "its tokens"
+    return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
+
+
+def excerpt(text: str, most: int = 80) -> str:
+    return repr(text) if len(text) <= most else f"{text[: most // 2]!r}...{text[-most // 2 :]!r}"
+
+
+def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(tokenizer.token_bytes(one) for one in ids)
