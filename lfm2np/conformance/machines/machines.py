@@ -335,6 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.books.require_all_free()
         SchedulerMachine.tokens += self.books.tokens
         if self.trace:
+            self.trace.end()
             self._require_trace(self.file.getvalue().splitlines())
 
     def _require_trace(self, lines: Sequence[str]) -> None:
