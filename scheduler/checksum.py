@@ -15,7 +15,7 @@ FIELD = "sha256"
 
 
 def json_sha256(value: Any) -> str:
-    """Of plain data as JSON has it: floats as their shortest digits."""
+    """Of plain data as JSON reads it: names are strings; floats count by their shortest digits."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 

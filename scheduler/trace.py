@@ -202,6 +202,7 @@ def read_lines(lines: Iterable[str], is_whole: bool = True) -> Iterator[tuple[in
                 raise TraceError(f"behind the end in line {end}: expected nothing")
             if (has_checksums or FIELD in line) and (problem := damage(line)):
                 raise TraceError(problem)
+            line.pop(FIELD, None)
             end = _require_end(line, number) if line["kind"] == "end" else 0
         except TraceError as error:
             raise TraceError(f"line {number}: {error}") from None
