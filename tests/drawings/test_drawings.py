@@ -112,6 +112,7 @@ def test_a_run_is_what_the_trace_says(trained: Model, main_run: Run) -> None:
         assert step.num_tokens == sum(len(one["token_ids"]) for one in line["plan"]["scheduled"])
 
 
+END = '{"kind": "end", "lines": 2}'
 HEADER = json.dumps(
     {"kind": "header", "version": 3, "checksums": False, "config": dataclasses.asdict(SchedulerConfig(num_blocks=9))}
 )
@@ -125,10 +126,10 @@ HEADER = json.dumps(
         ([HEADER], "no end after line 1"),
         (["x"], "line 1: not a line of a trace"),
         (['{"kind": "step"}'], "line 1: kind 'step', version None: expected header"),
-        ([HEADER, '{"kind": "more"}'], "line 2: kind 'more'"),
-        ([HEADER, '{"kind": "step", "plan": {}}'], "line 2: not a line"),
-        ([HEADER, '{"kind": "detail", "texts": {}}'], "line 2: not a line"),
-        ([HEADER, '{"kind": "more", "sha256": ""}'], "line 2: sha256 '', expected"),
+        ([HEADER, '{"kind": "more"}', END], "line 2: kind 'more'"),
+        ([HEADER, '{"kind": "step", "plan": {}}', END], "line 2: not a line"),
+        ([HEADER, '{"kind": "detail", "texts": {}}', END], "line 2: not a line"),
+        ([HEADER, '{"kind": "more", "sha256": ""}', END], "line 2: sha256 '', expected"),
     ],
 )
 def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
