@@ -25,10 +25,11 @@ from lfm2np.oracle.locate.operations import OPTIONAL, operations
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 from lfm2np.values import plain, show
-from scheduler.checksum import FIELD, json_sha256
+from scheduler.checksum import json_sha256
 
 Array = NDArray[Any]
 IDS, STEPS = "token_ids", "steps"
+CHECKSUM = "lfm2np.sha256"  # in a file's metadata: what is recorded here has it
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
@@ -81,8 +82,8 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
     except SafetensorError as problem:
         raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
     metadata = header_of(content).get("__metadata__", {})
-    if FIELD in metadata and metadata[FIELD] != (expected := dump_sha256(content)):
-        told = f"{FIELD} {show(metadata[FIELD])} in its metadata, expected {expected}"
+    if CHECKSUM in metadata and metadata[CHECKSUM] != (expected := dump_sha256(content)):
+        told = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
         raise DumpError(f"{source}: {told}: changed since it was written")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
     format = declared_format(metadata.get("format"), source)
@@ -101,7 +102,7 @@ def dump_sha256(content: bytes) -> str:
     The SHA-256 of [header, SHA-256 of all behind the header] as JSON, as in scheduler/checksum.py.
     """
     header = header_of(content)
-    metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != FIELD}
+    metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != CHECKSUM}
     data = content[8 + int.from_bytes(content[:8], "little") :]
     return json_sha256([{**header, "__metadata__": metadata}, hashlib.sha256(data).hexdigest()])
 

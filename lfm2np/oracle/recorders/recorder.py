@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.dump import IDS, STEPS, dump_sha256
+from lfm2np.oracle.locate.dump import CHECKSUM, IDS, STEPS, dump_sha256
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.whole_file import write_whole
-from scheduler.checksum import FIELD
 
 Array = NDArray[Any]
 KINDS = "fiub"  # of numbers that can be kept: real, whole, truth values
@@ -103,4 +102,4 @@ class Recorder:
 def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
     """A safetensors file of them, and what the engine computes in; with its checksum."""
     metadata = {"format": format} if format else {}
-    return save(dict(tensors), {**metadata, FIELD: dump_sha256(save(dict(tensors), metadata))})
+    return save(dict(tensors), {**metadata, CHECKSUM: dump_sha256(save(dict(tensors), metadata))})
