@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -113,9 +113,7 @@ def test_a_run_is_what_the_trace_says(trained: Model, main_run: Run) -> None:
 
 
 END = '{"kind": "end", "lines": 2}'
-HEADER = json.dumps(
-    {"kind": "header", "version": 3, "checksums": False, "config": dataclasses.asdict(SchedulerConfig(num_blocks=9))}
-)
+HEADER = json.dumps({"kind": "header", "version": 3, "checksums": False, "config": asdict(SchedulerConfig(9))})
 
 
 @pytest.mark.parametrize(
@@ -123,13 +121,10 @@ HEADER = json.dumps(
     [
         ([], "an empty trace"),
         ([HEADER, '{"kind": "end", "lines": 1}'], "a trace without a step"),
-        ([HEADER], "no end after line 1"),
         (["x"], "line 1: not a line of a trace"),
-        (['{"kind": "step"}'], "line 1: kind 'step', version None: expected header"),
         ([HEADER, '{"kind": "more"}', END], "line 2: kind 'more'"),
         ([HEADER, '{"kind": "step", "plan": {}}', END], "line 2: not a line"),
         ([HEADER, '{"kind": "detail", "texts": {}}', END], "line 2: not a line"),
-        ([HEADER, '{"kind": "more", "sha256": ""}', END], "line 2: sha256 '', expected"),
     ],
 )
 def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
