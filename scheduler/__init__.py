@@ -18,7 +18,7 @@ from scheduler.policy import POLICIES
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import FinishReason, Request, Status
 from scheduler.scheduler import Scheduler
-from scheduler.trace import TraceWriter, reasons, replay
+from scheduler.trace import TraceWriter, read_lines, reasons, replay
 
 __all__ = [
     "POLICIES",
@@ -40,6 +40,7 @@ __all__ = [
     "TraceWriter",
     "check",
     "most_drafts",
+    "read_lines",
     "reasons",
     "replay",
 ]

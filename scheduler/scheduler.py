@@ -11,14 +11,13 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from scheduler.answers import require_answers
 from scheduler.config import SchedulerConfig, make_policy
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import Load, Phase
-from scheduler.refusals import require_fork, require_known, require_new, require_room
+from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
 
 

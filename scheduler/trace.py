@@ -1,6 +1,6 @@
 """A run as JSON lines: enough to replay it without the model, and to redraw it.
 
-    {"kind": "header", "version": 2, "config": {...}, ...}
+    {"kind": "header", "version": 3, "config": {...}, ...}
     {"kind": "add", "request": {...}, "forks": [{...}, ...]}
     {"kind": "finish", "request_id": "...", "reason": "abort" | "stop" | "error"}
     {"kind": "fork", "parent": "...", "child": {...}}
@@ -9,6 +9,10 @@
      "finished": {"id": "stop"}, "waiting": 3, "running": 5, "free_blocks": 17, "seconds": 0.01}
     {"kind": "abandon", "plan": {...}, "drafts": {...}}
     {"kind": "detail", ...}: what the step before computed, for drawings; a replay passes it over
+    {"kind": "end", "lines": 12}: that stand before it
+
+Each has a checksum in `sha256` (checksum.py), unless the header says "checksums": false: for traces that are written by
+hand, or by another scheduler. Without its end a trace was cut off, or its run was.
 
 `drafts` are those offered; the plan holds those that fitted, `tokens` those accepted and one more. The lines stand in
 the order of the calls, so replaying is making the same calls: `replay` does, and compares each plan
@@ -18,25 +22,29 @@ and who finished with what was recorded. Seconds are the only thing in it that a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TextIO
 
+from scheduler.checksum import FIELD, damage, sealed
 from scheduler.config import SchedulerConfig
 from scheduler.errors import SchedulerError, TraceError
 from scheduler.plan import BatchPlan
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
-VERSION = 2
+VERSION = 3
+HEADER = {"kind", "version", "config"}
+MORE = {"checksums", "model", "numerics", "seed", "blas_kernel", FIELD}  # what a header may have beside these
 LONGEST = 200  # characters of a value in a message
 
 
 class TraceWriter:
-    """Writes lines as things happen; each is whole, or not there."""
+    """Writes lines as things happen; each is whole, or not there. `end` writes the last."""
 
     def __init__(self, file: TextIO, config: SchedulerConfig, extra: Mapping[str, Any] | None = None) -> None:
-        self._file = file
+        self._file, self._lines = file, 0
+        _require_names("header", {*HEADER, *(extra or {})}, HEADER, MORE)
         self._write({"kind": "header", "version": VERSION, "config": asdict(config), **(extra or {})})
 
     def add(self, request: Request, forks: Sequence[Request]) -> None:
@@ -83,8 +91,18 @@ class TraceWriter:
         offered = {name: list(ids) for name, ids in drafts.items()}
         self._write({"kind": "abandon", "plan": plan_as_json(plan), "drafts": offered})
 
+    def detail(self, operations: Sequence[Mapping[str, Any]], texts: Mapping[int, str]) -> None:
+        """Behind a step: what it computed, and the texts of tokens that no earlier line told."""
+        told = {str(token_id): text for token_id, text in texts.items()}
+        self._write({"kind": "detail", "operations": operations, "texts": told})
+
+    def end(self) -> None:
+        """No line comes after it: a trace without it was cut off."""
+        self._write({"kind": "end", "lines": self._lines})
+
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(sealed(line), separators=(",", ":")) + "\n")
+        self._lines += 1
 
 
 def request_as_json(request: Request) -> dict[str, Any]:
@@ -132,6 +150,7 @@ class Replay:
     tokens: int = 0  # sampled
     scheduled_tokens: int = 0
     preemptions: int = 0
+    unfinished: int = 0  # requests at its end
     outputs: dict[str, list[int]] = field(default_factory=dict)  # by request id
 
 
@@ -142,35 +161,89 @@ def ignore(scheduler: Scheduler) -> None:
     """Watches nothing."""
 
 
-def replay(lines: Iterable[str], planned: Watch = ignore, ended: Watch = ignore) -> Replay:
+def replay(lines: Iterable[str], planned: Watch = ignore, ended: Watch = ignore, is_whole: bool = True) -> Replay:
     """Makes the recorded calls on a fresh scheduler; TraceError, with the line, at the first difference.
 
     planned, ended  called with the scheduler in every step: when its plan is made, and when the step is done
+    is_whole        False for a run that goes on, or broke off: its end need not be there
     """
     scheduler: Scheduler | None = None
     result = Replay()
-    for number, text in enumerate(lines, start=1):
+    for number, line in read_lines(lines, is_whole):
         try:
-            line = json.loads(text)
-            if number == 1:
-                scheduler = _begin(line)
-            elif scheduler is not None:
+            if scheduler is None:
+                scheduler = Scheduler(SchedulerConfig(**line["config"]))
+            else:
                 _repeat(scheduler, line, result, planned, ended)
         except TraceError as error:
             raise TraceError(f"line {number}: {error}") from None
         except SchedulerError as error:
             raise TraceError(f"line {number}: the replay is refused: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        except NOT_A_LINE as problem:
             raise TraceError(f"line {number}: not a line of a trace: {problem!r}") from None
-    if scheduler is None:
-        raise TraceError("an empty trace: expected a header line")
+    if scheduler is not None:
+        result.unfinished = len(scheduler.waiting) + len(scheduler.running)
     return result
 
 
-def _begin(line: Mapping[str, Any]) -> Scheduler:
-    if line.get("kind") != "header" or line.get("version") != VERSION:
-        raise TraceError(f"kind {line.get('kind')!r}, version {line.get('version')!r}: expected header, {VERSION}")
-    return Scheduler(SchedulerConfig(**line["config"]))
+NOT_A_LINE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def read_lines(lines: Iterable[str], is_whole: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and content of each but the end, the header first. TraceError, with the line, for one that is no object or
+    has another checksum, for another header, and for an end that is missing (unless not `is_whole`) or elsewhere."""
+    number, end, has_checksums = 0, 0, True
+    for number, text in enumerate(lines, start=1):
+        try:
+            line = json.loads(text)
+            if number == 1:
+                has_checksums = _require_header(line)
+            if end:
+                raise TraceError(f"behind the end in line {end}: expected nothing")
+            if (has_checksums or FIELD in line) and (problem := damage(line)):
+                raise TraceError(problem)
+            line.pop(FIELD, None)
+            end = _require_end(line, number) if line["kind"] == "end" else 0
+        except TraceError as error:
+            raise TraceError(f"line {number}: {error}") from None
+        except NOT_A_LINE as problem:
+            raise TraceError(f"line {number}: not a line of a trace: {problem!r}") from None
+        if not end:
+            yield number, line
+    if not number:
+        raise TraceError("an empty trace: expected a header line")
+    if is_whole and not end:
+        raise TraceError(f"no end after line {number}: the file was cut off, or its run broke off")
+
+
+def _require_header(line: Mapping[str, Any]) -> bool:
+    """Whether the lines have checksums."""
+    kind, version = line.get("kind"), line.get("version")
+    if kind != "header" or version != VERSION:
+        older = version in (1, 2) and kind == "header"
+        again = ", whose lines have checksums and an end: record the run again" if older else ""
+        raise TraceError(f"kind {kind!r}, version {version!r}: expected header, {VERSION}{again}")
+    _require_names("header", line, HEADER, MORE)
+    _require_names("config", line["config"], {one.name for one in fields(SchedulerConfig)})
+    checksums = line.get("checksums", True)
+    if type(checksums) is not bool:
+        raise TraceError(f"checksums {checksums!r}: expected true or false")
+    return checksums
+
+
+def _require_names(what: str, names: Iterable[str], needed: Set[str], more: Set[str] = frozenset()) -> None:
+    """TraceError that names what is unknown or missing."""
+    for name in sorted(set(names) - needed - more):
+        raise TraceError(f"{what}: unknown field {name!r}, expected {', '.join(sorted(needed | more))}")
+    for name in sorted(needed - set(names)):
+        raise TraceError(f"{what}: no field {name!r}, expected {', '.join(sorted(needed))}")
+
+
+def _require_end(line: Mapping[str, Any], number: int) -> int:
+    """Its number."""
+    if line["lines"] != number - 1:
+        raise TraceError(f"the end of {line['lines']!r} lines, expected {number - 1}, as many as stand before it")
+    return number
 
 
 def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, planned: Watch, ended: Watch) -> None:
@@ -206,7 +279,7 @@ def _repeat(scheduler: Scheduler, line: Mapping[str, Any], result: Replay, plann
             result.outputs.setdefault(name, []).extend(ids)
             result.tokens += len(ids)
     elif kind != "detail":
-        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step or abandon")
+        raise TraceError(f"kind {kind!r}: expected add, finish, fork, preempt, step, abandon, detail or end")
 
 
 def _require_equal(what: str, replayed: object, recorded: object) -> None:

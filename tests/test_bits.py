@@ -35,7 +35,8 @@ import numpy as np
 from lfm2np.loading import load
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.numerics import elementary, exact, grids
-from lfm2np.work.results_file import encoded, json_sha256
+from lfm2np.work.results_file import encoded
+from scheduler.checksum import json_sha256
 
 def sha(*arrays):
     return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()

@@ -27,6 +27,8 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw run.jsonl -o page.html
   lfm2np draw run.jsonl --terminal --step 3"""
 
+PARTIAL = "take a trace without its end: its run goes on, or broke off"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
@@ -36,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
     )
     parser.add_argument("--tokenizer", metavar="DIR", help=f"of --model: {TOKENIZER_HELP}")
+    parser.add_argument("--partial", action="store_true", help=PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
     target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
@@ -88,7 +91,7 @@ def read(arguments: argparse.Namespace, model: Model) -> Run:
         return read_run(demo.main_lines(model))
     lines = read_file(arguments.trace).splitlines()
     try:
-        return read_run(lines)
+        return read_run(lines, not arguments.partial)
     except RequestError as error:
         raise RequestError(f"{arguments.trace}: {error}") from None
 
@@ -106,15 +109,17 @@ def add_draw(command: AddCommand) -> None:
 
 def run_replay(arguments: argparse.Namespace) -> None:
     try:
-        result = replay(read_file(arguments.trace).splitlines())
+        result = replay(read_file(arguments.trace).splitlines(), is_whole=not arguments.partial)
     except TraceError as error:
         raise ProofError(f"{arguments.trace}: {error}") from None
     if arguments.json:
         print(json.dumps(dataclasses.asdict(result)))
         return
+    unfinished = f", {result.unfinished} requests unfinished" if result.unfinished else ""
     print(
         f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
-        f"{result.tokens} sampled tokens, {result.preemptions} preemptions: every plan, token and ending as recorded"
+        f"{result.tokens} sampled tokens, {result.preemptions} preemptions{unfinished}: "
+        "every plan, token and ending as recorded"
     )
 
 
@@ -127,3 +132,4 @@ def add_replay(command: AddCommand) -> None:
         model=False,
     )
     sub.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
+    sub.add_argument("--partial", action="store_true", help=PARTIAL)

@@ -57,7 +57,7 @@ class Engine:
     num_speculative_tokens  most drafts of a request in a step
     check                   verify after each step that every block is free, owned or cached exactly once, and that
                             what was published holds what the reference computes for its prefix; see also `verify`
-    trace                   a text file that gets the run as JSON lines (scheduler/trace.py)
+    trace                   a text file that gets the run as JSON lines; `engine.trace.end()` writes the last of them
     on_logits               called with each row of logits that a token was chosen from
     progress                called with (layers done, layers in all) of each step
     """
@@ -121,7 +121,7 @@ class Engine:
         header: dict[str, Any] = {"model": model.path.name, "numerics": model.numerics.name, "seed": seed}
         if model.numerics.name != "exact":
             header["blas_kernel"] = blas_kernel()  # on which its bits depend, and which products are made of what
-        self._trace = TraceWriter(trace, config, header) if trace is not None else None
+        self.trace = TraceWriter(trace, config, header) if trace is not None else None
 
     def add_request(
         self,
@@ -145,8 +145,8 @@ class Engine:
             except RequestRefused as error:
                 raise RequestError(str(error)) from None
             self._register(group)
-            if self._trace:
-                self._trace.add(first, forks)
+            if self.trace:
+                self.trace.add(first, forks)
 
     def _register(self, group: Group) -> None:
         self._groups[group.request_id] = group
@@ -164,8 +164,8 @@ class Engine:
                 sample.text.finish()
             output = self._output(group)
             for sample in ended:
-                if self._trace:
-                    self._trace.finish(sample.request.request_id, FinishReason.ABORT)
+                if self.trace:
+                    self.trace.finish(sample.request.request_id, FinishReason.ABORT)
         return output
 
     def preempt(self, request_id: str) -> None:
@@ -182,8 +182,8 @@ class Engine:
         with self._bookkeeping():
             for name in running:
                 self.scheduler.preempt(name)
-                if self._trace:
-                    self._trace.preempt(name)
+                if self.trace:
+                    self.trace.preempt(name)
 
     def fork(self, request_id: str, new_id: str, seed: int | None = None) -> None:
         """A new request that goes on from where another stands, sharing its blocks, with noise of its own.
@@ -201,8 +201,8 @@ class Engine:
         with self._bookkeeping():
             self.scheduler.fork(request_id, child.request)  # as large as its parent, which is not finished: it fits
             self._register(group)
-            if self._trace:
-                self._trace.fork(request_id, child.request)
+            if self.trace:
+                self.trace.fork(request_id, child.request)
 
     def _group(self, request_id: str) -> Group:
         if request_id not in self._groups:
@@ -262,10 +262,10 @@ class Engine:
         self.metrics.count_step([len(entry.token_ids) for entry in plan.scheduled], now - began, self.scheduler)
         self._ready += [self._output(group) for group in touched]
         with self._bookkeeping():
-            if self._trace:
-                self._trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
+            if self.trace:
+                self.trace.step(plan, drafts, tokens, list(errors), finished, state, round(now - began, 6))
                 for name in stopped:
-                    self._trace.finish(name, FinishReason.STOP)
+                    self.trace.finish(name, FinishReason.STOP)
         if self._audit:
             self._audit.check_step(plan, requests)
         self._report(answers)
@@ -285,8 +285,8 @@ class Engine:
         assert plan is not None
         with self._bookkeeping():
             self.scheduler.abandon(plan)
-            if self._trace:
-                self._trace.abandon(plan, drafts)
+            if self.trace:
+                self.trace.abandon(plan, drafts)
 
     @contextlib.contextmanager
     def _bookkeeping(self) -> Iterator[None]:

@@ -144,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
                 "        if not holds or text.stopped_by is not None:",
             ),
             Edit(
-                "scheduler.answers:_require_tokens",
+                "scheduler.refusals:_require_tokens",
                 "if request.reason_to_end(token, request.num_output_tokens + count) is not None:",
                 "if False:",
             ),

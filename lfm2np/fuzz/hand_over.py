@@ -26,6 +26,7 @@ from lfm2np.oracle.reports.page import bullets, foreign, page, table
 from lfm2np.oracle.reports.parts import environment
 from lfm2np.oracle.targets.records import answer_as_json, parse_line
 from lfm2np.whole_file import write_whole
+from scheduler.checksum import FIELD, damage, sealed
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
 MOST_BYTES = 64 * 2**20
@@ -51,7 +52,8 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
         for index, sent in enumerate(failure.trace.requests)
         if sent.abort_after is None
     }
-    texts = {TRACE: json.dumps(as_record(failure, context), indent=1) + "\n"}
+    record = json.loads(json.dumps(as_record(failure, context)))  # with names that are strings
+    texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
         whole, before = joined([*failure.before, failure.trace]), num_before(failure)
         dialect, path, timeout, bodies = player.sent_bodies(whole)
@@ -112,10 +114,13 @@ def as_record(failure: Failure, context: Context) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> Trace:
-    """Of a trace.json, or of a trace alone; behind what came before it. RequestError that names the file."""
+    """Of a trace.json, or of a trace alone; behind what came before it. RequestError that names the file, also where it
+    has a checksum (what is handed over has) that is not its own."""
     raw = parse_line(read_bytes(path, MOST_BYTES, RequestError).decode(errors="replace"), str(path))
     if not isinstance(raw, dict) or "requests" not in raw:
         raise RequestError(f"{path}: expected an object with `requests`")
+    if FIELD in raw and (changed := damage(raw)):
+        raise RequestError(f"{path}: {changed}; a trace of your own needs none")
     before = raw.get("before", [])
     if not isinstance(before, list):
         raise RequestError(f"{path}: before: expected a list of lists of requests")

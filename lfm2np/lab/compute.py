@@ -129,7 +129,7 @@ def run_engine(settings: Settings, models: Models, with_detail: bool = False) ->
     def note(name: str, position: int, row: Any, token: int) -> None:
         logits.setdefault(name, []).append((position, hashlib.sha256(row.tobytes()).hexdigest()))
 
-    detailed = DetailedTrace(of.model, file, of.words) if with_detail else None
+    detailed = DetailedTrace(of.model, of.words) if with_detail else None
     model = detailed.model if detailed else of.model
     tokens: dict[str, tuple[int, ...]] = {}
     stopped = ""
@@ -144,7 +144,7 @@ def run_engine(settings: Settings, models: Models, with_detail: bool = False) ->
             stopped = f"With this fault the engine ended with {type(problem).__name__}: {one_line(problem)}."
     lines = file.getvalue().splitlines()
     has_tokens = any(json.loads(line).get("tokens") for line in lines)
-    run = replace(read_run(lines), texts=of.texts) if has_tokens else None
+    run = replace(read_run(lines, is_whole=False), texts=of.texts) if has_tokens else None
     return Computed(run, tokens, logits, stopped)
 
 

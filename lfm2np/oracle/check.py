@@ -140,6 +140,8 @@ def ask_all(
         for one in stop_rounds(model, pairs, abilities):
             pairs += answered(target, one, transcript)
     progress("asking", len(plan), len(plan))
+    if transcript:
+        transcript.end()
     every = [ask.id for one in plan for ask in one.asks if ask.id not in one.aborted]
     return Asked(abilities, tuple(pairs), tuple(not_put), len(set(every) - {ask.id for ask, _ in pairs}))
 

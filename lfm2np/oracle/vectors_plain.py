@@ -22,6 +22,7 @@ After a token that is not the expected one the context is another, so nothing be
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -147,11 +148,15 @@ def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """vectors.json; that it is one shows when it is used. `lfm2np vectors verify` checks it strictly."""
+    """vectors.json, as its checksum says; that it is one shows when it is used. `lfm2np vectors verify` is strict."""
     document = parse(read_text(path), path)
-    if not isinstance(document, dict) or document.get("format_version") != 1:
-        raise PlainError(f"{path}: not a vector set of format_version 1")
-    return document
+    if not isinstance(document, dict) or document.get("format_version") != 2:
+        raise PlainError(f"{path}: not a vector set of format_version 2")
+    others = {name: value for name, value in document.items() if name != "sha256"}
+    found = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if (told := document.get("sha256")) != found:
+        raise PlainError(f"{path}: sha256 {told!r}, expected {found} of its other fields: changed since it was written")
+    return others
 
 
 def read_answers(path: str) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ off goes on with its file, and files from unlike machines are merged by putting 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from lfm2np.errors import ProofError, RequestError
 from lfm2np.values import show
 from lfm2np.work.line_file import LineFile
 from lfm2np.work.place import AnyPlace, Work, compute
+from scheduler.checksum import canonical, damage, json_sha256
 
 FORMAT_VERSION = 2
 MAX_LINE = 2**30
@@ -121,9 +121,8 @@ def read_entry(line: bytes, where: str, model: LoadedModel) -> Entry:
         found, expected = show(raw["checkpoint"]), f"{model.sha256}, that of {model.path}"
         raise RequestError(f"{where}: of the checkpoint of SHA-256 {found}, expected {expected}")
     entry = Entry(where, str(raw["kind"]), raw["item"], raw["result"], str(raw["sha256"]))
-    found = json_sha256({name: value for name, value in raw.items() if name != "sha256"})
-    if found != entry.sha256:
-        raise ProofError(f"{entry}: a line of SHA-256 {found}, expected {show(entry.sha256)}, as it says itself")
+    if problem := damage(raw):
+        raise ProofError(f"{entry}: {problem}")
     return entry
 
 
@@ -138,17 +137,8 @@ def key_of(kind: str, item: Any) -> str:
     return canonical([kind, item])
 
 
-def json_sha256(value: Any) -> str:
-    """Of plain data as JSON has it: the bits of arrays stand there in base64, other floats as their shortest digits."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()
-
-
-def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
 def encoded(value: Any) -> Any:
-    """Plain data as JSON has it."""
+    """Plain data as JSON has it: arrays by their bits, in base64."""
     if isinstance(value, np.ndarray):
         little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
         if little.dtype.str not in DTYPES:

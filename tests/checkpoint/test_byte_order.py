@@ -26,7 +26,8 @@ from lfm2np.loading import load
 from lfm2np.oracle.locate import dump
 from lfm2np.oracle.vectors import files as vectors_files
 from lfm2np.oracle.vectors import golden
-from lfm2np.work.results_file import decoded, encoded, json_sha256
+from lfm2np.work.results_file import decoded, encoded
+from scheduler.checksum import json_sha256
 
 TOP = Path(__file__).parents[2]
 CHECKPOINTS = [*sorted((TOP / "fixtures" / "torture").iterdir()), TOP / "fixtures" / "trained"]

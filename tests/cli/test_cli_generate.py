@@ -174,6 +174,22 @@ def test_a_broken_trace_is_exit_code_1_with_its_line(tmp_path: Path, capsys: pyt
     assert f"line {len(lines) - 1}: " in capsys.readouterr().err
 
 
+def test_a_trace_that_is_cut_at_any_line_border_is_refused_unless_a_part_is_wished(tmp_path: Path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    assert main(["generate", *chats(), "--trace", str(trace)]) == 0
+    lines = trace.read_text().splitlines(keepends=True)
+    for count in range(1, len(lines)):
+        trace.write_text("".join(lines[:count]))
+        capsys.readouterr()
+        assert main(["replay", str(trace)]) == 1
+        assert f"no end after line {count}: the file was cut off, or its run broke off" in capsys.readouterr().err
+        assert main(["replay", str(trace), "--partial", "--json"]) == 0
+        replayed = json.loads(capsys.readouterr().out)
+        assert (replayed["unfinished"] > 0) == (1 < count < len(lines) - 1)
+    assert main(["draw", str(trace), "--terminal"]) == 2
+    assert main(["draw", str(trace), "--terminal", "--partial"]) == 0
+
+
 def test_a_difference_is_named_by_request_and_position():
     truth, mine = generate.Record(), generate.Record()
     for record, token in ((truth, 5), (mine, 6)):

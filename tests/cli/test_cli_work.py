@@ -111,7 +111,7 @@ def test_a_merge_that_is_refused_writes_nothing(
     options = ["merge", str(part), "-o", str(tmp_path / "all.jsonl"), "--model", str(model)]
     code, message = failure(capsys, *options)
     assert code == 1
-    assert "one.jsonl line 3: score of [1, " in message and f"expected '{'0' * 64}'" in message
+    assert "one.jsonl line 3: score of [1, " in message and f"sha256 '{'0' * 64}', expected" in message
     code, message = failure(capsys, "merge", "--output", str(part), str(part))
     assert code == 2
     assert "of the checkpoint of SHA-256" in message

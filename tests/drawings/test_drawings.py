@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -48,7 +49,7 @@ from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.sampling.params import SamplingParams
-from scheduler import Scheduler, Status, replay
+from scheduler import Scheduler, SchedulerConfig, Status, replay
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\u200b\0<!--"
 
@@ -111,19 +112,19 @@ def test_a_run_is_what_the_trace_says(trained: Model, main_run: Run) -> None:
         assert step.num_tokens == sum(len(one["token_ids"]) for one in line["plan"]["scheduled"])
 
 
+END = '{"kind": "end", "lines": 2}'
+HEADER = json.dumps({"kind": "header", "version": 3, "checksums": False, "config": asdict(SchedulerConfig(9))})
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         ([], "an empty trace"),
-        (['{"kind": "header", "config": {}}'], "a trace without a step"),
+        ([HEADER, '{"kind": "end", "lines": 1}'], "a trace without a step"),
         (["x"], "line 1: not a line of a trace"),
-        (['{"kind": "step"}'], "line 1: kind 'step', expected the header"),
-        (['{"kind": "header", "config": {}}', '{"kind": "more"}'], "line 2: kind 'more'"),
-        (['{"kind": "header", "config": {}}', '{"kind": "step", "plan": {}}'], "line 2: not a line"),
-        (
-            ['{"kind": "header", "config": {}}', '{"kind": "detail", "texts": {}}'],
-            "line 2: not a line",
-        ),
+        ([HEADER, '{"kind": "more"}', END], "line 2: kind 'more'"),
+        ([HEADER, '{"kind": "step", "plan": {}}', END], "line 2: not a line"),
+        ([HEADER, '{"kind": "detail", "texts": {}}', END], "line 2: not a line"),
     ],
 )
 def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
@@ -135,7 +136,7 @@ def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
 def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
-    run = read_run(engine.trace())
+    run = read_run(engine.trace(), is_whole=False)
     states = moments(run)
     known = pools(run)
     for step in run.steps:
@@ -158,7 +159,7 @@ def test_a_fork_that_is_preempted_before_its_first_step_is_computed_again() -> N
     engine.preempt("b")
     while engine.has_unfinished:
         engine.step()
-    run = read_run(engine.trace())
+    run = read_run(engine.trace(), is_whole=False)
     require_as_scheduled(run)
     assert [(one.state, one.recomputed) for one in moments(run)["b"]][2:5] == [
         (ABSENT, 0),
@@ -183,14 +184,14 @@ def require_as_scheduled(run: Run) -> None:
             assert moment.recomputed == max(0, min(start + moment.kept, request.furthest_computed) - start)
             assert (moment.state == DECODE) == (request.is_decoding and not moment.recomputed)
 
-    replay(run.schedule, planned=planned)
+    replay(run.schedule, planned=planned, is_whole=False)
 
 
 @given(scenarios())
 def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})
     run_scenario(engine, scenario)
-    run = read_run(engine.trace())
+    run = read_run(engine.trace(), is_whole=False)
     known = answers(run)
     needed = sum(len(run.requests[name].prompt) + len(ids) - 1 for name, ids in known.items())
     assert one_after_another(run)[1] == needed
@@ -353,7 +354,7 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     lines = trace.read_text().splitlines()
     plain = [line for line in lines if json.loads(line)["kind"] != "detail"]
     assert len(lines) == len(plain) + 3
-    assert replay(lines) == replay(plain)
+    assert replay(lines) == replay(plain[:-1], is_whole=False)
     assert main(["draw", str(trace), "-o", str(out), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told == {"page": str(out), "bytes": out.stat().st_size, "steps": 3}

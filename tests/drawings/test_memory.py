@@ -28,7 +28,7 @@ def test_the_map_holds_what_requests_have_computed(scenario: Scenario) -> None:
     """Block by block, the tokens at a table's places are the request's own, after every step, also when swapped in."""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
-    holds_what_was_computed(read_run(engine.trace()))
+    holds_what_was_computed(read_run(engine.trace(), is_whole=False))
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_no_free_block_is_owned(scenario: Scenario) -> None:
     """After each step, by the scheduler's own count. (Others are reserved, and in no table yet.)"""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
-    run = read_run(engine.trace())
+    run = read_run(engine.trace(), is_whole=False)
     for step, owned in zip(run.steps, [one.owners for one in pools(run)], strict=True):
         if not step.abandoned:
             still = {block for block, names in owned.items() if set(names) - set(step.finished)}
@@ -50,7 +50,7 @@ def test_the_schedule_once_more_is_the_trace(scenario: Scenario) -> None:
     """Tables and slots of the plan are among what the scheduler holds; what it holds is not free."""
     engine = make(own, scenario.model, scenario.sizes)
     run_scenario(engine, scenario)
-    run = read_run(engine.trace())
+    run = read_run(engine.trace(), is_whole=False)
     for step, pool in zip(run.steps, pools(run), strict=True):
         assert pool.cached is not None and pool.cached + len(pool.owners) <= run.config["num_blocks"]
         for entry in step.entries:

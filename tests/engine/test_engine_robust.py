@@ -115,7 +115,7 @@ def test_an_interrupt_while_the_trace_is_written_ends_the_run(
     monkeypatch.undo()
     with pytest.raises(RequestError, match="interrupted in its bookkeeping"):
         engine.step()
-    replay(trace.getvalue().splitlines())
+    replay(trace.getvalue().splitlines(), is_whole=False)
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_an_interrupt_at_any_line_leaves_the_right_answer_or_a_refusal(trained: 
         seen["went on"] += interrupt.raised
         assert shown(outputs) == truth
         assert engine.scheduler.pool.num_free == 14
-        replay(trace.getvalue().splitlines())
+        replay(trace.getvalue().splitlines(), is_whole=False)
     assert seen["went on"] > 40
     assert seen["refused"] > 3
 
@@ -207,7 +207,7 @@ def test_an_interrupt_at_every_line_of_a_call_between_steps(call: str):
         outputs, lines = called_between_steps(model, call, Interrupt(at, BOOKS))
         refused += not outputs
         assert not outputs or shown(outputs) in (made, not_made)
-        replay(lines)
+        replay(lines, is_whole=False)
     assert 0 < refused < whole.count
 
 
@@ -251,7 +251,7 @@ def test_a_callback_may_abort_any_request(trained: Model, who: str):
     outputs = {one.request_id: one for one in engine.stream() if one.finished}
     assert {one.finish_reason for one in aborted[0].outputs} == {"abort"}
     assert set(outputs) == {"a", "b"} - {who}
-    replay(trace.getvalue().splitlines())
+    replay(trace.getvalue().splitlines(), is_whole=False)
 
 
 def test_a_drafter_may_not_call_its_engine(trained: Model):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flips import flipped
 from served_here import Here, model, player_of, serving
 
 from lfm2np.errors import RequestError
@@ -76,6 +77,21 @@ def test_the_trace_is_read_again_as_it_was(tmp_path: Path) -> None:
     told = json.loads((folder / "trace.json").read_text())
     assert told["rate"] == [9, 10] and told["finding"]["kind"] == "wrong" and told["engine"] == HOSTILE
     assert told["seen"][0][0]["token_ids"] == [A[0]]
+
+
+def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> None:
+    """The same: a space that is another, or the checksum's name."""
+    content, path = (handed(tmp_path) / "trace.json").read_bytes(), tmp_path / "t.json"
+    refused = 0
+    for _, changed in flipped(content, 200, seed=0):
+        path.write_bytes(changed)
+        try:
+            assert read_trace(path) == TRACE
+        except RequestError as error:
+            refused += str(error).startswith(f"{path}: ")
+    assert refused > 190
+    path.write_text(json.dumps({"requests": json.loads(content)["requests"]}))  # of one's own: needs no checksum
+    assert read_trace(path) == TRACE
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,7 @@ def run(config: SchedulerConfig, seed: int, right: float) -> tuple[dict[str, lis
             trace.step(plan, drafts if right else {}, tokens, [], finished, state, None)
         check(subject)
         step += 1
+    trace.end()
     assert subject.pool.num_free == config.num_blocks
     return {one.request_id: one.output_token_ids for one in everyone}, step, file.getvalue()
 

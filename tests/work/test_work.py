@@ -29,7 +29,8 @@ from lfm2np.loading import Model, load
 from lfm2np.scoring.many import SCORE, score_many
 from lfm2np.work import place as work
 from lfm2np.work.place import Place, Work, compute, model_of, source_of
-from lfm2np.work.results_file import ResultsFile, decoded, encoded, json_sha256, line_sha256, merged, spot_check
+from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_sha256, merged, spot_check
+from scheduler.checksum import json_sha256
 
 SEQUENCES = [[random.Random(seed).randrange(8, 500) for _ in range(3 + seed % 9)] for seed in range(40)]
 
@@ -240,10 +241,14 @@ DAMAGED = [
     (
         lambda line: flip_a_bit(line, with_its_hash=False),
         ProofError,
-        "a line of SHA-256 .*, expected '.*', as it says itself",
+        "sha256 '.*', expected .* of its other fields: changed since it was written",
     ),
-    (lambda line: line["item"].__setitem__(1, line["item"][1] ^ 1), ProofError, "a line of SHA-256 .*, expected '.*'"),
-    (damage("kind", "truth"), ProofError, "a line of SHA-256 .*, expected '.*'"),
+    (
+        lambda line: line["item"].__setitem__(1, line["item"][1] ^ 1),
+        ProofError,
+        "sha256 '.*', expected .* of its other fields",
+    ),
+    (damage("kind", "truth"), ProofError, "sha256 '.*', expected .* of its other fields"),
     (damage("format_version", 1), RequestError, "format_version 1, expected 2; the SHA-256 of version 1 does not"),
     (damage("format_version", True), RequestError, "format_version True, expected 2$"),
     (damage("checkpoint", "0" * 64), RequestError, "of the checkpoint of SHA-256 '0000.*', expected .*, that of /"),

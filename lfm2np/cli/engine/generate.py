@@ -134,7 +134,7 @@ def run_batched(
     budget = max(1, arguments.max_num_batched_tokens or 2048)
     steps = -(-sum(len(job.ids) for job in jobs) // budget)
     with open_trace(arguments.trace) as trace, Watch(display, steps, most_tokens(model, jobs)) as watch:
-        detailed = DetailedTrace(model, trace) if trace is not None and arguments.trace_detail else None
+        detailed = DetailedTrace(model) if trace is not None and arguments.trace_detail else None
         engine = Engine(
             model if detailed is None else detailed.model,
             room_for=[positions(model, job) for job in jobs if fits(model, job) for _ in range(job.params.n)],
@@ -158,6 +158,8 @@ def run_batched(
                 outputs[output.request_id] = output
             watch.tokens(engine.metrics.sampled_tokens, outputs)
             step += 1
+        if engine.trace:
+            engine.trace.end()
     return Ran(outputs, refused, engine.metrics.seconds, engine.metrics)
 
 

@@ -65,6 +65,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
         engine = Engine(model, trace=trace, **options)
         if not serve(make_app(engine, settings), limits, listening, on_start):
             raise KeyboardInterrupt
+        if engine.trace:
+            engine.trace.end()
 
 
 class Lines(io.TextIOBase):

@@ -32,6 +32,7 @@ from scheduler import (
     TraceError,
     replay,
 )
+from scheduler.checksum import sealed
 
 
 def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> None:
@@ -63,7 +64,7 @@ def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> 
     with patch("lfm2np.engine.engine.forward", interrupted):
         outcome = run(Patient(), scenario)
     require_truth(factory, scenario, outcome)
-    replay(engine.trace())
+    replay(engine.trace(), is_whole=False)
     if engine.state()["free_blocks"] != engine.state()["num_blocks"]:
         raise Violation("after an interrupt some blocks are lost")
 
@@ -280,10 +281,10 @@ def damaged_traces(factory: Factory, example: tuple[Scenario, int, str]) -> None
         lines.insert(index, lines[index])
     else:
         changed, said = damaged(line, damage)
-        lines[index] = json.dumps(changed)
+        lines[index] = json.dumps(changed if damage == "checksum" else sealed(changed))
         said = f"line {index + 1}: {said}"
     try:
-        replay(lines)
+        replay(lines, is_whole=False)
     except TraceError as error:
         if not str(error).startswith(said):
             raise Violation(f"a trace with damage {damage!r}: {str(error)!r}, expected {said!r}") from None
@@ -295,7 +296,10 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
     """A step's line, changed, and what the error must say."""
     plan, free = line["plan"], line["free_blocks"]
     if damage == "renamed":
-        return {**line, "kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step or abandon"
+        return {
+            **line,
+            "kind": "leap",
+        }, "kind 'leap': expected add, finish, fork, preempt, step, abandon, "
     if damage == "free blocks":
         return {**line, "free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"
     if damage == "number":
@@ -308,12 +312,16 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
         long = ["x" * 300]
         said = f"plan.moves: the replay has {str(plan['moves'])[:200]}, the trace {str(long)[:200]}"
         return {**line, "plan": {**plan, "moves": long}}, said
+    if damage == "checksum":
+        return {**line, "seconds": -1}, f"sha256 '{line['sha256']}', expected "
     if damage == "endings":
         return {**line, "finished": {"nobody": "stop"}}, ""
     return {key: value for key, value in line.items() if key != "tokens"}, ""
 
 
-DAMAGES = ("twice", "renamed", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing")
+DAMAGES = (
+    *("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing"),
+)
 
 
 MISUSE: tuple[Property, ...] = (

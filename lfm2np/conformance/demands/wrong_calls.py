@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -31,6 +31,7 @@ from scheduler import (
     reasons,
     replay,
 )
+from scheduler.checksum import sealed
 
 # --- the scheduler
 
@@ -291,7 +292,7 @@ POOL: tuple[Case, ...] = (
 
 
 def changed(field: str, value: object) -> None:
-    """The replay of one step whose plan, or one field of it, says something else."""
+    """The replay of one step whose plan, or one field of it, says something else; its checksum fits."""
     file = io.StringIO()
     subject = Scheduler(SchedulerConfig(num_blocks=200, block_size=2))
     trace = TraceWriter(file, subject.config)
@@ -303,19 +304,41 @@ def changed(field: str, value: object) -> None:
     *lines, last = file.getvalue().splitlines()
     step = json.loads(last)
     (step["plan"] if field else step)[field or "plan"] = value
-    replay([*lines, json.dumps(step)])
+    replay([*lines, json.dumps(sealed(step))])
 
 
-HEADER = "expected header, 2"
+def told(*lines: object, **changes: object) -> None:
+    """The replay of a header with these fields in place of its own (None: without), and of these lines as they are."""
+    header = {"kind": "header", "version": 3, "config": asdict(SchedulerConfig(9)), **changes}
+    given = {name: value for name, value in header.items() if value is not None}
+    replay([json.dumps(one) for one in (sealed(given), *lines)])
+
+
+END = {"kind": "end", "lines": 1}
+BY_HAND = {"checksums": False}
+HEADER = "expected header, 3"
 PROMPT = tuple(range(100, 300))
 CUT = str([{"request_id": "a", "start": 0, "token_ids": list(PROMPT)}])[:200]
 TRACES: tuple[Case, ...] = (
     (TraceError, "an empty trace: expected a header line", lambda: replay([])),
     (TraceError, f"line 1: kind 'add', version None: {HEADER}", lambda: replay(['{"kind": "add"}'])),
-    (TraceError, f"line 1: kind 'add', version 2: {HEADER}", lambda: replay(['{"kind": "add", "version": 2}'])),
-    (TraceError, f"line 1: kind 'header', version 1: {HEADER}", lambda: replay(['{"kind": "header", "version": 1}'])),
-    (TraceError, f"line 1: kind 'header', version 3: {HEADER}", lambda: replay(['{"kind": "header", "version": 3}'])),
-    (TraceError, f"line 1: kind 'zeroth', version 2: {HEADER}", lambda: replay(['{"kind": "zeroth", "version": 2}'])),
+    (TraceError, f"line 1: kind 'add', version 3: {HEADER}", lambda: replay(['{"kind": "add", "version": 3}'])),
+    (TraceError, f"line 1: kind 'header', version 2: {HEADER}, whose lines have", lambda: told(version=2)),
+    (TraceError, f"line 1: kind 'header', version 4: {HEADER}", lambda: told(version=4)),
+    (TraceError, f"line 1: kind 'zeroth', version 3: {HEADER}", lambda: told(kind="zeroth")),
+    (TraceError, "line 1: header: unknown field 'modell', expected blas_kernel, ", lambda: told(modell="x")),
+    (TraceError, "line 1: header: no field 'config', expected config, kind, version", lambda: told(config=None)),
+    (TraceError, "line 1: config: no field 'block_size', expected ", lambda: told(config={})),
+    (TraceError, "line 1: checksums 'no': expected true or false", lambda: told(checksums="no")),
+    (TraceError, "no end after line 1: the file was cut off, or its run broke off", told),
+    (TraceError, "no end after line 1: ", lambda: told(**BY_HAND)),
+    (
+        TraceError,
+        "line 2: the end of 7 lines, expected 1, as many as stand before it",
+        lambda: told(END | {"lines": 7}, **BY_HAND),
+    ),
+    (TraceError, "line 3: behind the end in line 2: expected nothing", lambda: told(END, END, **BY_HAND)),
+    (TraceError, "line 2: sha256 None, expected ", lambda: told(END)),
     (TraceError, "line 3: plan.step: the replay has 0, the trace 7", lambda: changed("step", 7)),
     (TraceError, "line 3: plan.step: the replay has 0, the trace -7", lambda: changed("step", -7)),
     (TraceError, "line 3: plan: the replay has {'step': 0, ", lambda: changed("", 5)),
@@ -324,7 +347,6 @@ TRACES: tuple[Case, ...] = (
     (TraceError, f"line 3: plan.scheduled: the replay has {CUT}, the trace []", lambda: changed("scheduled", [])),
     (TraceError, "line 1: not a line of a trace: ", lambda: replay(["{"])),
     (TraceError, "line 1: not a line of a trace: ", lambda: replay(["[]"])),
-    (TraceError, "line 1: not a line of a trace: ", lambda: replay(['{"kind": "header", "version": 2}'])),
 )
 
 

@@ -335,6 +335,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.books.require_all_free()
         SchedulerMachine.tokens += self.books.tokens
         if self.trace:
+            self.trace.end()
             self._require_trace(self.file.getvalue().splitlines())
 
     def _require_trace(self, lines: Sequence[str]) -> None:
@@ -350,8 +351,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             outputs=answered,
         )
         demand(asdict(replay(lines)), asdict(counted), "replay", "trace")
-        told = [line["finished"] for line in map(json.loads, lines) if line["kind"] == "step"]
-        demand(told, books.endings, "endings", "trace")
+        steps = [(number, line) for number, line in enumerate(map(json.loads, lines), 1) if line["kind"] == "step"]
+        demand([line["finished"] for _, line in steps], books.endings, "endings", "trace")
+        for number, line in steps[len(steps) // 2 :][:1]:  # a run that broke off there
+            unfinished = replay(lines[:number], is_whole=False).unfinished
+            demand(unfinished, line["waiting"] + line["running"], "unfinished requests", "trace")
 
     def _drain(self) -> None:
         """At most 18 n m steps, for n requests of at most m positions each, none of which comes anew.

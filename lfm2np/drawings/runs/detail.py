@@ -7,7 +7,6 @@ same arrays and give the same ones back.
 
 from __future__ import annotations
 
-import json
 import linecache
 import sys
 from collections import Counter
@@ -181,12 +180,6 @@ class Detail:
             }
         )
         return made
-
-
-def detail_line(operations: list[dict[str, Any]], texts: Mapping[int, str]) -> str:
-    """A line of a trace, right after its step's: what was computed, and the texts of tokens that were not told yet."""
-    line = {"kind": "detail", "operations": operations, "texts": {str(one): text for one, text in texts.items()}}
-    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def tensor(values: Array, most: int) -> dict[str, Any]:

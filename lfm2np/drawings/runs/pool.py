@@ -28,7 +28,7 @@ def pools(run: Run) -> list[Pool]:
         found[-1] = replace(found[-1], published=frozenset(block for block, key in keys if key is not None))
 
     try:
-        replay(run.schedule, planned=lambda scheduler: found.append(planned(scheduler)), ended=ended)
+        replay(run.schedule, lambda scheduler: found.append(planned(scheduler)), ended, is_whole=False)
     except TraceError:
         return by_plans(run)
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
-from lfm2np.drawings.runs.detail import ALL_OF_PAPER, Detail, detail_line
+from lfm2np.drawings.runs.detail import ALL_OF_PAPER, Detail
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.loading import Model
@@ -26,14 +26,14 @@ class Coming:
 
 
 class DetailedTrace:
-    """Adds a line of detail after each step's line of a trace. The engine must run `model`.
+    """Adds a line of detail after each step's line of an engine's trace. The engine must run `model`.
 
     words  of the vocabulary, for a model that fits on paper: then all of its numbers are kept
     """
 
-    def __init__(self, model: Model, trace: TextIO, words: Sequence[str] = ()) -> None:
+    def __init__(self, model: Model, words: Sequence[str] = ()) -> None:
         self._detail = Detail(model.weights, model.numerics, ALL_OF_PAPER if words else None)
-        self._trace, self._words = trace, words
+        self._words = words
         self._told: set[int] = set()
         self._original = model
         self.model = replace(model, numerics=cast(Numerics, self._detail), weights=self._detail.weights)
@@ -47,7 +47,8 @@ class DetailedTrace:
         ids = {one for request in requests.values() for one in request.token_ids} | set(range(len(self._words)))
         ids -= self._told
         self._told |= ids
-        self._trace.write(detail_line(operations, texts(self._original, self._words, sorted(ids))))
+        if engine.trace is not None:
+            engine.trace.detail(operations, texts(self._original, self._words, sorted(ids)))
         return outputs
 
 
@@ -67,7 +68,7 @@ def texts(model: Model, words: Sequence[str], ids: Sequence[int]) -> Mapping[int
 def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), **options: Any) -> list[str]:
     """The lines of a trace with detail, of these requests on a fresh engine."""
     file = io.StringIO()
-    detailed = DetailedTrace(model, file, words)
+    detailed = DetailedTrace(model, words)
     engine = Engine(detailed.model, trace=file, **options)
     left, step = list(coming), 0
     while left or engine.has_unfinished:
@@ -76,4 +77,6 @@ def recorded(model: Model, coming: Sequence[Coming], words: Sequence[str] = (), 
             engine.add_request(one.request_id, one.prompt, one.params)
         detailed.step(engine)
         step += 1
+    if engine.trace is not None:
+        engine.trace.end()
     return file.getvalue().splitlines()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lfm2np.errors import RequestError
+from scheduler import TraceError, read_lines
 
 Operation = Mapping[str, Any]  # one line of detail.py
 
@@ -77,23 +77,25 @@ class Run:
         return self.texts.get(token_id, f"#{token_id}" if self.texts else str(token_id))
 
 
-def read_run(lines: Iterable[str]) -> Run:
-    """RequestError that names the line for what is no trace, or one without a single step."""
+def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
+    """RequestError that names the line for what is no trace, or one without a single step; `is_whole` as for replay."""
     header: Mapping[str, Any] | None = None
     requests: dict[str, Asked] = {}
     steps: list[Step] = []
     events: list[tuple[int, str, str]] = []
     texts: dict[int, str] = {}
     schedule: list[str] = []
-    for number, text in enumerate(lines, start=1):
+    texts_of_lines = list(lines)
+    try:
+        checked = list(read_lines(texts_of_lines, is_whole))
+    except TraceError as error:
+        raise RequestError(str(error)) from None
+    for number, line in checked:
         try:
-            line = json.loads(text)
             kind = line["kind"]
             if kind != "detail":
-                schedule.append(text)
+                schedule.append(texts_of_lines[number - 1])
             if header is None:
-                if kind != "header":
-                    raise RequestError(f"line {number}: kind {kind!r}, expected the header of a trace")
                 header = line
             elif kind in ("step", "abandon"):
                 steps.append(step_from(line, len(steps)))
@@ -111,9 +113,7 @@ def read_run(lines: Iterable[str]) -> Run:
                 raise RequestError(f"line {number}: kind {kind!r}, expected a line of a trace")
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
             raise RequestError(f"line {number}: not a line of a trace: {problem!r}") from None
-    if header is None:
-        raise RequestError("an empty trace: expected a header line")
-    if not steps:
+    if header is None or not steps:
         raise RequestError("a trace without a step: there is nothing to draw")
     return Run(header["config"], header, requests, tuple(steps), tuple(events), texts, tuple(schedule))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,11 @@ from lfm2np.oracle.locate.operations import OPTIONAL, operations
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 from lfm2np.values import plain, show
+from scheduler.checksum import json_sha256
 
 Array = NDArray[Any]
 IDS, STEPS = "token_ids", "steps"
+CHECKSUM = "lfm2np.sha256"  # in a file's metadata: what is recorded here has it
 WHOLE = {f"{sign}{bits}": f"<{sign.lower()}{bits // 8}" for sign in "IU" for bits in (8, 16, 32, 64)}
 REAL = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 STORED = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # little-endian, whatever the machine's own order
@@ -78,14 +81,34 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
+    metadata = header_of(content).get("__metadata__", {})
+    if CHECKSUM in metadata and metadata[CHECKSUM] != (expected := dump_sha256(content)):
+        told = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
+        raise DumpError(f"{source}: {told}: changed since it was written")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
-    return replace(make_dump(stored, source, config, names or {}), format=declared_format(content, source))
+    format = declared_format(metadata.get("format"), source)
+    return replace(make_dump(stored, source, config, names or {}), format=format)
 
 
-def declared_format(content: bytes, source: str) -> str | None:
-    """`format` of the file's metadata: see https://github.com/huggingface/safetensors, "Format"."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    name = header.get("__metadata__", {}).get("format")
+def header_of(content: bytes) -> dict[str, Any]:
+    """Of a sound safetensors file: see https://github.com/huggingface/safetensors, "Format"."""
+    header: dict[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return header
+
+
+def dump_sha256(content: bytes) -> str:
+    """The checksum of a sound safetensors file: of its header, without the checksum that may be there, and its data.
+
+    The SHA-256 of [header, SHA-256 of all behind the header] as JSON, as in scheduler/checksum.py.
+    """
+    header = header_of(content)
+    metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != CHECKSUM}
+    data = content[8 + int.from_bytes(content[:8], "little") :]
+    return json_sha256([{**header, "__metadata__": metadata}, hashlib.sha256(data).hexdigest()])
+
+
+def declared_format(name: Any, source: str) -> str | None:
+    """`format` of the file's metadata."""
     if name is not None and name not in PRECISIONS and name not in FRAMEWORKS:
         raise DumpError(f"{source}: format {show(name)} in its metadata, expected one of {', '.join(PRECISIONS)}")
     return name if name in PRECISIONS else None

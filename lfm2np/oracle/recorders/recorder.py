@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from lfm2np.errors import DumpError
-from lfm2np.oracle.locate.dump import IDS, STEPS
+from lfm2np.oracle.locate.dump import CHECKSUM, IDS, STEPS, dump_sha256
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.whole_file import write_whole
 
@@ -100,5 +100,6 @@ class Recorder:
 
 
 def content_of(tensors: Mapping[str, Array], format: str | None = None) -> bytes:
-    """A safetensors file of them, and what the engine computes in."""
-    return save(dict(tensors), {"format": format} if format else None)
+    """A safetensors file of them, and what the engine computes in; with its checksum."""
+    metadata = {"format": format} if format else {}
+    return save(dict(tensors), {**metadata, CHECKSUM: dump_sha256(save(dict(tensors), metadata))})

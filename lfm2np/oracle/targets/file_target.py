@@ -1,14 +1,17 @@
 """FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
 
 The record of a check as it runs, from which a broken one is resumed, and a way in for engines that run elsewhere.
+What a check writes has a checksum in each line, {..., "sha256": "..."}, and a last line {"end": 12, "sha256": "..."}:
+how many of them stand between it and the end before. Lines that others write need neither.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import failed
@@ -23,7 +26,9 @@ from lfm2np.oracle.targets.records import (
     parse_line,
 )
 from lfm2np.oracle.targets.target import Abilities, TargetError
+from lfm2np.values import show
 from lfm2np.work.line_file import LineFile
+from scheduler.checksum import FIELD, damage, sealed
 
 MAX_LINE = 64 * 2**20
 
@@ -36,15 +41,28 @@ class Transcript:
     """
 
     def __init__(self, path: str | Path, is_target: bool = False) -> None:
-        """`is_target`: an answer that a later line contradicts is refused; else the later one would mask it."""
+        """`is_target`: an answer that a later line contradicts is refused, as the later one would mask it; and so are
+        lines with checksums without an end behind them, as some may be missing."""
         self.path = Path(path)
         self._pairs: dict[str, tuple[Ask, Answer]] = {}
         self._lines = LineFile(path, MAX_LINE)
+        self._num_open = 0  # lines with a checksum behind the last end
         for where, line in self._lines.read():
-            ask, answer = read_pair(line, where)
+            raw = read_line(line, where)
+            if set(raw) == {"end", FIELD}:
+                require_end(raw["end"], self._num_open, where)
+                self._num_open = 0
+                continue
+            self._num_open += FIELD in raw
+            ask, answer = read_pair(raw, where)
             if is_target and contradicts(self._pairs.get(ask.id), (ask, answer)):
                 raise RequestError(f"{where}: {ask.id!r}: another ask or answer than an earlier line's, expected one")
             self._pairs[ask.id] = (ask, answer)
+        if is_target and self._num_open:
+            raise RequestError(
+                f"{self.path}: no end behind the last {self._num_open} of its answers: its check broke off, and is to "
+                "be resumed, or the file was cut off"
+            )
 
     def pairs(self) -> list[tuple[Ask, Answer]]:
         """In the order in which their ids first came."""
@@ -63,11 +81,18 @@ class Transcript:
             line = json.dumps({"ask": ask_as_json(ask), "answer": answer_as_json(answer)}, allow_nan=False)
         except (TypeError, ValueError) as problem:
             raise RequestError(f"{self.path}: ask {ask.id!r}: can't be written as JSON: {problem}") from None
-        content = line.encode() + b"\n"
+        content = json.dumps(sealed(json.loads(line))).encode() + b"\n"
         if len(content) > MAX_LINE:
             raise RequestError(f"{self.path}: ask {ask.id!r}: {len(content)} bytes, expected at most {MAX_LINE}")
         self._lines.append(content)
+        self._num_open += 1
         self._pairs[ask.id] = (ask, answer)
+
+    def end(self) -> None:
+        """Says that all has been asked. Nothing if nothing was appended since it was said last."""
+        if self._num_open:
+            self._lines.append(json.dumps(sealed({"end": self._num_open})).encode() + b"\n")
+            self._num_open = 0
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""
@@ -133,16 +158,30 @@ def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -
     return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
 
 
-def read_pair(line: bytes, where: str) -> tuple[Ask, Answer]:
-    """RequestError naming the line."""
+def read_line(line: bytes, where: str) -> dict[str, Any]:
+    """Its checksum checked, where it has one. RequestError naming the line."""
     try:
         text = line.decode()
     except UnicodeDecodeError as problem:
         raise RequestError(f"{where}: not UTF-8: byte {problem.start}: {problem.reason}") from None
     raw = parse_line(text, where)
-    if not isinstance(raw, dict) or set(raw) != {"ask", "answer"}:
+    if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
         found = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
         raise RequestError(f"{where}: {found[:80]}, expected an object with ask and answer")
+    if FIELD in raw and (changed := damage(raw)):
+        raise RequestError(f"{where}: {changed}; a line of your own needs none")
+    return raw
+
+
+def require_end(count: Any, expected: int, where: str) -> None:
+    if type(count) is not int or count != expected:
+        raise RequestError(f"{where}: the end of {show(count)} answers, expected {expected}, as stand before it")
+
+
+def read_pair(raw: Mapping[str, Any], where: str) -> tuple[Ask, Answer]:
+    """RequestError naming the line."""
+    if "ask" not in raw:
+        raise RequestError(f"{where}: an end without {FIELD}, expected an object with ask and answer")
     try:
         ask, answer = ask_from_json(raw["ask"]), answer_from_json(raw["answer"])
     except RequestError as problem:

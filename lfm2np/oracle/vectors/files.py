@@ -23,6 +23,7 @@ from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.oracle.vectors.form import VectorsError, require_form
 from lfm2np.values import plain
+from scheduler.checksum import FIELD, damage, sealed
 
 DOCUMENT, TENSORS = "vectors.json", "vectors.safetensors"
 LIMITS = {DOCUMENT: 256 * 2**20, TENSORS: 4 * 2**30}  # bytes
@@ -33,7 +34,7 @@ Tensors = Mapping[str, NDArray[np.float32]]
 class VectorSet:
     """What both files hold. `tensors_sha256` is of the second as it is, whatever the first says of it."""
 
-    document: dict[str, Any]  # as schemas/vectors.schema.json describes
+    document: dict[str, Any]  # as schemas/vectors.schema.json describes, without its checksum
     tensors: Tensors  # by VECTOR/NAME
     tensors_sha256: str
 
@@ -53,7 +54,12 @@ def read_set(folder: str | Path) -> VectorSet:
     folder = Path(folder)
     content = read_bytes(folder / DOCUMENT, LIMITS[DOCUMENT], VectorsError)
     document: dict[str, Any] = parse_object(content, str(folder / DOCUMENT), VectorsError)
+    if document.get("format_version") == 1:
+        raise VectorsError(f"{folder / DOCUMENT}: format_version 1, which has no checksum, expected 2: make it again")
     require_form(document, str(folder / DOCUMENT))
+    if problem := damage(document):
+        raise VectorsError(f"{folder / DOCUMENT}: {problem}")
+    del document[FIELD]
     content = read_bytes(folder / TENSORS, LIMITS[TENSORS], VectorsError)
     tensors = read_tensors(content, str(folder / TENSORS))
     expected = {f"{vector['id']}/{name}" for vector in document["vectors"] for name in vector["tensors"]}
@@ -85,12 +91,13 @@ def tensors_bytes(tensors: Tensors) -> bytes:
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """JSON with one position a line, so that a change of one shows as one."""
+    """JSON with its checksum, and one position a line, so that a change of one shows as one."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
-    lines = [f"{line(name)}: {line(value)}," for name, value in document.items() if name not in ("notes", "vectors")]
+    whole = sealed(document)
+    lines = [f"{line(name)}: {line(value)}," for name, value in whole.items() if name not in ("notes", "vectors")]
     notes = [f" {line(name)}: {line(value)}" for name, value in document["notes"].items()]
     lines += ['"notes": {', ",\n".join(notes), "},", '"vectors": [']
     vectors = []

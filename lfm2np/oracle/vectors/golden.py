@@ -103,7 +103,7 @@ def make(
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
     used = {flag for one in chosen for flag in one.flags}
     document = {
-        "format_version": 1,
+        "format_version": 2,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
         "seed": seed,
         **rules_for(vectors[0]["positions"][0]["noise"]),

@@ -131,6 +131,20 @@ def test_steps_and_rows_that_do_not_fit_are_an_error(
         parse_dump(content_of(tensors), "dump", CONFIG)
 
 
+def test_a_recorded_dump_that_was_changed_is_refused_and_one_of_others_needs_no_checksum() -> None:
+    recorder = two_steps()
+    content = recorder.content()
+    for place in (content.index(b"bfloat16"), len(content) - 2):  # of the metadata, of a number
+        changed = bytearray(content)
+        changed[place] ^= 1
+        with pytest.raises(
+            DumpError, match=r"dump: lfm2np\.sha256 '.*' in its metadata, expected \w{64}: changed since"
+        ):
+            parse_dump(bytes(changed), "dump", CONFIG)
+    assert read(recorder).format == "bfloat16"
+    assert parse_dump(save(recorder.tensors()), "dump", CONFIG).format is None
+
+
 def test_a_format_that_is_none_is_an_error() -> None:
     with pytest.raises(DumpError, match="format 'int3' in its metadata"):
         parse_dump(save({"token_ids": np.arange(2)}, {"format": "int3"}), "dump", CONFIG)

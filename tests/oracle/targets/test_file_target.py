@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ PAIRS = [
     (Ask("b", "case", (1,), 1), Answer("b", error="it died")),
     (Ask("c", "case", (3,), 1), Answer("c", (), finish_reason="abort")),
 ]
+ONE = {"ask": ask_as_json(PAIRS[0][0]), "answer": answer_as_json(PAIRS[0][1])}
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +38,19 @@ def no_warning() -> Iterator[None]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of the three."""
+    """A file of the three, of a check that goes on."""
     with Transcript(tmp_path / "run.jsonl") as transcript:
         for pair in PAIRS:
             transcript.append(*pair)
     return tmp_path / "run.jsonl"
+
+
+@pytest.fixture
+def ended(path: Path) -> Path:
+    """The same, of one that came to its end."""
+    with Transcript(path) as transcript:
+        transcript.end()
+    return path
 
 
 def line_of(ask: Ask, answer: Answer) -> str:
@@ -174,8 +183,8 @@ def test_what_is_no_json_is_not_written(path: Path) -> None:
         transcript.append(*PAIRS[0])
 
 
-def test_a_file_is_a_target(path: Path) -> None:
-    target: Target = FileTarget(path)
+def test_a_file_is_a_target(ended: Path) -> None:
+    target: Target = FileTarget(ended)
     abilities = target.probe()
     assert abilities.engine == "recorded in run.jsonl"
     assert (abilities.tells_token_ids, abilities.tells_logprobs, abilities.tells_prompt_logprobs) == (True, True, True)
@@ -187,10 +196,48 @@ def test_a_file_is_a_target(path: Path) -> None:
     target.close()
 
 
-def test_the_asks_of_a_file_are_those_that_it_answers(path: Path) -> None:
-    asks = recorded_asks(path)
+def test_the_asks_of_a_file_are_those_that_it_answers(ended: Path) -> None:
+    asks = recorded_asks(ended)
     assert [ask.id for ask in asks] == ["a", "b", "c"]
-    assert FileTarget(path).answer(asks) == [answer for _, answer in PAIRS]
+    assert FileTarget(ended).answer(asks) == [answer for _, answer in PAIRS]
+
+
+def replaced(old: str, new: str) -> Callable[[list[str]], list[str]]:
+    """Changes the first line."""
+    return lambda lines: [lines[0].replace(old, new, 1), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        (lambda lines: lines[:-1], "no end behind the last 3 of its answers: its check broke off, and is to be res"),
+        (lambda lines: lines[:1] + lines[2:], "line 3: the end of 3 answers, expected 2, as stand before it"),
+        (lambda lines: [*lines, lines[0]], "no end behind the last 1 of its answers"),
+        (replaced('"token_ids": [', '"token_ids": [1'), "line 1: sha256 '.*', expected .* of its other fields"),
+        (replaced('"sha256": "', '"sha256": "0'), "line 1: sha256 '0.*, expected"),
+        (replaced('"sha256"', '"sha257"'), "line 1: answer, ask, sha257, expected an object with ask and answer"),
+        (replaced('"a"', '"c"'), "line 1: sha256 '.*', expected"),
+        (lambda lines: [json.dumps({"ask": ONE["ask"] | {"id": "e"}, "answer": ONE["answer"]})], "to 'a', .* to 'e'"),
+        (lambda lines: ['{"end": 0}'], "line 1: an end without sha256, expected an object with ask and answer"),
+    ],
+)
+def test_a_damaged_file_is_no_target(ended: Path, damaged: Callable[[list[str]], list[str]], said: str) -> None:
+    """A line is missing, there once more, or changed: its answer, checksum, the checksum's name, the request's id."""
+    lines = damaged(ended.read_text().splitlines())
+    ended.write_text("".join(line + "\n" for line in lines))
+    with pytest.raises(RequestError, match=said):
+        FileTarget(ended).probe()
+
+
+def test_lines_of_ones_own_need_neither_checksum_nor_end(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({"ask": one["ask"], "answer": one["answer"]}) + "\n" for one in lines))
+    assert [ask.id for ask in recorded_asks(path)] == ["a", "b", "c"]
+    with Transcript(path) as transcript:  # what a check adds to them has both
+        transcript.append(Ask("d", "case", (1,), 1), Answer("d", (1,)))
+        transcript.end()
+        transcript.end()
+    assert len(path.read_text().splitlines()) == 5 and len(recorded_asks(path)) == 4
 
 
 def test_a_file_that_is_not_there_is_a_target_error_but_an_empty_transcript(tmp_path: Path) -> None:

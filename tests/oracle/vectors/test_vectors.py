@@ -15,12 +15,14 @@ from vector_sets import FEW, SIX, few, packaged, run, six, trained
 
 from lfm2np.errors import Lfm2npError, ProofError, RequestError
 from lfm2np.loading import load
+from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors import files, golden
 from lfm2np.oracle.vectors.chosen import choose, mentioned
 from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, VectorSet, packaged_set, read_set, write_set
 from lfm2np.oracle.vectors.form import WORDS, VectorsError, schema
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.notes import NOTES
+from scheduler.checksum import sealed
 
 pytestmark = pytest.mark.rounding
 
@@ -34,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads((folder / DOCUMENT).read_text())
     edit(document)
-    (folder / DOCUMENT).write_text(json.dumps(document))
+    (folder / DOCUMENT).write_text(json.dumps(sealed(document)))
 
 
 # --- make
@@ -144,6 +146,20 @@ def test_the_tasks_are_answered_right() -> None:
 # --- damage
 
 
+def test_a_changed_document_is_refused_also_without_the_package(folder: Path) -> None:
+    """A bound of noise, which nothing computes again, twice as large: answers that are off would be right."""
+    path = folder / DOCUMENT
+    document = json.loads(path.read_text())
+    document["vectors"][0]["positions"][0]["noise"]["float32"]["logprob"] *= 2
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        VectorsError, match=r"vectors\.json: sha256 '\w{64}', expected \w{64} of its other fields: changed"
+    ):
+        read_set(folder)
+    with pytest.raises(vectors_plain.PlainError, match=r"vectors\.json: sha256 '\w{64}', expected \w{64} of its other"):
+        vectors_plain.read_document(str(path))
+
+
 def test_a_sound_set_verifies(folder: Path) -> None:
     assert verify(six(), read_set(folder)) == []
 
@@ -249,8 +265,9 @@ FORMS: dict[str, tuple[Edit, str]] = {
         r"\$\.vectors\[0\]\.positions\[3\]\.margin: '1', expected number",
     ),
     "true for a number": (lambda it: it.update(limit=True), r"\$\.limit: True, expected number"),
-    "other version": (lambda it: it.update(format_version=2), r"\$\.format_version: 2, expected 1"),
-    "float version": (lambda it: it.update(format_version=1.0), r"\$\.format_version: 1.0, expected 1"),
+    "other version": (lambda it: it.update(format_version=3), r"\$\.format_version: 3, expected 2"),
+    "float version": (lambda it: it.update(format_version=2.0), r"\$\.format_version: 2.0, expected 2"),
+    "old version": (lambda it: it.update(format_version=1), "format_version 1, which has no checksum, expected 2"),
     "no limit": (lambda it: it.update(limit=0), r"\$\.limit: 0, expected more than 0"),
     "short hash": (lambda it: it["model"].update(digest="ab"), r"\$\.model\.digest: 'ab', expected text like"),
     "odd result": (

@@ -162,7 +162,7 @@ def test_the_plain_checker_needs_neither_numpy_nor_this_package() -> None:
             else []
         )
     }
-    assert imported == {"__future__", "collections.abc", "json", "math", "sys", "typing"}
+    assert imported == {"__future__", "collections.abc", "hashlib", "json", "math", "sys", "typing"}
 
 
 @pytest.mark.parametrize(("damage", "code"), [("", 0), ("token", 1), ("missing", 2), ("format", 3)])
