@@ -191,6 +191,8 @@ def judged(
         positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
     pairs = agreement.with_mismatches(pairs, positions, model.tokenizer if model.has_tokenizer else None)
     verdict = total(model, format_name, pairs, positions, scoring, known)
+    if not positions and abilities.refused:  # why nothing could be judged
+        verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 
