@@ -92,7 +92,8 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
         f"request to dump     {trial.ask}: prompt ids {ids}; {trial.max_tokens} new, greedy, {others}",
         "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
         "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
-        "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation (names: docs/engine/7-locate.md)",
+        "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
+        "                    docs/engine/7-locate.md",
         "how to write them   as safetensors: the same page has a writer in C++ and one in Rust, without dependencies",
         f"then                {then}",
     )
