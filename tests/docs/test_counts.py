@@ -11,9 +11,8 @@ from lfm2np.faults import FAULTS
 
 TOP = Path(__file__).parents[2]
 KINDS = "faults|bugs|benign variants|variants|harmless changes|properties|state machines|mutants|tests"
-COUNT = re.compile(
-    rf"\b(\d[\d,]*|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-\w+)?)\b(?: of the catalogue's)? (?:{KINDS})\b"
-)
+NUMBERS = r"\d[\d,]*|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-\w+)?"
+COUNT = re.compile(rf"\b(?:{NUMBERS})\b(?: of the catalogue's)? (?:{KINDS})\b")
 
 
 def prose() -> Iterator[tuple[str, str]]:
