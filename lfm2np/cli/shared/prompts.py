@@ -76,7 +76,10 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> a
 
 
 def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
-    alone = "arithmetic (exact); integers defines what exact has to equal: one sequence at a time, no engine"
+    alone = (
+        "arithmetic of this package's own engine (exact); integers defines what exact has to equal: one sequence at a "
+        "time, no engine. What another engine computes in is --format of check, --number-format of the property suite"
+    )
     parser.add_argument("--numerics", choices=(*NAMES, TRUTH), default="exact", help=alone)
     streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
     parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
