@@ -23,7 +23,7 @@ from lfm2np.conformance.trials.lengths import Lengths, lengths_of
 from lfm2np.conformance.trials.mixtures import has_model, mixed, with_some_experts
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
-from lfm2np.conformance.trials.shrinking import bounded_shrinking
+from lfm2np.conformance.trials.shrinking import bounded_shrinking, seconds_left
 from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
@@ -52,6 +52,7 @@ class Terms:
     model: Checkpoint | None = None  # in the place of drawn models
     sizes: Mapping[str, int] = field(default_factory=dict)  # of protocol.TOLD; they go before what the engine tells
     lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
+    spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 
 
 def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
@@ -83,7 +84,7 @@ def run_property(
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
     trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
-    with bounded_shrinking("deep" if hasattr(engine, "is_lfm2np") else name) as stopped:
+    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
         run, found, notes = tried(trial, engine, lacks, terms)
     after = [*stopped[:1], *(promised(prop.needs, lacks) if isinstance(run.error, Violation) else ())]
     return Result(
@@ -142,9 +143,8 @@ def withheld(prop: Property | Machine, factory: Factory, terms: Terms) -> str | 
 def lengths_at(engine: Any, terms: Terms) -> Lengths:
     sizes = {**told(engine), **terms.sizes}
     lengths = lengths_of(sizes, "sizes of the engine")
-    if terms.model is None:
-        return lengths
-    return replace(lengths, longest=min(lengths.longest, terms.model.positions))
+    longest = lengths.longest if terms.model is None else min(lengths.longest, terms.model.positions)
+    return replace(lengths, longest=longest)
 
 
 def asked_to_declare(run: Run, words: frozenset[str], lacks: frozenset[str]) -> str:

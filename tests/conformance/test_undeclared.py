@@ -305,8 +305,9 @@ def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.Monk
             noise = zlib.crc32(repr(requests).encode())
             return [[Completion(tuple(noise % (5 + i) for i in range(one.params.max_tokens)))] for one in requests]
 
-    monkeypatch.setitem(shrinking.SECONDS, "quick", 1)
-    result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick")
+    monkeypatch.setattr(shrinking, "LEAST", 1)
+    terms = Terms(spent=shrinking.ALL["quick"])
+    result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick", terms=terms)
     assert result.status == "failed"
     assert result.message.endswith("\nshrunk for 1 s: there may be smaller examples")
     assert result.seconds < 15

@@ -322,14 +322,6 @@ class Checked(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_opens_on_batching_and_says_what_to_look_at(page: str) -> None:
-    """Pinned: it opened on some twenty small matrices, and "On" beside "Play" read as a switch."""
-    assert '<body data-start="batching">' in page
-    lesson = page.partition('id="batching-title"')[2].partition('class="lesson">')[2]
-    assert lesson.startswith("Look at the hatched cells. By requests, ")
-    assert ">Next</button>" in page and ">On</button>" not in page
-
-
 def test_the_page_is_whole_and_the_same_again(trained: Model, main_run: Run, page: str) -> None:
     assert page == draw(main_run, trained, "the demo", "lfm2np draw --demo -o page.html")
     assert len(page.encode()) < 3_000_000
