@@ -54,7 +54,7 @@ def hidden_states(
     require_ieee()
     ids = np.asarray(token_ids, np.int64)  # [T]
     rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # an overflow ends in `output_logits`
+    with np.errstate(all="ignore"):  # an overflow ends in `output_logits`
         x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
         for index, layer in enumerate(weights.layers):
             x = block(layer, config, numerics, x, rotary)
@@ -151,7 +151,7 @@ def route(weights: MixtureWeights, config: ModelConfig, numerics: Numerics, x: A
 
 def output_logits(weights: ModelWeights, numerics: Numerics, states: Array) -> Array:
     """Hidden states [T, D] -> logits [T, V] (Lfm2ForCausalLM). NumericsError where one is not finite."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         result = numerics.linear(states, weights.head)
     return require_finite_logits(result, numerics)
 

@@ -170,13 +170,13 @@ def judge_vectors(code: int, said: str) -> tuple[str, list[str]]:
 
 
 def judge_batch(code: int, said: str) -> tuple[str, list[str]]:
-    """The proof, and that the cache was too small: else nothing was preempted, and little was proved."""
+    """A verified run, and that its cache was too small: else nothing was preempted, and little was verified."""
     found = json.loads(said) if said else {"summary": {"proved": False, "preemptions": 0}, "outputs": []}
     summary, answers = found["summary"], [one["outputs"][0]["text"] for one in found["outputs"]]
-    wrong = [] if (code, summary.get("proved")) == (0, True) else [f"not proved: {said[-500:]}"]
+    wrong = [] if (code, summary.get("proved")) == (0, True) else [f"not verified: {said[-500:]}"]
     wrong += [] if answers == list(ASKED.values()) else [f"answers {answers}, expected {list(ASKED.values())}"]
     wrong += [] if summary["preemptions"] else ["no preemption, expected some"]
-    return f"{'not ' if wrong else ''}proved, {summary['preemptions']} preempted", wrong
+    return f"{'not ' if wrong else ''}verified, {summary['preemptions']} preempted", wrong
 
 
 def judge_tests(code: int, said: str) -> tuple[str, list[str]]:

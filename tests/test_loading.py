@@ -35,6 +35,7 @@ from lfm2np.network.digest import LENGTHS, digest_prompt
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.shapes import check
+from lfm2np.oracle.judging.eight_bits import round_to_float16 as to_float16
 from lfm2np.sampling.logprobs import token_logprobs
 from lfm2np.scoring.teacher_forcing import score
 
@@ -57,6 +58,20 @@ def test_logits_have_one_row_a_token_and_the_dtype_of_their_arithmetic(model, nu
     logits = lfm2np.load(model.path, numerics).logits([1, 2, 3])
     assert logits.shape == (3, 300)
     assert logits.dtype == (np.float64 if numerics == "float64" else np.float32)
+
+
+def test_the_error_state_that_a_caller_set_changes_no_bit() -> None:
+    """Pinned: np.seterr(all="raise") ended in a FloatingPointError of a softmax, a draw or a rounding to float16."""
+    drawn = lfm2np.SamplingParams(temperature=1e-3, seed=1, max_tokens=3, logprobs=2)
+
+    def results() -> list[object]:
+        model = lfm2np.load()
+        samples = [one.outputs[0].logprobs for one in lfm2np.LLM(model).generate(["sort: 3 1 2"], drawn)]
+        return [model.logits("sort: 3").tobytes(), model.score("sort: 3"), samples, float(to_float16(np.array(1e-9)))]
+
+    expected = results()
+    with np.errstate(all="raise"):
+        assert results() == expected
 
 
 def test_a_file_that_is_cut_off_while_its_weights_are_streamed_is_named(tmp_path):

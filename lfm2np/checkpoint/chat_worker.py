@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -25,6 +26,7 @@ from jinja2 import ext, nodes, sandbox
 PROCESSOR_SECONDS = 2
 MEMORY = 2**30
 MAX_OUTPUT = 2**24
+ADDRESS = re.compile(r"at 0x[0-9a-f]+", re.IGNORECASE)  # in the text that Python gives functions and most objects
 
 
 class Generation(ext.Extension):
@@ -82,7 +84,15 @@ def render(source: str, variables: dict[str, Any]) -> str:
     text: str = environment.from_string(source).render(**variables)
     if len(text) > MAX_OUTPUT:
         raise jinja2.TemplateError(f"{len(text)} characters of output, expected at most {MAX_OUTPUT}")
+    require_no_address(text, source + str(variables))
     return text
+
+
+def require_no_address(text: str, given: str) -> None:
+    """`only_data` sees no function within a list, nor one that `~`, a filter or a format made text of."""
+    for found in set(ADDRESS.findall(text)):
+        if found not in given:
+            raise jinja2.TemplateError("output of an object's address, another one in every run: expected data only")
 
 
 def answered(request: dict[str, Any]) -> dict[str, Any]:

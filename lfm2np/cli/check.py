@@ -35,8 +35,8 @@ from lfm2np.oracle.check import (
 from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.recorders.locating import cause_of
-from lfm2np.oracle.recorders.record import FORMS, Record, record_of
+from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
+from lfm2np.oracle.recorders.record import FORMS, Record, record_of, shows_answers_only
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code
@@ -93,7 +93,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
-        f"itself, or {FORMS}",
+        f"itself (of a server or process: how to dump that request), or {FORMS}",
     )
     parser.add_argument(
         "--first",
@@ -119,8 +119,8 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         recorder = recorder_of(arguments)
         result, place = checked(arguments)
-        if recorder is not None and exit_code(result.total.verdict) == 1:
-            result = located(result, arguments.locate or arguments.target, recorder, arguments.model)
+        if arguments.locate is not None and exit_code(result.total.verdict) == 1:
+            result = located(result, arguments, recorder)
     except RequestError as error:
         raise TargetError(str(error)) from None
     command = shlex.join(["lfm2np", *sys.argv[1:]])
@@ -176,18 +176,30 @@ def meanwhile(
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:
-    """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be."""
-    if arguments.locate is None:
+    """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be.
+
+    None also for an engine that is to be recorded itself and shows only answers: see `located`.
+    """
+    if arguments.locate is None or (not arguments.locate and shows_answers_only(arguments.target)):
         return None
+    return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), recorded_format(arguments))
+
+
+def recorded_format(arguments: argparse.Namespace) -> str:
+    """The format, or that of its activations where recorders do not know it."""
     computed_in = formats.format_of(arguments, "").name.partition(KV)[0]
-    # Of a format that a recorder does not know, its activations'.
-    format_name = computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
-    return record_of(arguments.locate or arguments.target, checkpoint_path(arguments.model), format_name)
+    return computed_in if computed_in in PRECISIONS else ACTIVATIONS[FORMATS[computed_in].bits]
 
 
-def located(result: Checked, target: str, record: Record, model: str | None) -> Checked:
-    """The same with the operation that goes wrong, or with why that can't be told: the verdict stays in any case."""
-    path = checkpoint_path(model)
+def located(result: Checked, arguments: argparse.Namespace, record: Record | None) -> Checked:
+    """The same with the operation that goes wrong, with why that can't be said, or how to get there without a recorder:
+    the verdict stays in any case."""
+    path = checkpoint_path(arguments.model)
+    target = arguments.locate or arguments.target
+    if record is None:
+        words = ["lfm2np", "locate", "dump.safetensors", "--format", recorded_format(arguments)]
+        words += [] if arguments.model is None else ["--model", arguments.model]
+        return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
     config = read_config(path)
     with progress_bar("locating", "recording") as show:
         found = cause_of(result, target, record, read_tensors(path, config), config, show)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lfm2np.cli.check import target_of
 from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared import formats, work
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import AddCommand, one_line
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.conformance.protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
@@ -221,7 +221,7 @@ def found(
         for failure in failures(arguments, campaign):
             folder = hand_over(Path(arguments.out), failure, model, player, context)
             findings.append(as_row(failure, folder))
-            tqdm.write(f"lfm2np: found: {terminal_text(failure.finding.what)} -> {folder}", file=sys.stderr)
+            tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
     told: dict[str, Any] = {"format": taken.name, "why_format": taken.why}
     told |= {"traces": counts.traces, "replays": counts.replays, "requests": counts.requests, "tokens": counts.tokens}
@@ -253,7 +253,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
     for path in sorted(Path(arguments.out).glob(f"[!.]*/{TRACE}")):
         earlier.append(read_trace(path))
         if why := campaign.unfit(earlier[-1]):
-            tqdm.write(f"lfm2np: {path}: left out: {why}", file=sys.stderr)
+            tqdm.write(f"lfm2np: {one_line(f'{path}: left out: {why}')}", file=sys.stderr)
             earlier.pop()
     for failure in known_traces(earlier, campaign, EARLIER_REPLAYS):
         yield failure

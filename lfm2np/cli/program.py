@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lfm2np
-from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, AddCommand, Command, OneLineParser, fail
+from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, AddCommand, Command, OneLineParser, fail, one_line
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.targets.target import TargetError
 
@@ -120,4 +120,4 @@ def discard_output() -> None:
 
 
 def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    print(f"lfm2np: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"lfm2np: warning: {one_line(str(message))}", file=sys.stderr)

@@ -13,7 +13,14 @@ from typing import Any
 
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import AddCommand
-from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, completion_ids, load_model, prompt_ids
+from lfm2np.cli.shared.prompts import (
+    add_arithmetic_options,
+    add_prompt_options,
+    completion_ids,
+    load_model,
+    prompt_ids,
+    text_argument,
+)
 from lfm2np.cli.shared.requests import prompt_and_completion, read_named_lines
 from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
 from lfm2np.errors import NumericsError, RequestError
@@ -130,7 +137,9 @@ def add_score(command: AddCommand) -> None:
     )
     add_prompt_options(sub).add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
     group = sub.add_mutually_exclusive_group()
-    group.add_argument("--completion", metavar="TEXT", help="what followed the prompt; only its tokens are shown")
+    group.add_argument(
+        "--completion", metavar="TEXT", type=text_argument, help="what followed the prompt; only its tokens are shown"
+    )
     group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
     work.add_options(sub)
     add_arithmetic_options(sub)

@@ -42,7 +42,8 @@ def add_options(parser: pytest.Parser) -> None:
         "--profile": {"choices": PROFILES, "help": "how many examples (quick)"},
         "--number-format": {
             "choices": NUMBER_FORMATS,
-            "help": "how the engine computes: what that explains is no failure (default: it is exact)",
+            "help": "how the engine computes: what that explains is no failure (default: it is exact). The same as "
+            "--format of lfm2np check; --numerics is lfm2np's own arithmetic",
         },
         "--model": {"metavar": "DIR", "help": "a checkpoint of your own, in the place of drawn ones"},
     }

@@ -7,7 +7,8 @@ has and ignores the others. An engine is any object with some of these methods:
 
 level a   generate(requests) -> for each request a list of its n completions, in the order of the requests
 level b   score(token_ids) -> the log-probability of each token but the first, given those before it
-level c   add(request); step() -> {request id: its n completions so far} of those that changed; abort(request_id);
+level c   add(request); step() -> {request id: its n completions so far} of those that changed; abort(request_id) ->
+          that request's completions so far, a list as step() has it, with finish_reason "abort" or None;
           has_unfinished (a property)
 level d   each of these by itself:
           fork(request_id, new_id): a new request that goes on from where the first stands, with its parameters
@@ -25,7 +26,7 @@ Lengths of prompts and outputs are drawn small, and around multiples of the engi
 sizes are not those that are wished says them in `sizes`, a mapping by names of TOLD: the last is the most tokens of a
 request.
 
-A request that can't be met must raise RequestError or ValueError when it is added, and harm no other.
+A request that can't be met must raise RequestError or ValueError when it is added, and harm no other ("refusals").
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "mixture-of-experts": "models of model_type lfm2_moe",
     "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
     "overflow": 'a request whose numbers overflow ends with finish_reason "error"',
+    # of both
+    "refusals": "a request that can't be met raises RequestError or ValueError when it is added",
 }
 PUBLISHED_ONLY = frozenset(  # what no published checkpoint asks of an engine
     {"convolution-only", "attention-only", "biases", "taps", "untied", "odd-heads", "head-dims", "widths", "constants"}

@@ -18,11 +18,12 @@ from hypothesis.strategies import SearchStrategy
 from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 from lfm2np.conformance.trials.driver import Violation, make
-from lfm2np.conformance.trials.features import WORDS, advice, fit, place, sparing_words
+from lfm2np.conformance.trials.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.conformance.trials.lengths import Lengths, lengths_of
 from lfm2np.conformance.trials.mixtures import has_model, mixed, with_some_experts
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
+from lfm2np.conformance.trials.shrinking import bounded_shrinking, seconds_left
 from lfm2np.conformance.trials.strategies import size_of
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
@@ -51,6 +52,7 @@ class Terms:
     model: Checkpoint | None = None  # in the place of drawn models
     sizes: Mapping[str, int] = field(default_factory=dict)  # of protocol.TOLD; they go before what the engine tells
     lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
+    spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 
 
 def profile(name: str, weight: float = 1.0, shrink: bool = True) -> settings:
@@ -82,6 +84,24 @@ def run_property(
     if reason is not None:
         return Result(prop.id, "skipped", message=reason)
     trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
+    with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
+        run, found, notes = tried(trial, engine, lacks, terms)
+    after = [*stopped[:1], *(promised(prop.needs, lacks) if isinstance(run.error, Violation) else ())]
+    return Result(
+        id=prop.id,
+        status="failed" if run.error or notes else "passed",
+        examples=run.examples,
+        seconds=time.perf_counter() - began,
+        message="\n".join([notes + run.message, *after]),
+        size=run.size,
+        undeclared=found,
+        advice=advice(terms.lacks | found, lacking(engine)) if found else "",
+    )
+
+
+def tried(trial: Trial, engine: Any, lacks: frozenset[str], terms: Terms) -> tuple[Run, frozenset[str], str]:
+    """The run, without what the engine raises on and does not declare; the words of that, and what to say of them."""
+    prop = trial.prop
     run, found, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
     while run.error is not None and not hasattr(engine, "is_lfm2np"):
         words = trial.sparing(run, lacks | terms.lacks | found)
@@ -95,16 +115,7 @@ def run_property(
             break
         run = trial.run(lacks | terms.lacks | found)
         notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
-    return Result(
-        id=prop.id,
-        status="failed" if run.error or notes else "passed",
-        examples=run.examples,
-        seconds=time.perf_counter() - began,
-        message=notes + run.message,
-        size=run.size,
-        undeclared=found,
-        advice=advice(terms.lacks | found, lacking(engine)) if found else "",
-    )
+    return run, found, notes
 
 
 def first_engine(factory: Factory, terms: Terms) -> Any:
@@ -132,9 +143,8 @@ def withheld(prop: Property | Machine, factory: Factory, terms: Terms) -> str | 
 def lengths_at(engine: Any, terms: Terms) -> Lengths:
     sizes = {**told(engine), **terms.sizes}
     lengths = lengths_of(sizes, "sizes of the engine")
-    if terms.model is None:
-        return lengths
-    return replace(lengths, longest=min(lengths.longest, terms.model.positions))
+    longest = lengths.longest if terms.model is None else min(lengths.longest, terms.model.positions)
+    return replace(lengths, longest=longest)
 
 
 def asked_to_declare(run: Run, words: frozenset[str], lacks: frozenset[str]) -> str:

@@ -28,8 +28,10 @@ def test_property(property_: Property | Machine, request: pytest.FixtureRequest)
         result = run_property(property_, factory, chosen_profile(request.config), terms=terms)
     except RequestError as error:
         pytest.fail(str(error), pytrace=False)
+    if result.status == "failed":
+        lacks, spent = terms.lacks | result.undeclared, terms.spent + result.seconds
+        request.config.stash[TERMS] = replace(terms, lacks=lacks, spent=spent)
     if result.undeclared:
-        request.config.stash[TERMS] = replace(terms, lacks=terms.lacks | result.undeclared)
         request.config.stash[ADVICE] = result.advice
     if result.status == "skipped":
         pytest.skip(result.message)

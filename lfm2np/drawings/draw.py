@@ -27,6 +27,7 @@ from lfm2np.loading import Model
 from lfm2np.progress import Progress
 
 TITLE = "Continuous batching of LFM2, on real numbers"
+START = "batching"  # a picture that needs no explanation; the first view has twenty matrices
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def draw(run: Run, trained: Model, source: str, command: str, progress: Progress
     isolated = isolation(demo.leaking(trained))
     progress(2, 3)
     views = views_of(run, beside, [beside.single, batching(beside.together), beside.positions], isolated)
-    text = page(TITLE, about(run, source, command), views)
+    text = page(TITLE, about(run, source, command), views, start=START)
     progress(3, 3)
     return text
 

@@ -67,9 +67,9 @@ VARIANTS: tuple[Variant, ...] = (
             Edit(
                 "lfm2np.network.step:wanted_logits",
                 "chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])\n"
-                '    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
+                '    with np.errstate(all="ignore"):\n'
                 "        rows = numerics.linear(chosen, weights.head)",
-                'with np.errstate(over="ignore", invalid="ignore", divide="ignore"):\n'
+                'with np.errstate(all="ignore"):\n'
                 "        every = numerics.linear(states, weights.head)\n"
                 "    rows = np.concatenate([every[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])",
             ),

@@ -17,7 +17,8 @@ from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REF
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.checked import shortened
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect, Said
+from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, VLLM, Dialect
+from lfm2np.oracle.targets.http_replies import Said
 from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
 from lfm2np.oracle.targets.http_target import HttpTarget, judged, num_tokens
 from lfm2np.oracle.targets.records import Answer, Ask

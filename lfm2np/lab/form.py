@@ -29,13 +29,13 @@ Problem = Mapping[str, str]
 LABELS = {
     "model": ("Model", "paper: ten words"),
     "policy": ("Policy", "who goes first"),
-    "budget": ("Budget", "tokens a step"),
-    "chunked": ("Chunks", "off: prompts whole"),
-    "slots": ("Slots", "requests a step"),
+    "budget": ("Budget", "most tokens of a step"),
+    "chunked": ("Chunks", "on: long prompts in pieces"),
+    "slots": ("Slots", "requests that run at once"),
     "blocks": ("Blocks", "of the pool"),
     "block-size": ("Block size", "in tokens"),
     "prefix-cache": ("Prefix cache", "find equal prefixes"),
-    "drafts": ("Drafts", "guesses, or 0"),
+    "drafts": ("Drafts", "tokens guessed ahead; 0: none"),
     "fault": ("Break it", "a bug that engines had"),
 }
 END = "<|im_end|>"  # it ends an answer, and is no part of it
@@ -59,7 +59,13 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
             element("tbody", [row_of(index, row, problems, outcome) for index, row in enumerate(rows)]),
             class_="requests",
         ),
-        element("div", [single_field(name, typed, problems) for name in LABELS], class_="fields"),
+        element(
+            "details",
+            element("summary", "Scheduler, memory, guesses, a bug"),
+            element("div", [single_field(name, typed, problems) for name in LABELS], class_="fields"),
+            class_="more-settings",
+            open=any(name in problems or given(name, typed) != default(name) for name in LABELS),
+        ),
         element("input", type="hidden", name="lesson", value=typed.values.get("lesson", "0")),
         told_problem("lesson", problems),
         element(
@@ -124,11 +130,20 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
     return [said, told_]
 
 
+def default(name: str) -> str:
+    """Of one of LABELS, as a form sends it."""
+    own = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
+    return told(getattr(DEFAULT, own))
+
+
+def given(name: str, typed: Typed) -> str:
+    return typed.values.get(name, default(name))
+
+
 def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
     label, about = LABELS[name]
     if name in NUMBERS:
-        own, least, most = NUMBERS[name]
-        given = typed.values.get(name, str(getattr(DEFAULT, own)))
+        _, least, most = NUMBERS[name]
         range_ = f"{least} to {most}"
         made = element(
             "input",
@@ -137,15 +152,14 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
             size=4,
             id=name,
             name=name,
-            value=as_typed(given),
+            value=as_typed(given(name, typed)),
             title=range_,
             autocomplete="off",
             **marks(name, problems),
         )
     else:
-        own, known = CHOICES.get(name) or (SWITCHES[name], ON_OFF)
-        given = typed.values.get(name, told(getattr(DEFAULT, own)))
-        made = select(name, known, given, problems)
+        known = CHOICES[name][1] if name in CHOICES else ON_OFF
+        made = select(name, known, given(name, typed), problems)
     return element(
         "div",
         element("label", label, for_=name),

@@ -32,6 +32,7 @@ function complain(found) {
       field.parentElement.append(told);
       field.setAttribute("aria-invalid", "true");
       field.setAttribute("aria-describedby", told.id);
+      for (let one = field.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
       first ||= field;
     } else form.prepend(told);
   }

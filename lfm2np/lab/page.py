@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 
-from lfm2np.drawings.draw import Still, views_of
+from lfm2np.drawings.draw import START, Still, views_of
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
 from lfm2np.drawings.page.page import Panel, page
 from lfm2np.drawings.page.view import View
@@ -49,8 +49,8 @@ def lab_page(
     )
     script = (resources.files("lfm2np.lab") / "lab.js").read_text(encoding="utf-8")
     shown = views(outcome, run, beside) if outcome and run and beside else []
-    start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else "batching"
-    return page(TITLE, about(), shown, Panel(above, script, start))
+    start = lesson.view if lesson else "single" if typed.values.get("model") == "paper" else START
+    return page(TITLE, about(), shown, Panel(above, script), start)
 
 
 def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:

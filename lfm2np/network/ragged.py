@@ -80,7 +80,7 @@ def final_states(
     runs: list[Run],
 ) -> Array:
     """Of the tokens [T] of some runs, with the angles of their positions: [T, D]."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         x = embedded(weights.embedding, numerics, ids)
         for layer in weights.layers:
             x = block(layer, config, numerics, x, rotary, runs)

@@ -77,7 +77,7 @@ def forward(
     ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
     positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
     rotary = rotary_table(positions, config.head_dim, config.rope_theta)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
         attention_layer = convolution_layer = 0
         for layer in weights.layers:
@@ -201,7 +201,7 @@ def wanted_logits(
         return {}
     skip = [one.entry.first_logits - one.entry.start for one in wanted]
     chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         rows = numerics.linear(chosen, weights.head)  # [wanted rows, V]
     logits, start = {}, 0
     for one in wanted:

@@ -196,6 +196,8 @@ def judged(
     tokenizer = model.tokenizer if model.has_tokenizer else None
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids)
     verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
+    if not positions and abilities.refused:  # why nothing could be judged
+        verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)
 
 

@@ -126,7 +126,7 @@ def penalised(
     subtracted for each occurrence in the output, presence once. Before that, values are cut to +-2**1000.
     """
     values = require_row(row).astype(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         if params.logit_bias:
             token_ids, biases = zip(*bias_pairs(params), strict=True)
             values[id_array("logit_bias", token_ids, len(values))] += np.asarray(biases, np.float64)
@@ -180,7 +180,7 @@ def filtered(values: Float64, params: SamplingParams) -> tuple[Float64, Int64]:
 
 def heated(values: Float64, temperature: float) -> Float64:
     """(values - max) / temperature; 0 at the largest, so that no temperature overflows upwards or gives NaN."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         return np.asarray((values - values.max()) / temperature)
 
 

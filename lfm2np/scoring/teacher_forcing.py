@@ -96,7 +96,7 @@ def score_rows(
     }
     overflows: dict[int, tuple[int, float]] = {}
     for part in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        with np.errstate(all="ignore"):
             logits = numerics.linear(states[part], weights.head)  # [t, V]
         for row, overflow in score_part(numerics, logits, token_ids[part], columns, part.start).items():
             overflows[part.start + row] = overflow

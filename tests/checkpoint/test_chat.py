@@ -118,6 +118,27 @@ def test_a_template_that_fails_reaches_out_or_runs_wild_is_stopped(template: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "[raise_exception]",
+        "raise_exception ~ ''",
+        "'%s' % raise_exception",
+        "'{}'.format(raise_exception) | upper",
+        "messages | map('upper') | string",
+    ],
+)
+def test_no_address_gets_into_a_prompt(hidden: str) -> None:
+    """Pinned: "<function raise_exception at 0x7f0fa199dd00>", another one in every run."""
+    with pytest.raises(TokenizerError, match="output of an object's address"):
+        rendered("{{ " + hidden + " }}")
+
+
+def test_an_address_that_was_given_is_text_like_any_other() -> None:
+    assert rendered("at 0x12 {{ messages[0].content }}", [{"role": "user", "content": "at 0xFf"}]) == "at 0x12 at 0xFf"
+
+
 @pytest.mark.parametrize("hidden", ["range.args", "raise_exception.__globals__", "'x' | attr('__class__')"])
 def test_a_template_sees_nothing_of_the_machinery(hidden: str) -> None:
     assert rendered("{{ " + hidden + " }}") == ""

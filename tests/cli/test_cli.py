@@ -18,6 +18,7 @@ from builders import (
     stored_weights,
     tiny_config,
     write_model,
+    write_tokenizer,
 )
 from test_checkpoint import CORRUPT
 from test_config import REFUSALS
@@ -120,6 +121,17 @@ def test_the_reference_alone_refuses_what_the_engine_refuses(model, capsys, argu
     code, message = failure(capsys, *arguments, "--model", str(model), "--sequential")
     assert code == 2
     assert fragment in message
+
+
+def test_control_characters_in_a_message_reach_no_terminal(tmp_path, capsys):
+    """Pinned: an escape sequence in a template's raise_exception."""
+    directory = write_model(tmp_path / "model")
+    write_tokenizer(directory, "{{ raise_exception('no\\x1b[31m system\\u202e role') }}")
+    code, message = failure(capsys, "generate", "--model", str(directory), "--chat", "hi")
+    assert code == 3
+    assert "no<U+001B>[31m system<U+202E> role" in message
+    _, message = failure(capsys, "info", "--model", "/nowhere\x9b2J")
+    assert "/nowhere<U+009B>2J" in message
 
 
 BAD_USAGE = [

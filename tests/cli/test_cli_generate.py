@@ -24,7 +24,7 @@ def test_several_prompts_are_batched_and_proved(capsys: pytest.CaptureFixture[st
     assert main(["generate", *chats(), "--prove"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[38:] for line in lines[:3]] == ANSWERS
-    assert lines[-1] == "proved: every token and every logit equals sequential generation, bit for bit"
+    assert lines[-1] == "verified: every token and every logit equals sequential generation, bit for bit"
 
 
 def test_json_holds_outputs_and_summary(capsys: pytest.CaptureFixture[str]):

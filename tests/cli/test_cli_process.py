@@ -38,6 +38,15 @@ def test_nothing_but_the_answer_is_printed_when_piped(model):
     assert done.stderr == ""
 
 
+def test_a_prompt_is_utf8_whatever_the_locale(model):
+    """Pinned: under LC_ALL=C without Python's UTF-8 mode it was called a lone surrogate."""
+    command = ["generate", "--model", str(model), "--prompt", "a\u00eb\U0001f642", "--max-tokens", "2", "--json"]
+    modes = [dict(os.environ, LC_ALL="C", PYTHONUTF8=mode) for mode in "01"]
+    ascii_only, utf8 = (run(*command, env=mode) for mode in modes)
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    assert said(ascii_only.stdout) == said(utf8.stdout)
+
+
 def test_a_reader_that_goes_away_is_no_error(model):
     reader, writer = os.pipe()
     os.close(reader)

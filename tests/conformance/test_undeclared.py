@@ -1,6 +1,8 @@
 """What an engine raises on a shape or a parameter: the word that spares it is named, and the suite goes on without."""
 
 import json
+import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.protocol import FEATURES, PUBLISHED_ONLY, SIZES, Completion, Request
 from lfm2np.conformance.runner import Terms, run_property
+from lfm2np.conformance.trials import shrinking
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.features import fit, line_of, sparing_words
 from lfm2np.conformance.trials.models import TinyModel, raw_config
@@ -84,7 +87,7 @@ def refuses_request(word: str, one: Request) -> bool:
 
 
 def test_every_feature_has_an_example_here():
-    assert {*ODD_MODELS, *ODD_REQUESTS} == set(FEATURES)
+    assert {*ODD_MODELS, *ODD_REQUESTS} == set(FEATURES) - {"refusals"}  # of a request that can't be met
     assert set(FEATURES) >= PUBLISHED_ONLY
     assert not set(FEATURES) & set(SIZES)
 
@@ -250,6 +253,64 @@ def test_what_a_property_is_about_is_declared_before_any_shape():
     assert "nothing of this property is left" in result.message
     later = run_property(by_id("overflow-stays-home"), factory, "quick", terms=Terms(lacks=frozenset({"overflow"})))
     assert (later.status, later.message) == ("skipped", "the engine lacks overflow, and does not declare it")
+
+
+@pytest.mark.parametrize(("name", "word"), [("refusals", "refusals"), ("overflow-stays-home", "overflow")])
+def test_an_engine_that_promises_no_refusal_or_error_is_told_how_to_say_so(name: str, word: str):
+    """Pinned: both failures named what was expected, and no word of `lacks`."""
+
+    class Lenient(adapters.Rounded):
+        lacks = frozenset({"biases"})
+
+        def __init__(self, model: str, sizes: dict[str, Any]) -> None:
+            super().__init__(adapters.own(model, sizes))
+            self.ended: dict[str, list[Completion]] = {}
+
+        def add(self, request: Request) -> None:
+            if request.request_id in ("bad", "again"):
+                self.ended[request.request_id] = [Completion((), "length")]
+            else:
+                self._engine.add(request)
+
+        @property
+        def has_unfinished(self) -> bool:
+            return bool(self.ended) or self._engine.has_unfinished
+
+        def step(self) -> dict[str, list[Completion]]:
+            ended, self.ended = self.ended, {}
+            return {**ended, **(self._engine.step() if self._engine.has_unfinished else {})}
+
+    def factory(model: str, sizes: dict[str, Any]) -> Lenient:
+        return Lenient(model, sizes)
+
+    result = run_property(by_id(name), factory, "ci", shrink=False)
+    assert (result.status, result.undeclared) == ("failed", frozenset())
+    assert result.message.endswith(
+        "If the engine promises no such thing, let its class say so.\n"
+        f"lacks = {{{', '.join(f'{chr(34)}{one}{chr(34)}' for one in sorted(('biases', word)))}}}\n"
+        f"    {word}: {FEATURES[word]}"
+    )
+    Lenient.lacks |= {word}
+    assert run_property(by_id(name), factory, "quick").message == f"the engine lacks {word}"
+
+
+def test_a_failing_example_is_shrunk_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch):
+    """Pinned: an engine that fails everything, 0.3 s a request, took up to five minutes a property."""
+
+    class Random:
+        lacks = frozenset({"samples"})
+
+        def generate(self, requests: list[Request]) -> list[list[Completion]]:
+            time.sleep(0.05)
+            noise = zlib.crc32(repr(requests).encode())
+            return [[Completion(tuple(noise % (5 + i) for i in range(one.params.max_tokens)))] for one in requests]
+
+    monkeypatch.setattr(shrinking, "LEAST", 1)
+    terms = Terms(spent=shrinking.ALL["quick"])
+    result = run_property(by_id("equals-reference"), lambda model, sizes: Random(), "quick", terms=terms)
+    assert result.status == "failed"
+    assert result.message.endswith("\nshrunk for 1 s: there may be smaller examples")
+    assert result.seconds < 15
 
 
 def test_an_engine_for_dense_models_is_told_so_and_judged_on_them():

@@ -49,7 +49,7 @@ class Laboratory:
             self.elsewhere.append(url)
 
     def open_form(self) -> None:
-        self.page.eval_on_selector(".settings", "one => one.open = true")
+        self.page.eval_on_selector_all(".settings, .more-settings", "all => all.forEach(one => one.open = true)")
 
     def run(self, fields: Fill) -> None:
         """Fills fields, and runs; the answer is there when this returns."""
@@ -156,6 +156,7 @@ def test_a_run_is_a_link(lab: Laboratory, browser: Any, address: str) -> None:
 
 def test_without_a_script_the_form_runs(browser: Any, address: str) -> None:
     lab = Laboratory(browser, address, java_script_enabled=False)
+    lab.page.click(".more-settings summary")
     lab.page.fill("#blocks", "12")
     with lab.page.expect_navigation():
         lab.page.click(".run")
@@ -324,6 +325,7 @@ def test_every_control_has_a_name_and_is_reached_by_keys(lab: Laboratory) -> Non
     assert len(found) > 50
     for one in found:
         assert one.get("name", {}).get("value", "").strip(), json.dumps(one)[:300]
+    lab.open_form()
     lab.page.focus("#blocks")
     lab.page.keyboard.press("End")
     lab.page.keyboard.press("Backspace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from urllib.parse import parse_qsl, urlencode
@@ -101,6 +102,19 @@ def test_what_was_typed_is_sent_again_also_where_it_is_wrong():
     query = urlencode([("prompt", "a"), ("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")])
     sent = form_of(query, {}).sent
     assert {("arrival", "soon"), ("slots", ""), ("policy", "lifo"), ("blocks", "<b>")} <= set(sent)
+
+
+@pytest.mark.parametrize(
+    ("query", "problems", "is_open"),
+    [("", {}, False), ("prompt=a&policy=fcfs", {}, False), ("budget=3", {}, True), ("", {"slots": "0"}, True)],
+)
+def test_the_form_is_short_until_a_setting_is_changed(query: str, problems: dict[str, str], is_open: bool):
+    """Pinned: it took more than half of the first screen."""
+    page = lab_page(typed_of(parse_qsl(query)), None, problems, None, None)
+    (opened,) = re.findall(r'<details class="more-settings"( open)?>', page)
+    assert bool(opened) == is_open
+    for help_ in ("most tokens of a step", "on: long prompts in pieces", "tokens guessed ahead; 0: none"):
+        assert f"<small>{help_}</small>" in page
 
 
 def test_lessons_are_links():

@@ -88,7 +88,8 @@ def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
         tops = None if answer.top_logprobs is None else answer.top_logprobs[:count]
         logprobs = None if answer.logprobs is None else answer.logprobs[:count]
         ids = None if answer.token_ids is None else answer.token_ids[:count]
-        return replace(answer, token_ids=ids, logprobs=logprobs, top_logprobs=tops, finish_reason="stop")
+        reason = "stop" if len(answer.token_ids or ()) > count else "length"
+        return replace(answer, token_ids=ids, logprobs=logprobs, top_logprobs=tops, finish_reason=reason)
 
     return change
 

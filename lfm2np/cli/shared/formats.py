@@ -18,7 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=[*FORMATS, AUTO],
         default="float32",
         help="what the engine computes in, which says how far off it may be (float32); auto takes it from the "
-        "checkpoint's weights and the engine's name, and says what it took",
+        "checkpoint's weights and the engine's name, and says what it took (the property suite's "
+        "--number-format says the same; --numerics is the arithmetic of lfm2np itself)",
     )
     parser.add_argument(
         "--kv-format",

@@ -25,8 +25,13 @@ TOKENIZER_HELP = "directory whose tokenizer.json and chat template are taken, no
 
 def fail(message: str, code: int) -> int:
     with contextlib.suppress(OSError):
-        print(f"lfm2np: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"lfm2np: {one_line(message)}", file=sys.stderr, flush=True)
     return code
+
+
+def one_line(message: str) -> str:
+    """A message as a terminal may show it: a template, a server or a file name may hold control characters."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in " ".join(message.split()))
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 
 from lfm2np.checkpoint.loaded import WEIGHTS
@@ -48,24 +49,37 @@ def print_json(model: Model, fields: Mapping[str, object]) -> None:
     print(json.dumps({"model": str(model.path), "numerics": model.numerics.name, **fields}))
 
 
+def text_argument(word: str) -> str:
+    """An argument as UTF-8, whatever the locale took its bytes for. Not for file names, which the locale must read."""
+    try:
+        return os.fsencode(word).decode()
+    except UnicodeError:  # not UTF-8: what needs text names the place
+        return word
+
+
 def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> argparse._MutuallyExclusiveGroup:
     """`many` lets --prompt and --chat be repeated, and adds --requests. Returns the group that one is taken of."""
     action, again = ("append", "; may be repeated") if many else ("store", "")
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument("--prompt", metavar="TEXT", action=action, help="plain text; the BOS is added" + again)
+    group.add_argument(
+        "--prompt", metavar="TEXT", type=text_argument, action=action, help="plain text; the BOS is added" + again
+    )
     group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
     chat_help = "a user's message, rendered by the checkpoint's chat template" + again
-    group.add_argument("--chat", metavar="TEXT", action=action, help=chat_help)
+    group.add_argument("--chat", metavar="TEXT", type=text_argument, action=action, help=chat_help)
     if many:
         group.add_argument("--requests", metavar="FILE", help="one JSON object a line: prompt or prompt_token_ids, ...")
     group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
     group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
-    parser.add_argument("--system", metavar="TEXT", help="system message before --chat")
+    parser.add_argument("--system", metavar="TEXT", type=text_argument, help="system message before --chat")
     return group
 
 
 def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
-    alone = "arithmetic (exact); integers defines what exact has to equal: one sequence at a time, no engine"
+    alone = (
+        "arithmetic of this package's own engine (exact); integers defines what exact has to equal: one sequence at a "
+        "time, no engine. What another engine computes in is --format of check, --number-format of the property suite"
+    )
     parser.add_argument("--numerics", choices=(*NAMES, TRUTH), default="exact", help=alone)
     streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
     parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)

@@ -167,7 +167,7 @@ def print_summary(summary: Mapping[str, Any], numerics: str) -> None:
     for name, value in rows:
         print(f"{name:<38}{value}")
     if summary["proved"]:
-        print("proved: every token and every logit equals sequential generation, bit for bit")
+        print("verified: every token and every logit equals sequential generation, bit for bit")
 
 
 def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:

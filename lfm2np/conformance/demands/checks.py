@@ -265,6 +265,9 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
         engine.add(bad)
     except (RequestError, ValueError):
         pass
+    except Exception as problem:
+        told = f"{type(problem).__name__}: {problem}"
+        raise Violation(f"{bad!r} raised {told}, expected RequestError or ValueError") from problem
     else:
         raise Violation(f"{bad!r} was taken, expected a refusal")
     require_equal(factory, scenario, alone, Outcome(drain(engine)), "after another was refused")

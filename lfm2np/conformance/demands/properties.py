@@ -298,7 +298,7 @@ PROPERTIES: tuple[Property, ...] = (
         "refusals",
         "What can't be met is refused when it comes, and nobody else notices.",
         7,
-        ("generate", "steps"),
+        ("generate", "steps", "refusals"),
         ("nano-vllm 274", "vLLM 3239"),
         lambda lengths=None: st.tuples(scenarios(greedy_params(), most=3, lengths=lengths), st.integers(0, 4)),
         checks.refusals,

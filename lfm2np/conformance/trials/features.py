@@ -19,6 +19,7 @@ PLAIN_FIELDS = (
 )
 WORDS = (*FEATURES, *SIZES)
 DENSE = {name: getattr(TinyModel(), name) for name in OF_MIXTURES}
+PROMISES = ("refusals", "overflow")  # what an engine lacks by doing otherwise, and not by raising
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
 
@@ -191,6 +192,12 @@ def advice(words: frozenset[str], lacks: frozenset[str]) -> str:
     """What to write into the engine's class, and what the new words mean."""
     meanings = [f"    {word}: {FEATURES.get(word, 'it can not be set')}" for word in WORDS if word in words]
     return "\n".join([line_of(lacks | words), *meanings])
+
+
+def promised(needs: tuple[str, ...], lacks: frozenset[str]) -> list[str]:
+    """What to declare where an engine does otherwise than a property needs it to promise; empty for others."""
+    words = frozenset(PROMISES).intersection(needs)
+    return [f"If the engine promises no such thing, let its class say so.\n{advice(words, lacks)}"] if words else []
 
 
 def line_of(lacks: frozenset[str]) -> str:

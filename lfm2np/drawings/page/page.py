@@ -15,7 +15,7 @@ BUTTONS = (
     ("first", "First", "First step of"),
     ("back", "Back", "Step back in"),
     ("play", "Play", "Play"),
-    ("on", "On", "Step on in"),
+    ("on", "Next", "Next step of"),
 )
 PLAYERS = {"single": "the single request", "hand": "the hand model's run", "main": "the run"}
 
@@ -26,11 +26,13 @@ class Panel:
 
     above: Markup
     script: str = ""
-    start: str = ""  # the view that is shown first
 
 
-def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None) -> str:
-    """Without a panel the page asks for nothing; with one it may ask the server that it came from."""
+def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None = None, start: str = "") -> str:
+    """Without a panel the page asks for nothing; with one it may ask the server that it came from.
+
+    start   the view that is shown first; none: the first one
+    """
     style, script = asset("page.css"), asset("page.js") + (panel.script if panel else "")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     asks = "; connect-src 'self'; form-action 'self'; img-src data:" if panel else "; form-action 'none'"
@@ -63,7 +65,7 @@ def page(title: str, about: Markup, views: Sequence[View], panel: Panel | None =
             class_="layout",
         ),
         element("script", Markup(script)),
-        data_start=panel.start if panel and panel.start else None,
+        data_start=start or None,
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 

@@ -36,8 +36,9 @@ def batching(run: Run, player: str = "hand") -> View:
     return View(
         id="batching",
         title="Request-level against token-level batching",
-        lesson=f"By requests, {by_requests.padding} of {cells} cells are computed for nothing: short prompts wait for "
-        "long ones, finished requests for the longest answer, and nobody may join. By tokens there is no rectangle.",
+        lesson=f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
+        "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
+        "tokens there is no rectangle.",
         body=joined(
             [
                 legend(

@@ -153,7 +153,7 @@ def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence
     """All of the network; an overflow that attention meets is the error of its own run."""
     runs, ids, rotary = laid_out(network, sequences)
     wrapped, kept = routed(numerics)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         stream = [ragged.embedded(network.embedding, numerics, ids)]
         for layer, config in network.layers:
             stream.append(ragged.block(layer, config, wrapped, stream[-1], rotary, runs))
@@ -167,7 +167,7 @@ def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[
     runs, ids, rotary = laid_out(network, sequences)
     for run, before in zip(runs, base.runs, strict=True):
         run.error = before.error
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         if EMBEDDING in part.tensors:
             x, first = ragged.embedded(network.embedding, numerics, ids), 0
         else:

@@ -145,7 +145,7 @@ class Baseline:
 
 def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Logits [r, V], 0 in rows where one is not finite, and which rows these are [r]."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(all="ignore"):
         logits = numerics.linear(states, head)
     wrong = np.asarray(~np.isfinite(logits).all(axis=1))
     logits[wrong] = 0.0

@@ -170,12 +170,12 @@ class Told:
 
 def told_of(model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known) -> Told | None:
     """None if fewer than LEAST were told."""
-    told = [one for one in positions if one.error is not None and one.scale > 0.0]
-    if len(told) < LEAST:
-        return None
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known)
-    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}
+    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}  # without those that were refuted since
+    told = [one for one in positions if one.error is not None and one.scale > 0.0 and one.ask.id in of_ask]
+    if len(told) < LEAST:
+        return None
     by_truth: dict[Truth, list[int]] = {}
     for index, one in enumerate(told):
         by_truth.setdefault(of_ask[one.ask.id], []).append(index)

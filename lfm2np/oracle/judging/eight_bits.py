@@ -20,7 +20,7 @@ TURNED = 64
 
 
 def round_to_float16(x: Array) -> Array:
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 

@@ -127,12 +127,12 @@ class Emulated(Ieee):
         return self.keep(self.parameter(weight) * (normalised if self.fused else self.keep(normalised)))
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             silu = gate / (1 + np.exp(-gate))
         return self.keep((silu if self.fused else self.keep(silu)) * up)
 
     def sigmoid(self, x: Array) -> Array:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             scores = 1 / (1 + np.exp(-x))
         return scores if self.fused else self.keep(scores)
 

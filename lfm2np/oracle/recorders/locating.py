@@ -20,6 +20,7 @@ from lfm2np.progress import Progress
 
 MOST_ASKS = 3  # wrong requests that are tried, the shortest first
 MOST_BESIDE = 7  # others that one is tried with
+MOST_IDS = 16  # of a prompt that a line shows
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,31 @@ def cause_of(
     except Lfm2npError as problem:
         return cause(target, alone(*asks[0]), None, str(problem))
     return cause(target, alone(*asks[0]), None)
+
+
+def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
+    """Of an engine that shows only its answers: which wrong request to dump, of what tensors, and what to run `then`.
+
+    None if no token or log-probability was wrong.
+    """
+    asks = wrong_asks(checked.positions)
+    if not asks:
+        return None
+    *_, trial = trials(checked, asks[:1])  # alone, or as it was asked: beside others
+    prompt, count = trial.prompts[trial.request], len(trial.prompts) - 1
+    ids = ",".join(map(str, prompt[:MOST_IDS])) + (",... (all: cause.prompts of --json)" if prompt[MOST_IDS:] else "")
+    others = f"beside {count} others (cause.prompts of --json)" if count else "alone"
+    lines = (
+        f"not recorded        {target} shows answers only; if the same engine runs in Python: --locate RECORDER",
+        f"request to dump     {trial.ask}: prompt ids {ids}; {trial.max_tokens} new, greedy, {others}",
+        "tensors to write    token_ids [T] and steps [S], whole numbers; model.layers.N [T, hidden] of each layer N",
+        "                    and lm_head find the layer, in it conv.in_proj, conv.conv, conv.state,",
+        "                    self_attn.q_rotated, self_attn.attended, feed_forward.w2, ... the operation; all names:",
+        "                    docs/engine/7-locate.md",
+        "how to write them   as safetensors: the same page has a writer in C++ and one in Rust, without dependencies",
+        f"then                {then}",
+    )
+    return Cause(target, trial.ask, trial.prompts, trial.request, trial.max_tokens, bool(count), None, lines)
 
 
 def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:

@@ -56,7 +56,7 @@ def record_of(target: str, model: Path, format: str) -> Record:
     kind, _, rest = target.partition(":")
     if kind in KINDS:
         record = KINDS[kind](rest, model, format)
-    elif re.fullmatch(r"[\w.]+:[\w.]+", target) and kind not in ("http", "https", "exec"):
+    elif re.fullmatch(r"[\w.]+:[\w.]+", target) and not shows_answers_only(target):
         record = python_engine(target, model, format)
     else:
         raise RequestError(f"{target!r} can't be recorded: expected {FORMS}")
@@ -66,6 +66,11 @@ def record_of(target: str, model: Path, format: str) -> Record:
             return record(prompts, request, new)
 
     return recorded
+
+
+def shows_answers_only(target: str) -> bool:
+    """A server, a process or a file of answers: no recorder of ours sees what happens inside."""
+    return target.partition(":")[0] in ("http", "https", "exec") or (target.endswith(".jsonl") and ":" not in target)
 
 
 def format_of(target: str) -> str:

@@ -160,7 +160,8 @@ def limits(abilities: Abilities) -> list[str]:
         "takes one request at a time: nothing was asked beside others": abilities.at_once > 1,
         "can't abort: no request was cancelled midway": abilities.can_abort,
     }
-    return [words for words, has_it in lacking.items() if not has_it]
+    refused = [f"was probed as {words}" for words in abilities.refused]
+    return [*(words for words, has_it in lacking.items() if not has_it), *refused]
 
 
 def counts_in_words(counts: Mapping[str, int]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import shortened
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, Dialect, needed
+from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, Dialect
+from lfm2np.oracle.targets.http_replies import needed
 
 GROWS = ("content", "tokens", "completion_probabilities")  # of llama.cpp's events
 

@@ -17,7 +17,8 @@ from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Said, Wants
+from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Wants
+from lfm2np.oracle.targets.http_replies import Said
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 
@@ -141,19 +142,20 @@ class HttpTarget:
         return judged(ask, Said({"token_ids": ids, "finish_reason": reason}), self._vocab_size, is_whole=False)
 
     def _search(self) -> tuple[Dialect, Wants, Abilities]:
-        complaints: list[str] = []
+        refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
         for model in self._models():
             for dialect in DIALECTS:
                 for wants in dialect.tries:
                     try:
-                        return self._tried(dialect, replace(wants, model=model))
+                        found = self._tried(dialect, replace(wants, model=model))
                     except (BadReply, RequestError) as problem:
-                        complaint = f"{dialect.name} ({dialect.path}): {shortened(str(problem), 200)}"
+                        key = dialect.name, shortened(str(problem), 200)
+                        refused.setdefault(key, f"{dialect.name} ({dialect.path}, {wants}): {key[1]}")
                     except HttpError as problem:
                         raise TargetError(f"{self._client.place}{dialect.path}: {problem}") from None
-                    if complaint not in complaints:
-                        complaints.append(complaint)
-        raise TargetError(f"{self._client.place}: no known dialect: {'; '.join(complaints)}")
+                    else:
+                        return with_refused(*found, refused)
+        raise TargetError(f"{self._client.place}: no known dialect: {'; '.join(refused.values())}")
 
     def _models(self) -> Iterator[str | None]:
         """Names to try: most servers want none, and some would load another model by its name."""
@@ -175,7 +177,8 @@ class HttpTarget:
         if answer.error is not None:
             raise RequestError(answer.error)
         if dialect.takes_token_ids and answer.token_ids is None:
-            raise RequestError("no token ids in the reply")
+            places = " or ".join(one.path for one in dialect.fields if one.says == "token_ids")
+            raise RequestError(f"no token ids in the reply, expected {places}")
         self._streams = self._does_stream(dialect, dialect.request(ask, wants))
         return dialect, wants, self._abilities(dialect, answer, reply)
 
@@ -217,6 +220,15 @@ class HttpTarget:
             with contextlib.suppress(HttpError):
                 found = self._client.get(path).get(name, found)
         return f"version {shortened(found, 120)}" if isinstance(found, str) and found else "version not told"
+
+
+def with_refused(
+    dialect: Dialect, wants: Wants, abilities: Abilities, refused: Mapping[tuple[str, str], str]
+) -> tuple[Dialect, Wants, Abilities]:
+    """With the probes that failed before: all where no ids are taken or reported, else those of the same dialect."""
+    is_least = not (abilities.takes_token_ids and abilities.tells_token_ids)
+    told = tuple(words for (name, _), words in refused.items() if is_least or name == dialect.name)
+    return dialect, wants, replace(abilities, refused=told)
 
 
 def num_tokens(dialect: Dialect, events: Sequence[Mapping[str, Any]]) -> int:

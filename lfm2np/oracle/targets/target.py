@@ -40,6 +40,7 @@ class Abilities:
     takes_stops: bool = False
     takes_seeds: bool = False
     slots: int | None = None  # requests that it computes together, if it reports that: others wait
+    refused: tuple[str, ...] = ()  # probes that would have shown more, and why each failed
 
 
 class Target(Protocol):

@@ -17,7 +17,7 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
-from lfm2np.oracle.targets.http_dialects import read_sglang, read_vllm
+from lfm2np.oracle.targets.http_replies import read_sglang, read_vllm
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, answer_from_json
 from lfm2np.oracle.targets.told_routes import from_int32, from_npy
 

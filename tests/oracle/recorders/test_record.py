@@ -232,8 +232,8 @@ def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
     assert where in text.split("engine  ")[0]
 
 
-def test_a_target_that_cannot_be_recorded_is_refused_before_anything_is_asked(capsys: Any) -> None:
-    assert main(["check", "http://127.0.0.1:1", "--locate"]) == 3
+def test_a_recorder_that_is_none_is_refused_before_anything_is_asked(capsys: Any) -> None:
+    assert main(["check", WRONG, "--locate", "http://127.0.0.1:1"]) == 3
     assert "'http://127.0.0.1:1' can't be recorded" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ from http_player import (
     Player,
     ask_of,
     computed,
+    model,
     play_llama,
     play_mlx,
     play_sglang,
@@ -23,9 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.check import judged as judged_check
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.reports.parts import limits
 from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
 from lfm2np.oracle.targets.http_target import judged
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
 
 pytestmark = pytest.mark.rounding  # all: what one of them computes is kept for the others
@@ -94,6 +98,31 @@ def test_taking_ids_is_not_enough_for_a_dialect_that_tells_them(vllm: Player) ->
     vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
     found = target_of(vllm).probe()
     assert (found.engine, found.tells_token_ids) == ("text dialect, version not told", False)
+
+
+def test_what_each_probe_was_refused_for_is_kept_for_the_report(vllm: Player) -> None:
+    """Pinned: "no answer told the ids of its tokens", and nothing of why."""
+    text_only = {"choices": [{"text": "x", "finish_reason": "length"}]}
+    vllm.play = lambda path, body: text_only if path == "/v1/completions" else None
+    found = target_of(vllm).probe()
+    where = "choices[0].token_ids or choices[0].logprobs.tokens"
+    with_prompts = "with log-probabilities of the prompt"
+    assert found.refused == (
+        f"vllm (/v1/completions, {with_prompts}): no token ids in the reply, expected {where}",
+        f"sglang (/generate, {with_prompts}): HTTP 404: no such thing",
+        "llama.cpp (/completion, with log-probabilities): HTTP 404: no such thing",
+    )
+    pair = ask_of("a"), Answer("a", text="x", finish_reason="length")
+    result = judged_check(model(), found, "float32", [pair])
+    assert result.total.verdict is Verdict.INCONCLUSIVE
+    assert result.total.reasons[-1] == f"probed as {'; '.join(found.refused)}"
+    assert f"was probed as {found.refused[1]}" in limits(found)
+
+
+def test_a_server_that_refuses_log_probabilities_of_prompts_is_said_to(vllm: Player) -> None:
+    vllm.play = lambda path, body: None if "prompt_logprobs" in body else play_vllm(path, body)
+    (refused,) = target_of(vllm).probe().refused
+    assert refused == "vllm (/v1/completions, with log-probabilities of the prompt): HTTP 404: no such thing"
 
 
 def test_a_server_whose_text_is_none_is_no_target(vllm: Player) -> None:

@@ -1,0 +1,93 @@
+"""Requests and responses of each HTTP dialect, as docs/engine/2-targets.md shows them.
+
+python docs/_ext/dialects.py            # prints them
+python docs/_ext/dialects.py --write    # puts them into the page
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect
+from lfm2np.oracle.targets.records import Ask
+
+PAGE = Path(__file__).parents[1] / "engine" / "2-targets.md"
+BEGIN = "<!-- made by docs/_ext/dialects.py --write -->"
+END = "<!-- end of what is made -->"
+MOST_COLUMNS = 110
+WORDS = {
+    "token_ids": "ids of the new tokens",
+    "logprobs": "their log-probabilities",
+    "top_logprobs": "those of the likeliest tokens there",
+    "prompt_logprobs": "those of the prompt's tokens",
+    "text": "the text",
+    "finish_reason": "why it ended",
+    "routes": "experts of each token",
+    "prompt": "the prompt, compared with what was sent",
+    "prompt_tokens": "number of its tokens, compared",
+    "new_tokens": "number of new tokens, compared",
+}
+ASK = Ask("", "", (1, 17, 42), 16, "The cat", prompt_logprobs=True)
+
+
+def made() -> str:
+    return "\n".join([BEGIN, "", *(line for dialect in DIALECTS for line in described(dialect)), END])
+
+
+def described(dialect: Dialect) -> Iterator[str]:
+    yield f"**{dialect.name}**: `POST {dialect.path}`"
+    yield from ("", "```json", *packed(dialect.request(ASK, dialect.tries[0])), "```", "")
+    if more := added(dialect):
+        kinds = "a stop string or a seed" if dialect.takes_seeds else "a stop string"
+        yield from (f"With {kinds}: `{json.dumps(more)}`.", "")
+    yield from ("| the response has | in | as |", "|---|---|---|")
+    for field in dialect.fields:
+        yield f"| {WORDS[field.says]} | `{field.path}` | {field.form} |"
+    asked = [f"`{name}` of `GET {path}`" for path, name in filter(None, (dialect.version, dialect.slots))]
+    yield from ("", f"Asked, too: {' and '.join(asked)}.", "") if asked else ("",)
+
+
+def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """JSON, as many fields on a line as fit."""
+    line = indent + "{"
+    for name, value in fields.items():
+        end = "}" if name == list(fields)[-1] else ","
+        if isinstance(value, dict):
+            nested = list(packed(value, indent + " "))
+            yield from (f'{line} "{name}":', *nested[:-1])
+            line = nested[-1] + end
+            continue
+        word = f'"{name}": {json.dumps(value)}{end}'
+        if len(line) + len(word) > MOST_COLUMNS:
+            yield line
+            line = indent
+        line += ("" if line.endswith("{") else " ") + word
+    yield line
+
+
+def added(dialect: Dialect) -> dict[str, object]:
+    """Fields of a request with a stop string and a seed that others have not, or have otherwise."""
+    asked = replace(ASK, stop=" sat" if dialect.takes_stops else None, seed=1 if dialect.takes_seeds else None)
+    plain, drawn = (dialect.request(ask, dialect.tries[0]) for ask in (ASK, asked))
+    for name, value in plain.items():
+        if isinstance(value, dict):
+            plain, drawn = value, drawn[name]
+    return {name: value for name, value in drawn.items() if plain.get(name) != value}
+
+
+def main() -> None:
+    if sys.argv[1:] != ["--write"]:
+        sys.stdout.write(made() + "\n")
+        return
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    PAGE.write_text(before + made() + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
