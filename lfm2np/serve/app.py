@@ -21,7 +21,7 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.serve.calls import LOG, Calls
-from lfm2np.serve.connections import HEAD_SECONDS, TRANSPORTS
+from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.desk import Desk
 from lfm2np.serve.http_bodies import Left, read_body, require_access
 from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
@@ -51,7 +51,7 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
         app.state.parsing = asyncio.Lock()
         app.state.service = Service(engine.model, settings, capacity, desk, metrics, preparing, now)
         try:
-            yield {TRANSPORTS: {}, HEAD_SECONDS: settings.limits.body_seconds}
+            yield {TRANSPORTS: {}, LIMITS: settings.limits}
         finally:
             preparing.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(desk.runner.stop)
