@@ -29,7 +29,9 @@ def post(port: int, content: bytes) -> int:
 @pytest.mark.skipif(not STATUS.exists(), reason="the system has no /proc")
 def test_memory_is_back_after_large_bodies():
     """Of a million token ids each, which are parsed, and of four million, which are not."""
-    bodies = [b'{"prompt":[' + b"70000," * (2**20 - 1) + b"1]}"] * 6 + [b'{"prompt":[' + b"1," * (2**22 - 10) + b"1]}"] * 2
+    bodies = [b'{"prompt":[' + b"70000," * (2**20 - 1) + b"1]}"] * 6 + [
+        b'{"prompt":[' + b"1," * (2**22 - 10) + b"1]}"
+    ] * 2
     with started() as (process, port), ThreadPoolExecutor(len(bodies)) as pool:
         assert ask(port, {"prompt": "a", "max_tokens": 2})[0] == 200
         before = resident(process.pid)
