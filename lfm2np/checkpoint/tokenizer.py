@@ -32,6 +32,7 @@ TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 32 * 2**20  # of 128,000 ids and their merges: some 15
 MAX_PARTS, MAX_PATTERN, MAX_ENTRY, MAX_ADDED = 8, 2048, 1024, 2**20  # all but the first in characters
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}  # of a Sequence
+LARGE_TEXT = 4096  # characters: some 20 ms
 T = TypeVar("T")
 
 
@@ -59,7 +60,7 @@ class Tokenizer:
         """
         require_text(text, "text")
         self._require_room(text, "text")
-        ids: list[int] = self._run(lambda: self._backend.encode(text)).ids
+        ids = self._ids(text, add_special_tokens=True)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -75,7 +76,7 @@ class Tokenizer:
         """
         text = self.render_chat(messages)
         self._require_room(text, "messages")
-        ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=False)).ids
+        ids = self._ids(text)
         bos = self.bos_token_id
         if bos is None:
             return ids
@@ -87,8 +88,7 @@ class Tokenizer:
         """Ids of text that goes on after a prompt: no BOS. Raises RequestError as `encode` does."""
         require_text(text, "text")
         self._require_room(text, "text")
-        ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=False)).ids
-        return ids
+        return self._ids(text)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text that `encode_chat` tokenises."""
@@ -138,6 +138,16 @@ class Tokenizer:
                 f"{name}: {len(text)} characters, expected at most {most}: max_position_embeddings={self._max_tokens} "
                 f"tokens of at most {self._longest_token}"
             )
+
+    def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """`encode` would keep the interpreter's lock: no other thread ran for seconds. Of a small text a batch is no
+        gain, and starts threads, after which a fork of the process warns.
+        """
+        if len(text) < LARGE_TEXT:
+            ids: list[int] = self._run(lambda: self._backend.encode(text, add_special_tokens=add_special_tokens)).ids
+            return ids
+        (large,) = self._run(lambda: self._backend.encode_batch([text], add_special_tokens=add_special_tokens))
+        return list(large.ids)
 
     def _run(self, call: Callable[[], T]) -> T:
         return guarded(call, self._source)

@@ -18,7 +18,7 @@ from lfm2np.lab.page import lab_page
 from lfm2np.lab.settings import typed_of
 from lfm2np.lab.worker import KEPT, SECONDS, Reply, Worker
 from lfm2np.serve.app import LEFT
-from lfm2np.serve.connections import HEAD_SECONDS, TRANSPORTS
+from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.http_bodies import require_access
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.refusals import Refusal
@@ -47,7 +47,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         app.state.one_at_a_time, app.state.waiting = asyncio.Lock(), 0
-        yield {TRANSPORTS: {}, HEAD_SECONDS: limits.body_seconds}
+        yield {TRANSPORTS: {}, LIMITS: limits}
 
     async def run_page(request: Request) -> Response:
         refused = refused_host(request, access)

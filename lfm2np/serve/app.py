@@ -21,9 +21,9 @@ from lfm2np.engine.engine import Engine
 from lfm2np.errors import Lfm2npError
 from lfm2np.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from lfm2np.serve.calls import LOG, Calls
-from lfm2np.serve.connections import HEAD_SECONDS, TRANSPORTS
+from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.desk import Desk
-from lfm2np.serve.http_bodies import Left, read_body, require_access
+from lfm2np.serve.http_bodies import Bodies, Left, read_body, require_access
 from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
 from lfm2np.serve.metrics import Metrics
 from lfm2np.serve.refusals import Refusal, refusal_for
@@ -48,12 +48,13 @@ def make_app(engine: Engine, settings: Settings) -> Starlette:
         sizes, metrics = engine.scheduler.config, Metrics(lambda: desk.runner.state)
         capacity, preparing = sizes.num_blocks * sizes.block_size, ThreadPoolExecutor(PREPARING)
         now = int(time.time())
-        app.state.parsing = asyncio.Lock()
+        app.state.bodies = bodies = Bodies(settings.limits.most_bodies_bytes)
         app.state.service = Service(engine.model, settings, capacity, desk, metrics, preparing, now)
         try:
-            yield {TRANSPORTS: {}, HEAD_SECONDS: settings.limits.body_seconds}
+            yield {TRANSPORTS: {}, LIMITS: settings.limits}
         finally:
-            preparing.shutdown(wait=False, cancel_futures=True)
+            for threads in (preparing, bodies.parsing):
+                threads.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(desk.runner.stop)
 
     app = Starlette(

@@ -11,9 +11,11 @@ import h11
 from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lfm2np.serve.limits import Limits
 from lfm2np.serve.replies.shared import error_reply
 
-TRANSPORTS, HEAD_SECONDS = "transports", "head_seconds"  # names in the state that an application and its server share
+TRANSPORTS, LIMITS = "transports", "limits"  # names in the state that an application and its server share
+LEAST_READ = 2**15  # bytes that a client takes within `write_seconds` of what is waiting for it
 
 
 class Framed(h11.Connection):
@@ -29,9 +31,15 @@ class Framed(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """Cut where the head of a request does not come; what is no HTTP gets an error object, too."""
+    """Cut where the head of a request does not come, and where an answer is not read; what is no HTTP gets an error
+    object, too.
+
+    The transport pauses a writer while more than 64 KiB wait, until a quarter of that is left. Who does not read is
+    cut off as if he had gone: that ends his request, and what it holds of engine and memory is free.
+    """
 
     _waiting: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,6 +52,7 @@ class Connection(H11Protocol):
         if self.client is not None:
             self.app_state[TRANSPORTS].pop(self.client, None)
         self._head_is_there()
+        self._stop_looking()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -56,6 +65,15 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         self._head_is_there()  # from now on uvicorn's own limit on idle connections holds
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_looking()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        self._stop_looking()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         content = json.dumps(error_reply(400, msg)).encode()
@@ -71,12 +89,33 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def _wait_for_head(self) -> None:
-        self._waiting = self.loop.call_later(self.app_state[HEAD_SECONDS], self.transport.abort)
+        self._waiting = self.loop.call_later(self._limits.body_seconds, self.transport.abort)
 
     def _head_is_there(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+    def _look_later(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self._limits.write_seconds, self._look, waiting)
+
+    def _look(self, before: int) -> None:
+        """Whether the client has read since as many bytes as that were waiting."""
+        if self.transport.get_write_buffer_size() > before - LEAST_READ:
+            self.transport.abort()
+        else:
+            self._look_later()
+
+    def _stop_looking(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    @property
+    def _limits(self) -> Limits:
+        limits: Limits = self.app_state[LIMITS]
+        return limits
 
 
 def cut(scope: Scope) -> None:

@@ -20,6 +20,7 @@ from lfm2np.serve.limits import Limits
 from lfm2np.values import require_count
 
 BACKLOG = 2048
+SEND_BUFFER = 2**16  # bytes that the system keeps of an answer; else up to 4 MiB, and who does not read shows late
 MAX_PORT = 2**16 - 1
 START_SECONDS = 60.0
 
@@ -32,6 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
         # Named in full, or asyncio leaves Nagle's algorithm on, and each answer waits 40 ms for an acknowledgement.
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
         found.bind(address)
     except (OSError, UnicodeError, OverflowError) as problem:
         raise RequestError(f"--host {host} --port {port}: {problem}") from None

@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from builders import SPECIALS, VOCAB_SIZE, byte_level_tokenizer, tiny_config, wr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint.tokenizer import BYTE_OF_LETTER, Tokenizer, guarded, load_tokenizer, require_ids
+from lfm2np.checkpoint.tokenizer import BYTE_OF_LETTER, LARGE_TEXT, Tokenizer, guarded, load_tokenizer, require_ids
 from lfm2np.errors import Lfm2npError, RequestError, TokenizerError
 
 CONFIG = tiny_config()
@@ -25,10 +27,10 @@ BOS = SPECIALS[1]
 
 
 @functools.cache
-def tokenizer(post_processor: bool = True, bos_token_id: int | None = 1) -> Tokenizer:
+def tokenizer(post_processor: bool = True, bos_token_id: int | None = 1, context: int = 128) -> Tokenizer:
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(Path(directory), post_processor=post_processor)
-        return load_tokenizer(Path(directory), tiny_config(bos_token_id=bos_token_id))
+        return load_tokenizer(Path(directory), tiny_config(bos_token_id=bos_token_id, max_position_embeddings=context))
 
 
 def ids_of(text: str) -> list[int]:
@@ -50,6 +52,27 @@ def test_a_prompt_begins_with_exactly_one_bos(post_processor: bool, text: str) -
     assert ids[:1] == [1]
     assert ids.count(1) == 1
     assert tokenizer().decode(ids) == text.removeprefix(BOS)
+
+
+@pytest.mark.parametrize("post_processor", [True, False])
+@pytest.mark.parametrize("length", [LARGE_TEXT - 1, LARGE_TEXT])
+def test_a_large_text_has_the_ids_of_any_other(post_processor: bool, length: int) -> None:
+    """It goes through another call of the library."""
+    text = (f"hello {SPECIALS[2]} \u2603  {BOS}" * length)[:length]
+    one, backend = tokenizer(post_processor, context=4096), byte_level_tokenizer(post_processor)
+    assert one.encode_more(text) == backend.encode(text, add_special_tokens=False).ids
+    assert one.encode(text) == [1, *one.encode_more(text)]
+
+
+def test_other_threads_go_on_while_a_large_text_is_encoded() -> None:
+    one, turns = tokenizer(context=8192), 0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(one.encode, "hello, world. " * (one.most_characters // 14))
+        while not encoding.done():
+            turns += 1
+            time.sleep(0)
+    assert encoding.result()
+    assert turns > 100, "the library holds the lock of the interpreter"
 
 
 def test_a_bos_that_the_text_repeats_is_kept_but_none_is_added() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import lfm2np
 from lfm2np.engine.engine import Engine
 from lfm2np.serve.app import make_app
+from lfm2np.serve.http_bodies import Bodies
 from lfm2np.serve.limits import Limits
 from lfm2np.serve.server import serving_beside
 from lfm2np.serve.service import Service, Settings
@@ -34,6 +35,7 @@ class Served:
     port: int
     engine: Engine
     service: Service
+    bodies: Bodies
 
     def ask(self, path: str, fields: Any, headers: dict[str, str] = JSON) -> tuple[int, Any]:
         """The status, and the object or the events that came."""
@@ -91,4 +93,4 @@ def serving(
     settings = Settings("trained", key, limits or Limits())
     app = make_app(engine, settings)
     with serving_beside(app, settings.limits) as port:
-        yield Served(port, engine, app.state.service)
+        yield Served(port, engine, app.state.service, app.state.bodies)

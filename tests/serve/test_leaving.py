@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
+import http.client
 import json
 import random
+import re
 import socket
 import struct
 import time
+import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import uvicorn
 from served_app import HEAD, Served, model, serving
+from uvicorn.server import ServerState
 
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
+from lfm2np.serve.connections import LEAST_READ, LIMITS, TRANSPORTS, Connection
 from lfm2np.serve.limits import Limits
 
 LONG = {"prompt": [1, 5], "max_tokens": 230, "ignore_eos": True, "temperature": 0}
 
 
-def put(served: Served, fields: dict[str, Any]) -> socket.socket:
+def put(served: Served, fields: dict[str, Any], room: int | None = None) -> socket.socket:
+    """Sends it; the client's system holds some `room` bytes of an answer that is not read."""
     content = json.dumps(fields).encode()
-    connection = served.raw()
+    connection = socket.socket()
+    connection.settimeout(60)
+    if room is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    connection.connect(("127.0.0.1", served.port))
     connection.sendall(HEAD + f"{len(content)}\r\n\r\n".encode() + content)
     return connection
+
+
+def num_begun(served: Served) -> int:
+    """Calls under way, and those that ended."""
+    ended = re.findall(r"request_total{.*} (\d+)", served.get("/metrics")[1])
+    return served.service.desk.num_places + sum(map(int, ended))
 
 
 def reset(connection: socket.socket) -> None:
@@ -66,16 +86,90 @@ def test_who_waits_in_the_queue_may_leave_it():
 def test_a_client_that_does_not_read_holds_up_nobody_and_no_end(is_streamed: bool):
     """Its answer is larger than what the sockets between hold; the server ends without it."""
     limits = Limits(request_seconds=8.0, body_seconds=1.0, max_logprobs=512)
-    with serving(model(), limits, num_blocks=300, max_num_seqs=17) as served:
-        much = {**LONG, "prompt": [[1, 5]] * 16, "max_tokens": 60, "logprobs": 512}
-        slow = put(served, {**much, "stream": is_streamed})
+    with serving(model(), limits, num_blocks=300, max_num_seqs=5) as served:
+        much = {**LONG, "prompt": [[1, 5]] * 4, "max_tokens": 20, "logprobs": 512}
+        slow = put(served, {**much, "stream": is_streamed}, 2048)
         status, _ = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
-        assert status == 200 and served.service.desk.num_places >= 16
+        assert status == 200 and served.service.desk.num_places >= 4
         served.wait_until_empty()
-        assert served.service.desk.runner.state.sampled_tokens > 16 * 60
+        assert served.service.desk.runner.state.sampled_tokens > 4 * 20
         while 'how="504"} 1.0' not in served.get("/metrics")[1]:
             time.sleep(0.05)
     slow.close()
+
+
+def test_streams_that_nobody_reads_are_not_computed_to_their_end():
+    """Another client waits behind 40 of them, in four slots; each would be 900 tokens long."""
+    limits = Limits(write_seconds=0.05, max_logprobs=200)
+    with serving(model(), limits, block_size=16, num_blocks=300) as served, contextlib.ExitStack() as stack:
+        much = {**LONG, "max_tokens": 900, "logprobs": 200, "stream": True}
+        for _ in range(40):
+            stack.enter_context(put(served, much, 2048))
+        while num_begun(served) < 40:
+            time.sleep(0.005)
+        status, reply = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
+        assert status == 200 and reply["choices"][0]["text"] == " 1 3"
+        assert served.service.desk.runner.state.sampled_tokens < 40 * 900 / 3
+        served.wait_until_empty()
+
+
+def test_answers_that_nobody_reads_hold_no_place():
+    """Each is some 300 KB, all of them together as many as the server takes on."""
+    limits = Limits(write_seconds=0.05, max_logprobs=512, max_requests=40)
+    with serving(model(), limits) as served, contextlib.ExitStack() as stack:
+        for _ in range(40):
+            slow = stack.enter_context(put(served, {**LONG, "max_tokens": 24, "logprobs": 512}, 2048))
+        while num_begun(served) < 40:
+            time.sleep(0.005)
+        served.wait_until_empty()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response = http.client.HTTPResponse(slow)
+            response.begin()
+            response.read()
+        assert served.ask("/v1/completions", {"prompt": [1], "max_tokens": 1})[0] == 200
+
+
+class Waiting(asyncio.Transport):
+    """Of an answer so many bytes wait to be read."""
+
+    num_bytes = 0
+    is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_bytes
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Clock:
+    """What was put off, until the test says that its time has come."""
+
+    def __init__(self) -> None:
+        self.put_off: dict[float, Callable[[], Any]] = {}
+
+    def call_later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.put_off[seconds] = functools.partial(call, *arguments)
+        return types.SimpleNamespace(cancel=lambda: self.put_off.pop(seconds, None))
+
+
+def test_who_reads_slowly_is_waited_for_and_who_stops_is_cut_off():
+    clock, transport, limits = Clock(), Waiting(), Limits(write_seconds=7.0)
+    config, shared = uvicorn.Config(lambda: None, log_config=None), {TRANSPORTS: {}, LIMITS: limits}
+    connection = Connection(config, ServerState(), shared, clock)  # type: ignore[arg-type]
+    connection.connection_made(transport)
+    transport.num_bytes = 4 * LEAST_READ
+    connection.pause_writing()
+    for num_bytes in (3 * LEAST_READ, 2 * LEAST_READ):
+        transport.num_bytes = num_bytes
+        clock.put_off.pop(7.0)()
+        assert not transport.is_aborted
+    connection.resume_writing()
+    assert 7.0 not in clock.put_off
+    connection.pause_writing()
+    transport.num_bytes -= LEAST_READ - 1
+    clock.put_off.pop(7.0)()
+    assert transport.is_aborted and 7.0 not in clock.put_off
 
 
 def test_connections_that_ask_nothing_are_closed():

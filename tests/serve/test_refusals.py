@@ -303,9 +303,53 @@ def test_a_body_of_endless_parts_is_refused_before_it_is_parsed():
         assert status == 400 and "131073 elements: expected at most 131072" in reply["error"]["message"]
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_bodies_of_all_clients_together_are_bounded_before_they_are_read(path: str):
+    """One client has told of 300,000 bytes, and sent a single one."""
+    limits = Limits(max_body_bytes=400_000, max_bodies_bytes=400_000)
+    with serving(model(), limits) as served, served.raw() as first:
+        first.sendall(HEAD + b"300000\r\n\r\n{")
+        while not served.bodies.num_bytes:
+            time.sleep(0.005)
+        told = "a body of 200000 bytes, and 300000 of others are not parsed yet: expected at most 400000 together"
+        with served.connection() as second:
+            second.request("POST", path, b" " * 200_000, JSON)
+            response = second.getresponse()
+            assert (response.status, response.getheader("Retry-After")) == (503, "1")
+            error = json.loads(response.read())["error"]
+            assert error == {"message": told, "type": "service_unavailable_error", "param": None, "code": 503}
+        with served.raw() as asking:  # whether to send it: nothing is there to be read
+            asking.sendall(HEAD.replace(b"/v1/completions", path.encode()) + b"200000\r\nExpect: 100-continue\r\n\r\n")
+            assert asking.recv(4096).startswith(b"HTTP/1.1 503 ")
+        pieces = (b" " * 1000 for _ in range(120))  # sent without its length
+        with served.connection() as second:
+            second.request("POST", path, pieces, JSON, encode_chunked=True)
+            assert second.getresponse().status == 503
+        assert served.ask(path, b" " * 100_000)[0] == served.ask(path, b" " * 1000)[0] == 400
+        assert served.get("/health")[0] == 200
+        first.sendall(b" " * 299_999)
+        assert first.recv(4096).startswith(b"HTTP/1.1 400")
+        assert served.bodies.num_bytes == 0 and served.ask(path, b" " * 400_000)[0] == 400
+
+
+def test_a_body_of_endless_numbers_is_refused_before_it_is_parsed():
+    with serving(model()) as served:
+        status, reply = served.ask("/v1/completions", b'{"prompt":[' + b"1," * (2**20 + 1) + b"1]}")
+        assert status == 413 and "1048577 commas between elements, expected" in reply["error"]["message"]
+        status, reply = served.ask("/v1/completions", {"prompt": "," * (2**20 + 1)})
+        assert status == 400 and "text: 1048577 characters, expected at most" in reply["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_requests", 0), ("max_body_bytes", 0), ("body_seconds", 0.0), ("request_seconds", float("nan"))],
+    [
+        ("max_requests", 0),
+        ("max_bodies_bytes", 2**23 - 1),
+        ("write_seconds", 0.0),
+        ("max_body_bytes", 0),
+        ("body_seconds", 0.0),
+        ("request_seconds", float("nan")),
+    ],
 )
 def test_limits_that_allow_nothing_are_refused(field: str, value: Any):
     with pytest.raises(RequestError, match=field):

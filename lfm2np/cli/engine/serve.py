@@ -39,7 +39,15 @@ def run_serve(arguments: argparse.Namespace) -> None:
     from lfm2np.serve.server import is_loopback, listen, serve, url_of
     from lfm2np.serve.service import Settings
 
-    names = ("max_requests", "max_logprobs", "max_body_bytes", "body_seconds", "request_seconds")
+    names = (
+        "max_requests",
+        "max_logprobs",
+        "max_body_bytes",
+        "max_bodies_bytes",
+        "body_seconds",
+        "request_seconds",
+        "write_seconds",
+    )
     limits = Limits(**{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None})
     listening = listen(arguments.host, arguments.port)
     model = load_model(arguments)
@@ -122,7 +130,11 @@ def add_serve(command: AddCommand) -> None:
     limits.add_argument("--max-requests", metavar="N", type=int, help="prompts times samples under way, else 429 (256)")
     limits.add_argument("--max-logprobs", metavar="K", type=int, help="of one token (20)")
     limits.add_argument("--max-body-bytes", metavar="N", type=int, help="of one call (8 MiB)")
+    limits.add_argument("--max-bodies-bytes", metavar="N", type=int, help="of all calls, else 503 (8 of the largest)")
     limits.add_argument("--body-seconds", metavar="S", type=float, help="until a head, and then a body, is there (30)")
     limits.add_argument("--request-seconds", metavar="S", type=float, help="until an answer is complete (600)")
+    limits.add_argument(
+        "--write-seconds", metavar="S", type=float, help="until 32 KiB of it are read, if they wait (10)"
+    )
     add_engine_options(sub)
     add_arithmetic_options(sub)

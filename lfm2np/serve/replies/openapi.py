@@ -22,10 +22,10 @@ REFUSED = {
     "421": "The Host header names another server: only where no key is asked for.",
     "429": "As many requests are under way as this server takes on; Retry-After tells when to come again.",
     "500": "The answer could not be computed.",
-    "503": "The engine has ended.",
+    "503": "The engine has ended; or too many bodies are under way, and Retry-After tells when to come again.",
     "504": "The answer took too long.",
 }
-OF_BODIES = ("400", "401", "404", "408", "413", "415", "421", "500")
+OF_BODIES = ("400", "401", "404", "408", "413", "415", "421", "500", "503")
 EVENT = {  # one of them: OpenAPI has no word for a stream
     "type": "object",
     "required": ["data"],
