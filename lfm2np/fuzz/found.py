@@ -10,12 +10,14 @@ from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
+from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 from lfm2np.oracle.texts import text_fault
 
+DRAWN_ERROR = 1e-9  # a trace: the probability with which a right engine's draws are called wrong
 WRONG, STOP, TEXT = "wrong", "stop", "text"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
@@ -70,7 +72,8 @@ def wrong_answer(
     for index, reply in enumerate(replies):
         sent = trace.requests[index]
         for answer in reply.answers:
-            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={SAMPLED: bool(sent.temperature)})
+            drawn = bool(sent.temperature)
+            ask = Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={SAMPLED: drawn}, seed=sent.seed)
             fitted = fitting(ask, answer, model.config)
             why = fitted.error or length_fault(model, sent, fitted, reply.left)
             if why is not None:
@@ -82,9 +85,12 @@ def wrong_answer(
                 if text is None and why is not None:
                     text = Finding(TEXT, f"request {index}: {why}", index, seen=answer)
             pairs.append((ask, fitted))
-    wrong = [one for one in judge(model, format_name, pairs, known=known) if is_wrong(one)]
+    known = Known() if known is None else known
+    positions = judge(model, format_name, pairs, known=known)
+    wrong = [one for one in positions if is_wrong(one)]
     if not wrong:
-        return text
+        other = drawn_wrongly(model, pairs, positions, known, DRAWN_ERROR)
+        return text if other is None else Finding(WRONG, f"request {other[0]}: {other[1]}", int(other[0]))
     worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)

@@ -8,7 +8,8 @@ be another one is no mismatch here. Nor is a draw that rounding decides: see see
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
@@ -45,13 +46,18 @@ def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str 
 
 
 def with_mismatches(
-    pairs: Sequence[Pair], positions: Sequence[Position], tokenizer: Tokenizer | None, ends: Collection[int] = ()
+    pairs: Sequence[Pair],
+    positions: Sequence[Position],
+    tokenizer: Tokenizer | None,
+    ends: Collection[int] = (),
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Sequence[Pair]:
     """The same pairs; instead of an answer that disagrees with another, or with itself, what is wrong with it.
 
     ends  end-of-sequence tokens
+    more  what else is wrong, by id
     """
-    faults = seed_mismatches(pairs, positions)
+    faults = seed_mismatches(pairs, positions) | dict(more)
     if tokenizer is not None:
         faults |= {} if ignores_stops(pairs) else stop_mismatches(pairs, tokenizer)
         faults |= text_mismatches(pairs, tokenizer, ends)

@@ -22,6 +22,7 @@ from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, withou
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.answer import is_wrong
+from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES
 from lfm2np.oracle.judging.routes import fitted
@@ -194,7 +195,9 @@ def judged(
     if not is_wrong(positions) and is_in_doubt(positions, OFF / math.sqrt(len(DRAWS) / len(STAGES[0]))):
         positions = judge(model, format_name, pairs, scoring, known, stages=[DRAWS])
     tokenizer = model.tokenizer if model.has_tokenizer else None
-    pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids)
+    drawn = drawn_wrongly(model, pairs, positions, known)
+    more = dict([drawn] if drawn else [])
+    pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))

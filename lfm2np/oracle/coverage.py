@@ -21,7 +21,7 @@ from lfm2np.oracle.workloads import CASES
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
 NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
-NEVER_ASKED = ("sampling by temperature, top_p or penalties", "preempted requests (lfm2np fuzz)")
+NEVER_ASKED = ("temperatures other than 0 and 1, top_p, penalties", "preempted requests (lfm2np fuzz)")
 
 
 def kind(ask: Ask, is_decode: bool) -> Kind:

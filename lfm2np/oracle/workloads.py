@@ -35,6 +35,7 @@ TEXTS = (
 
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
 SEEDS = (4, 5, 6, 7, 8, 9, 90, 150)  # lengths of prompts, each with a seed of its own; the last go in several chunks
+DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
 
@@ -215,17 +216,19 @@ def stops(writer: Writer) -> Iterator[Round]:
 
 
 def seeds(writer: Writer) -> Iterator[Round]:
-    """Tokens that are drawn, twice with the same seed alone, then beside each other. Of random prompts: a token that is
-    certain is drawn with any seed."""
+    """Tokens that are drawn, twice with the same seed alone, then beside each other; and more of them with other seeds.
+    Of random prompts: a token that is certain is drawn with any seed."""
     low = min(8, writer.config.vocab_size - 1)
-    lengths = [min(writer.longest, length) for length in SEEDS]
+    lengths = [min(writer.longest, length) for length in (*SEEDS, *[4] * DRAWN)]
     prompts = [tuple(map(int, writer.random.integers(low, writer.config.vocab_size, length))) for length in lengths]
+    numbered = list(enumerate(prompts))
     for prefix in ("cold", "warm"):
-        for seed, ids in enumerate(prompts):
+        for seed, ids in numbered[: len(SEEDS)]:
             yield Round((writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=False),))
-    for start in range(0, len(SEEDS), writer.at_once) if writer.at_once > 1 else ():
-        together = list(enumerate(prompts))[start : start + writer.at_once]
-        asks = [writer.ask("seeds", ids, 2, seed, prefix="warm", beside=len(together) > 1) for seed, ids in together]
+    for start in range(0, len(numbered), writer.at_once) if writer.at_once > 1 else ():
+        together = numbered[start : start + writer.at_once]
+        prefix = "warm" if start < len(SEEDS) else "cold"
+        asks = [writer.ask("seeds", ids, 2, seed, prefix=prefix, beside=len(together) > 1) for seed, ids in together]
         yield Round(tuple(asks))
 
 

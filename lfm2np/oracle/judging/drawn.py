@@ -1,0 +1,88 @@
+"""Tokens that were drawn at temperature 1, held against the distribution that the truth gives.
+
+A gambler who bets at fair odds that an engine draws in some other way hardly ever becomes rich, if it draws as it
+should: his capital, the product of what his way gives each token over what the truth gives it, exceeds 1 / error with a
+probability of at most `error`, at any time, however long he plays. He splits his stake evenly among the ways below.
+
+Source: Ville 1939; Ramdas et al. 2023, Game-theoretic statistics and safe anytime-valid inference, section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.truth import LIKELY, Truth
+from lfm2np.oracle.judging.verdict import LIMIT, Position
+from lfm2np.oracle.targets.records import SAMPLED
+
+ERROR = 1e-6  # the probability with which a right engine's draws are called wrong
+GREEDY = 0.9  # of the bet on the likeliest token; the rest follows the truth
+TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
+Bet = Callable[[Truth, int, int], float]  # of a truth, a row and a column: the logarithm of what it gives that token
+
+
+def on_greedy(truth: Truth, row: int, column: int) -> float:
+    others = (1.0 - GREEDY) * math.exp(truth.logprobs[row, column])
+    return math.log(others + GREEDY * (truth.columns[row, column] == truth.best[row]))
+
+
+def on_any(truth: Truth, row: int, column: int) -> float:
+    return -math.log(truth.vocab_size)
+
+
+def on_temperature(temperature: float) -> Bet:
+    """No more than what that temperature gives the token: of those that are not among the columns the most is taken."""
+
+    def bet(truth: Truth, row: int, column: int) -> float:
+        known, power = truth.logprobs[row], 1.0 / temperature
+        count, left = truth.vocab_size - len(known), max(0.0, 1.0 - math.fsum(np.exp(known)))
+        largest = float(np.sort(known)[-LIKELY]) if count else 0.0  # of any that is not among them
+        most = (
+            math.exp((power - 1.0) * largest) if power > 1.0 else (max(count, 1) / max(left, 1e-300)) ** (1.0 - power)
+        )
+        total = math.fsum(np.exp(power * known)) + left * most
+        return power * float(known[column]) - math.log(total)
+
+    return bet
+
+
+WAYS: Mapping[str, Bet] = {
+    "greedily": on_greedy,
+    "with each token as likely as any other": on_any,
+    **{f"at temperature {one:g}": on_temperature(one) for one in TEMPERATURES},
+}
+
+
+def drawn_wrongly(
+    model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known, error: float = ERROR
+) -> tuple[str, str] | None:
+    """The id of the request by which it shows, and how the engine seems to draw; None if it may draw as it should.
+
+    Of each seed the first answer counts: others may be drawn with the same random numbers. Each token is taken for as
+    likely as any engine of the format may have it.
+    """
+    by_seed: dict[int | None, Pair] = {}
+    for ask, answer in pairs:
+        if ask.factors.get(SAMPLED) and answer.error is None and answer.token_ids:
+            by_seed.setdefault(ask.seed, (ask, answer))
+    drawn = list(by_seed.values())
+    scales = {(one.ask.id, one.row): one.scale for one in positions}
+    truths = truths_of(model, drawn, known)
+    capital, count = dict.fromkeys(WAYS, 0.0), 0
+    for ask, answer in drawn:
+        truth, ids = truths[spoken(ask, answer)], (*ask.prompt_token_ids, *(answer.token_ids or ()))
+        for row in range(len(ask.prompt_token_ids) - 1, len(ids) - 1):
+            count += 1
+            column = truth.at(row, ids[row + 1])
+            fair = min(0.0, float(truth.logprobs[row, column]) + LIMIT * scales.get((ask.id, row), 0.0))
+            for name, bet in WAYS.items():
+                capital[name] += bet(truth, row, column) - fair
+        best = max(capital, key=lambda name: capital[name])
+        if capital[best] - math.log(len(WAYS)) > -math.log(error):
+            return ask.id, f"the {count} tokens drawn so far at temperature 1 are drawn as if {best}"
+    return None

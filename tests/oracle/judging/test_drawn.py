@@ -1,0 +1,77 @@
+"""Drawn tokens against the truth's distribution: right ones are hardly ever called wrong, other ways are named."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import lfm2np
+from lfm2np.llm import LLM
+from lfm2np.loading import Model
+from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly
+from lfm2np.oracle.judging.scored import Known, Pair
+from lfm2np.oracle.judging.truth import Truth, truth_of
+from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
+from lfm2np.sampling.params import SamplingParams
+
+SEEDS, TOKENS = 32, 4
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return lfm2np.load()
+
+
+def drawn_at(temperature: float, first_seed: int) -> list[Pair]:
+    """Answers of lfm2np's own engine: greedy ones for 0."""
+    seeds = range(first_seed, first_seed + SEEDS)
+    prompts = [(9 + seed * 31 % 400, 20 + seed % 7, 77, 300 - seed) for seed in seeds]
+    params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in seeds]
+    pairs = []
+    for seed, prompt, result in zip(seeds, prompts, LLM().generate(prompts, params), strict=True):
+        ask = Ask(str(seed), "seeds", prompt, TOKENS, factors={SAMPLED: True}, seed=seed)
+        pairs.append((ask, Answer(str(seed), result.outputs[0].token_ids)))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [(0.0, "drawn as if greedily"), (0.25, "drawn as if at temperature"), (4.0, "drawn as if ")],
+)
+def test_another_temperature_is_named(model: Model, temperature: float, words: str) -> None:
+    found = drawn_wrongly(model, drawn_at(temperature, 0), [], Known())
+    assert found is not None and words in found[1]
+
+
+def test_right_draws_are_right(model: Model) -> None:
+    known = Known()
+    for first in range(0, 3 * SEEDS, SEEDS):
+        assert drawn_wrongly(model, drawn_at(1.0, first), [], known) is None
+
+
+def test_of_a_seed_the_first_answer_counts(model: Model) -> None:
+    ask, answer = drawn_at(0.0, 0)[0]
+    assert drawn_wrongly(model, [(replace(ask, id=str(number)), answer) for number in range(50)], [], Known()) is None
+
+
+def test_every_way_gives_all_tokens_together_at_most_one(model: Model) -> None:
+    """So that the capital of a gambler does not grow by itself; also where most tokens are not among the columns."""
+    whole = truth_of(model, (1, 50, 60, 70), {})
+    few = np.sort(np.argsort(-whole.logprobs[1])[:60])
+    some = replace(whole, columns=whole.columns[:, few], logprobs=whole.logprobs[:, few])
+    for truth in (whole, some):
+        for name, bet in WAYS.items():
+            sums = math.fsum(math.exp(bet(truth, 1, column)) for column in range(truth.columns.shape[1]))
+            assert sums <= 1.0 + 1e-9, (name, sums)
+    assert exact_share(some, whole) < 1.0
+
+
+def exact_share(some: Truth, whole: Truth) -> float:
+    """The control: of the columns that are left, a temperature gives more than is bet on them."""
+    power = 0.25
+    of_few = math.fsum(np.exp(power * some.logprobs[1])) / math.fsum(np.exp(power * whole.logprobs[1]))
+    bets = math.fsum(math.exp(WAYS["at temperature 4"](some, 1, column)) for column in range(some.columns.shape[1]))
+    return bets / of_few
