@@ -22,6 +22,8 @@ TEXTS = "text"
 FAR = (256, 512)  # positions that requests cross: sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
+DRAWN = 32  # requests of a trace that tells how tokens are drawn,
+SELDOM = 16  # which is one of so many
 STEMS = 2  # texts that prompts of one trace begin with
 
 
@@ -127,7 +129,10 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
 
 @st.composite
 def traces(draw: st.DrawFn, around: Around) -> Trace:
-    """Up to three more requests than there are slots, none of them beyond MOST_TOKENS_OF_A_TRACE together."""
+    """Up to three more requests than there are slots, none of them beyond MOST_TOKENS_OF_A_TRACE together; or, now and
+    then, many whose first tokens are drawn."""
+    if around.sampling and "sampled" not in around.without and draw(st.integers(1, SELDOM)) == SELDOM:
+        return draws(around, draw(st.integers(100, 10_000)))
     sent: list[Sent] = []
     budget = MOST_TOKENS_OF_A_TRACE
     for _ in range(draw(st.integers(1, min(12, around.slots + 3)))):
@@ -137,6 +142,13 @@ def traces(draw: st.DrawFn, around: Around) -> Trace:
             break
         sent.append(one)
     return Trace(tuple(sent))
+
+
+def draws(around: Around, seed: int) -> Trace:
+    """Requests whose tokens are drawn, each with a seed of its own: what they are together tells the distribution."""
+    length = max(1, min(4, around.longest - len(around.first) - 2))
+    prompts = [(*around.first, *content(around, seed + index, length)) for index in range(DRAWN)]
+    return Trace(tuple(Sent(one, 2, temperature=1.0, seed=seed + index) for index, one in enumerate(prompts)))
 
 
 def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:

@@ -88,9 +88,11 @@ def wrong_answer(
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, known=known)
     wrong = [one for one in positions if is_wrong(one)]
+    if not wrong and text is not None:
+        return text
     if not wrong:
         other = drawn_wrongly(model, pairs, positions, known, DRAWN_ERROR)
-        return text if other is None else Finding(WRONG, f"request {other[0]}: {other[1]}", int(other[0]))
+        return None if other is None else Finding(WRONG, f"request {other[0]}: {other[1]}", int(other[0]))
     worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)

@@ -11,6 +11,7 @@ from served_here import model
 
 import lfm2np
 from lfm2np.fuzz.alphabet import alphabet_of
+from lfm2np.fuzz.draw import Around, draws
 from lfm2np.fuzz.found import MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
@@ -129,6 +130,21 @@ def test_of_a_sampled_token_only_the_log_probability_is_judged() -> None:
     assert found(answer([token]), **said) is None
     finding = found(answer([token], [logprob - 0.5]), **said)
     assert finding is not None and finding.kind == WRONG and "log-probability that is off by -0.5" in finding.what
+
+
+def test_tokens_that_are_not_drawn_though_they_should_be_are_found() -> None:
+    """A server that ignores temperature: each token and each log-probability is right."""
+    trace = draws(Around(16, 64, 4, 300, A, sampling=True), 100)
+    greedy = [tuple(token for token, _, _ in right(one.prompt, 2)) for one in trace.requests]
+    played = Played(tuple(Reply((Answer(str(index), ids),)) for index, ids in enumerate(greedy)))
+    finding = finding_of(model(), "float32", trace, played)
+    assert finding is not None and finding.kind == WRONG
+    assert finding.what.endswith("tokens drawn so far at temperature 1 are drawn as if greedily")
+    params = [lfm2np.SamplingParams(temperature=1.0, seed=one.seed, max_tokens=2) for one in trace.requests]
+    drawn = lfm2np.LLM(model()).generate([list(one.prompt) for one in trace.requests], params)
+    ids = [one.outputs[0].token_ids for one in drawn]
+    played = Played(tuple(Reply((Answer(str(index), one),)) for index, one in enumerate(ids)))
+    assert finding_of(model(), "float32", trace, played) is None
 
 
 def test_an_early_end_without_a_reason_is_found_and_one_at_an_end_of_sequence_is_not() -> None:

@@ -127,6 +127,11 @@ COLD = "prompts whose first 8 tokens are new"
             ["beside cancelled requests"],
         ),
         (lambda one: decode(one) and later(one), [], ["decode, later in a batch"]),
+        (
+            lambda one: one.row % 8 == 7,  # as where a chunk's last row is given another's number
+            ["but for the last position of each 8"],
+            ["at the last position of each 8"],
+        ),
     ],
 )
 def test_each_cause_is_named(is_wrong: Callable[[Position], bool], right: list[str], parts: list[str]) -> None:
@@ -180,7 +185,9 @@ def test_every_level_that_an_ask_can_have_has_words() -> None:
 # --- findings
 
 
-EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
+EVERYWHERE = (
+    "wrong everywhere, and no format errs like this: a wrong operator, weight or constant (--locate says which)"
+)
 
 
 def lines(found: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[str]:
@@ -261,6 +268,14 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 
 
 # --- what is noted of an ask
+
+
+def test_requests_that_are_wrong_beside_others_only_are_said_to_be_so() -> None:
+    """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
+    names = [one.asks[2].id for one in PLAN if len(one.asks) > 2][:2]
+    found = positions(lambda one: one.ask.id in names)
+    first, *_ = findings(found, [Repeats(name, 5, 5, 0) for name in names])
+    assert first.line.startswith("likely: wrong beside others in 10 of 10 repeats of 2 wrong requests, right alone")
 
 
 def test_an_ask_is_noted_with_its_place_what_was_asked_before_and_what_was_cancelled() -> None:

@@ -12,9 +12,15 @@ from lfm2np.oracle.factors import abort_of, phase_of, place_of
 from lfm2np.oracle.judging.verdict import Position
 
 EDGES = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
+PERIODS = (8, 16, 32, 64, 128, 256)
 IDS = tuple(2**power for power in range(7, 17))
 Mask = NDArray[np.bool_]  # [positions]
 Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the tokens of its sequence
+
+
+def period(row: int) -> int:
+    """The largest power of two that a row is a multiple of; 0 of row 0, which is at no border."""
+    return row & -row
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ FREED = "memory of a cancelled request that is freed too early"
 START = "the start of a sequence: zeros before the first token, prompts below L"
 POSITIONS = "attention or rotation of positions (or a convolution that forgets the tokens before)"
 MIXED = "rows of a step are mixed up, or tokens of a prompt see those behind them"
+BORDER = "the border of a block or chunk; if the next position is right, only what is reported of it"
 VOCABULARY = "rows of the embedding or the head, or ids that are cut to fewer bits"
 SCALES: dict[str, Scale] = {
     "phase": Scale(
@@ -119,6 +126,18 @@ SCALES: dict[str, Scale] = {
         {"below": "where the predicted token's id is below {}", "from": "where the predicted token's id is {} or more"},
         {"below": VOCABULARY, "from": VOCABULARY},
         IDS,
+    ),
+    "last": Scale(
+        lambda one, _: period(one.row + 1),
+        {"below": "but for the last position of each {}", "from": "at the last position of each {}"},
+        {"below": "what only the last position of a block or chunk has not", "from": BORDER},
+        PERIODS,
+    ),
+    "first": Scale(
+        lambda one, _: period(one.row),
+        {"below": "but for the first position of each {}", "from": "at the first position of each {}"},
+        {"below": "what only the first position of a block or chunk has not", "from": BORDER},
+        PERIODS,
     ),
     "order": Scale(
         lambda one, _: int(one.ask.factors.get("order", 0)),

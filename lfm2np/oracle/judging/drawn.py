@@ -21,6 +21,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.oracle.targets.records import SAMPLED
 
 ERROR = 1e-6  # the probability with which a right engine's draws are called wrong
+LEAST = 8  # answers of different seeds, below which nothing is said
 GREEDY = 0.9  # of the bet on the likeliest token; the rest follows the truth
 TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
 Bet = Callable[[Truth, int, int], float]  # of a truth, a row and a column: the logarithm of what it gives that token
@@ -71,6 +72,8 @@ def drawn_wrongly(
         if ask.factors.get(SAMPLED) and answer.error is None and answer.token_ids:
             by_seed.setdefault(ask.seed, (ask, answer))
     drawn = list(by_seed.values())
+    if len(drawn) < LEAST:
+        return None
     scales = {(one.ask.id, one.row): one.scale for one in positions}
     truths = truths_of(model, drawn, known)
     capital, count = dict.fromkeys(WAYS, 0.0), 0
