@@ -34,7 +34,7 @@ TEXTS = (
 
 
 STOPPED = (0, 7, 9)  # of TEXTS: those that go on longest
-SEEDS = (4, 5, 6, 7, 8, 9, 90, 150)  # lengths of prompts, each with a seed of its own; the last go in several chunks
+SEEDS = (4, 5, 6, 7, 70, 90, 120, 150)  # lengths of prompts, each with a seed of its own; some go in several chunks
 DRAWN = 24  # prompts whose tokens are drawn once: a first token tells most of how it is drawn
 SCORED = ("short-prompts", "borders", "long-prompts", "neighbours")  # elsewhere engines must be free to skip prompts
 
