@@ -146,12 +146,12 @@ class LeavesBehind:
         return BAD if is_bad else None
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", (1, 2, 3, 4, 5, 7))
 def test_what_fails_by_what_came_before_is_handed_over_with_it(number: int) -> None:
     """Larger traces left in the server by which smaller ones failed: those failed in 0 of 10 replays at the end."""
     campaign, _ = campaign_on(LeavesBehind())
     (failure,) = campaign.run(number, 1000, None)
-    assert failure.rate[0] >= LAST_REPLAYS - 1 and failure.rate[1] == LAST_REPLAYS  # the first may come too soon
+    assert failure.rate == (LAST_REPLAYS, LAST_REPLAYS)
     new = LeavesBehind()
     assert [new(trace) for trace in (*failure.before, failure.trace)][-1] == BAD
     assert failure.needs_before == (long_prompt(failure.trace) is None) and len(failure.before) <= 2
