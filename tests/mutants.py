@@ -1,4 +1,4 @@
-"""Mutation testing: python tests/mutants.py [--integers] [--only FILE ...] [--jobs N] [--json FILE].
+"""Mutation testing: python tests/mutants.py [--integers] [--only FILE ...] [--jobs N] [--json FILE] [--sample N].
 
 Needs the extra `mutation`.
 
@@ -9,26 +9,35 @@ docstrings only are the same program, and those that do not compile are none: ne
 `equivalent_mutants.json` names, with reasons, are not run either, but counted. Exit code 1 if any other survives.
 Hours on two cores; not part of CI.
 
-`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py).
+`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py). What
+survives it in a line that `equivalent_mutants.json` lists under "lines", with the reason why any change of it that
+passes leaves all bits as they are, counts as equivalent: those are run, so none that is killed can be listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import importlib.abc
 import importlib.util
 import json
+import multiprocessing
 import os
+import random
 import resource
 import signal
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded; children are forked
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
@@ -40,6 +49,7 @@ import safetensors.numpy
 import tokenizers
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from hypothesis import Phase, settings
 from tqdm import tqdm
 
 LOADED = (hypothesis, numpy, pytest, safetensors, tokenizers)  # before the fork, so that no child loads them again
@@ -92,7 +102,13 @@ EXACT = [
 COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 12, "ci": 120}  # of processor time for one property; the longest takes 2 and 15
-WAIT = 300  # seconds of the comparison with integers, which takes 30
+COMPARED_FIRST = {  # the tests that kill most, by where the mutant is; else those of products
+    **dict.fromkeys(("exact", "grids"), "rows"),
+    **{"attention": "attention", "ragged": "convolution", "routing": "routes"},
+}
+EXAMPLES = 60  # of each test
+COMPARED_SECONDS, WHOLE_SECONDS = 15, 120  # of processor time, for the drawn examples, then whole models: they take 3, 30
+IDLE, IDLE_SECONDS = 99, 15  # the exit code of a process that takes no processor time for so long
 MEMORY = 4 << 30
 FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the longest beginning of its name counts
     "scheduler": (
@@ -171,6 +187,10 @@ class Mutant:
     @property
     def key(self) -> tuple[str, ...]:
         return self.file, self.before, self.after
+
+    @property
+    def rule(self) -> tuple[str, ...]:
+        return self.file, self.before
 
 
 def mutants(file: str) -> Iterator[tuple[Mutant, str]]:
@@ -257,15 +277,85 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     return True
 
 
-def equals_integers(file: str, source: str) -> bool:
-    """In a forked process: whether the fast arithmetic still equals integers, and no process hangs."""
-    sys.path.insert(0, str(TOP))
+Drawn = Sequence[tuple[str, dict[str, Any]]]  # names of tests, each with the arguments of one example
+
+
+def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) -> bool:
+    """In a forked process: whether the fast arithmetic still equals integers, and no thread waits for ever.
+
+    The drawn examples are tried without pytest and Hypothesis, which take longer than all of them.
+    """
     sys.meta_path.insert(0, Replacing(file, source))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.setitimer(signal.ITIMER_REAL, WAIT)  # a thread that waits for another takes no processor time
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    os.environ["HYPOTHESIS_PROFILE"] = "ci"
-    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(COMPARISON)]) == 0
+    signal.setitimer(signal.ITIMER_PROF, COMPARED_SECONDS)
+    end_when_idle()
+    compared = importlib.import_module("test_integers")
+    first = COMPARED_FIRST.get(Path(file).stem, "products")
+    with pytest.MonkeyPatch.context() as patch:
+        compared.make_small(patch, is_drawn=True)
+        for name, arguments in sorted(drawn, key=lambda one: first not in one[0]):
+            getattr(compared, name).hypothesis.inner_test(**arguments)
+    if not whole_models:
+        return True
+    signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS)
+    undrawn = " and ".join(f"not {name}" for name in {name for name, _ in drawn})
+    options = ("-x", "-q", "--noconftest", "--assert=plain", "-p", "no:cacheprovider", "-k", undrawn)
+    return pytest.main([*options, str(COMPARISON)]) == 0
+
+
+def draw_examples(send: Connection) -> None:
+    """In a forked process: the examples that Hypothesis draws for each test of the comparison, by sending them."""
+    drawn: list[tuple[str, dict[str, Any]]] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(**arguments: Any) -> None:
+            drawn.append((name, arguments))
+
+        return note
+
+    for name, test in vars(importlib.import_module("test_integers")).items():
+        if getattr(test, "is_hypothesis_test", False) and "pythons" not in name:  # those are of integers alone
+            test.hypothesis.inner_test = noting(name)
+            for given in cases(test):
+                test(**given)
+    send.send(drawn)
+
+
+def cases(test: Callable[..., None]) -> list[dict[str, Any]]:
+    """What pytest gives a test beside what Hypothesis draws: one parameter or none."""
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    return [{mark.args[0]: value} for mark in marks for value in mark.args[1]] or [{}]
+
+
+def end_when_idle() -> None:
+    """Ends this process once it waits for nothing: a deadlock takes no processor time."""
+    spent = [time.process_time()]
+
+    def look(*_: object) -> None:
+        spent.append(time.process_time())
+        if spent[-1] - spent[-2] < 0.01:
+            os._exit(IDLE)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, IDLE_SECONDS, IDLE_SECONDS)
+
+
+def prepare_comparison() -> Drawn:
+    """Draws the examples, and compiles all modules, once for all mutants."""
+    sys.path[:0] = [str(TOP), str(COMPARISON.parent)]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp()
+    settings.register_profile(
+        "mutants", derandomize=True, database=None, deadline=None, max_examples=EXAMPLES, phases=[Phase.generate]
+    )
+    settings.load_profile("mutants")
+    receive, send = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=draw_examples, args=(send,))
+    process.start()
+    send.close()
+    drawn: Drawn = receive.recv()
+    process.join()
+    return drawn
 
 
 def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> str:
@@ -281,7 +371,7 @@ def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> st
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {0: "survived", -signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout"}.get(code, "killed")
+    return {0: "survived", -signal.SIGPROF: "timeout", IDLE: "timeout"}.get(code, "killed")
 
 
 def main() -> int:
@@ -289,21 +379,33 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="FILE", help="files, as scheduler/memory.py")
     parser.add_argument("--integers", action="store_true", help="the fast arithmetic against integers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--sample", type=int, metavar="N", help="of each file only so many mutants, the same each time")
     parser.add_argument("--quick", action="store_true", help="the few examples only")
     parser.add_argument("--json", metavar="FILE", help="write what came of each, as it goes; what it says is kept")
     arguments = parser.parse_args()
     profiles = ("quick",) if arguments.quick else ("quick", "ci")
-    passes = equals_integers if arguments.integers else partial(survives, profiles=profiles)
+    passes = partial(survives, profiles=profiles)
     arguments.only = arguments.only or (EXACT if arguments.integers else FILES)
-    known = dict.fromkeys(equivalent(), "equivalent") | read(arguments.json)
+    known = read(arguments.json)
+    if arguments.integers:
+        drawn = prepare_comparison()
+        compared_quickly = partial(equals_integers, drawn=drawn, whole_models=False)
+        passes = compared_quickly if arguments.quick else partial(equals_integers, drawn=drawn, whole_models=True)
+
+    reasons = equivalent()
 
     def outcome(pair: tuple[Mutant, str]) -> tuple[Mutant, str]:
         mutant, source = pair
-        return mutant, known.get(mutant.key) or tried(mutant, source, passes)
+        is_listed = mutant.key in reasons or (arguments.integers and mutant.rule in reasons)
+        if mutant.key in known or (is_listed and not arguments.integers):
+            return mutant, known.get(mutant.key, "equivalent")
+        status = tried(mutant, source, compared_quickly if is_listed and arguments.integers else passes)
+        return mutant, "equivalent" if is_listed and status == "survived" else status
 
-    everything = [one for file in arguments.only for one in mutants(file)]
-    for key in sorted(set(equivalent()) - {mutant.key for mutant, _ in everything}):
-        if key[0] in arguments.only:
+    everything = [one for file in arguments.only for one in sampled(mutants(file), arguments.sample)]
+    seen = {key for mutant, _ in everything for key in (mutant.key, mutant.rule)}
+    for key in sorted(set(reasons) - seen) if arguments.sample is None else ():
+        if key[0] in arguments.only and (arguments.integers or len(key) == 3):
             print(f"listed as equivalent, but no mutant: {' -> '.join(key)}", file=sys.stderr)
     results: list[tuple[Mutant, str]] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -316,10 +418,19 @@ def main() -> int:
     return int(any(status == "survived" for _, status in results))
 
 
-def equivalent() -> list[tuple[str, ...]]:
-    """The keys of the mutants of which the file beside this one says why no run can tell them from the program."""
-    listed = json.loads(EQUIVALENT.read_text())
-    return [(file, one["before"], one["after"]) for file, rows in listed.items() for one in rows]
+def sampled(everything: Iterator[tuple[Mutant, str]], count: int | None) -> list[tuple[Mutant, str]]:
+    found = list(everything)
+    return found if count is None or count >= len(found) else random.Random(0).sample(found, count)
+
+
+def equivalent() -> dict[tuple[str, ...], str]:
+    """The keys of the mutants, and the lines, of which the file beside this one says why no run can tell them apart."""
+    reasons: dict[tuple[str, ...], str] = {}
+    for file, rows in json.loads(EQUIVALENT.read_text()).items():
+        for row in rows:
+            keys = [(file, row["before"], row["after"])] if "after" in row else [(file, line) for line in row["lines"]]
+            reasons |= dict.fromkeys(keys, row["reason"])
+    return reasons
 
 
 def read(file: str | None) -> dict[tuple[str, ...], str]:
