@@ -107,7 +107,10 @@ COMPARED_FIRST = {  # the tests that kill most, by where the mutant is; else tho
     **{"attention": "attention", "ragged": "convolution", "routing": "routes"},
 }
 EXAMPLES = 60  # of each test
-COMPARED_SECONDS, WHOLE_SECONDS = 15, 120  # of processor time, for the drawn examples, then whole models: they take 3, 30
+COMPARED_SECONDS, WHOLE_SECONDS = (
+    15,
+    120,
+)  # of processor time, for the drawn examples, then whole models: they take 3, 30
 IDLE, IDLE_SECONDS = 99, 15  # the exit code of a process that takes no processor time for so long
 MEMORY = 4 << 30
 FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the longest beginning of its name counts
