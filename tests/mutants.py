@@ -18,26 +18,18 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
-import importlib.abc
-import importlib.util
 import json
-import multiprocessing
 import os
 import random
 import resource
 import signal
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 if os.environ.get("OPENBLAS_NUM_THREADS") != "1":  # read when NumPy is loaded; children are forked
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
@@ -49,11 +41,10 @@ import safetensors.numpy
 import tokenizers
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from hypothesis import Phase, settings
+from mutants_of_exact import EXACT, IDLE, MEMORY, TOP, Replacing, equals_integers, prepare_comparison
 from tqdm import tqdm
 
 LOADED = (hypothesis, numpy, pytest, safetensors, tokenizers)  # before the fork, so that no child loads them again
-TOP = Path(__file__).resolve().parent.parent
 FILES = [
     *sorted(
         str(path.relative_to(TOP))
@@ -83,36 +74,8 @@ FILES = [
         )
     ),
 ]
-EXACT = [
-    f"lfm2np/numerics/{name}.py"
-    for name in (
-        "exact",
-        "grids",
-        "attention",
-        "pieces",
-        "ragged",
-        "weight_grids",
-        "matrix",
-        "routing",
-        "products/product",
-        "products/tiles",
-        "products/fastest",
-    )
-]
-COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 12, "ci": 120}  # of processor time for one property; the longest takes 2 and 15
-COMPARED_FIRST = {  # the tests that kill most, by where the mutant is; else those of products
-    **dict.fromkeys(("exact", "grids"), "rows"),
-    **{"attention": "attention", "ragged": "convolution", "routing": "routes"},
-}
-EXAMPLES = 60  # of each test
-COMPARED_SECONDS, WHOLE_SECONDS = (
-    15,
-    120,
-)  # of processor time, for the drawn examples, then whole models: they take 3, 30
-IDLE, IDLE_SECONDS = 99, 15  # the exit code of a process that takes no processor time for so long
-MEMORY = 4 << 30
 FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the longest beginning of its name counts
     "scheduler": (
         "wrong-calls-are-refused",
@@ -240,24 +203,6 @@ def described(file: str, operator: str, occurrence: int, source: str, changed: s
     return Mutant(file, operator, occurrence, 0, "", "")
 
 
-class Replacing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from another source than its file's."""
-
-    def __init__(self, file: str, source: str) -> None:
-        self.name, self.path, self.source = file.removesuffix(".py").replace("/", "."), TOP / file, source
-
-    def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
-        if name != self.name:
-            return None
-        return importlib.util.spec_from_file_location(name, self.path, loader=self)
-
-    def create_module(self, spec):  # type: ignore[no-untyped-def]
-        return None
-
-    def exec_module(self, module) -> None:  # type: ignore[no-untyped-def]
-        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
-
-
 def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     """In a forked process, which a limit of processor time ends: whether every property passes."""
     sys.path.insert(0, str(TOP))
@@ -278,87 +223,6 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
             if run_property(one, own, profile, shrink=False).status == "failed":
                 return False
     return True
-
-
-Drawn = Sequence[tuple[str, dict[str, Any]]]  # names of tests, each with the arguments of one example
-
-
-def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) -> bool:
-    """In a forked process: whether the fast arithmetic still equals integers, and no thread waits for ever.
-
-    The drawn examples are tried without pytest and Hypothesis, which take longer than all of them.
-    """
-    sys.meta_path.insert(0, Replacing(file, source))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.setitimer(signal.ITIMER_PROF, COMPARED_SECONDS)
-    end_when_idle()
-    compared = importlib.import_module("test_integers")
-    first = COMPARED_FIRST.get(Path(file).stem, "products")
-    with pytest.MonkeyPatch.context() as patch:
-        compared.make_small(patch, is_drawn=True)
-        for name, arguments in sorted(drawn, key=lambda one: first not in one[0]):
-            getattr(compared, name).hypothesis.inner_test(**arguments)
-    if not whole_models:
-        return True
-    signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS)
-    undrawn = " and ".join(f"not {name}" for name in {name for name, _ in drawn})
-    options = ("-x", "-q", "--noconftest", "--assert=plain", "-p", "no:cacheprovider", "-k", undrawn)
-    return pytest.main([*options, str(COMPARISON)]) == 0
-
-
-def draw_examples(send: Connection) -> None:
-    """In a forked process: the examples that Hypothesis draws for each test of the comparison, by sending them."""
-    drawn: list[tuple[str, dict[str, Any]]] = []
-
-    def noting(name: str) -> Callable[..., None]:
-        def note(**arguments: Any) -> None:
-            drawn.append((name, arguments))
-
-        return note
-
-    for name, test in vars(importlib.import_module("test_integers")).items():
-        if getattr(test, "is_hypothesis_test", False) and "pythons" not in name:  # those are of integers alone
-            test.hypothesis.inner_test = noting(name)
-            for given in cases(test):
-                test(**given)
-    send.send(drawn)
-
-
-def cases(test: Callable[..., None]) -> list[dict[str, Any]]:
-    """What pytest gives a test beside what Hypothesis draws: one parameter or none."""
-    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
-    return [{mark.args[0]: value} for mark in marks for value in mark.args[1]] or [{}]
-
-
-def end_when_idle() -> None:
-    """Ends this process once it waits for nothing: a deadlock takes no processor time."""
-    spent = [time.process_time()]
-
-    def look(*_: object) -> None:
-        spent.append(time.process_time())
-        if spent[-1] - spent[-2] < 0.01:
-            os._exit(IDLE)
-
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, IDLE_SECONDS, IDLE_SECONDS)
-
-
-def prepare_comparison() -> Drawn:
-    """Draws the examples, and compiles all modules, once for all mutants."""
-    sys.path[:0] = [str(TOP), str(COMPARISON.parent)]
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp()
-    settings.register_profile(
-        "mutants", derandomize=True, database=None, deadline=None, max_examples=EXAMPLES, phases=[Phase.generate]
-    )
-    settings.load_profile("mutants")
-    receive, send = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=draw_examples, args=(send,))
-    process.start()
-    send.close()
-    drawn: Drawn = receive.recv()
-    process.join()
-    return drawn
 
 
 def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> str:

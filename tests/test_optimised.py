@@ -28,7 +28,7 @@ def narrows(test: ast.expr) -> bool:
 
 
 def checks(source: str) -> list[int]:
-    """Lines of what -O would change: asserts that do not only narrow a type, __debug__, and docstrings that are read."""
+    """Lines of what the options change: asserts that check something, __debug__, docstrings that are read."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))
