@@ -5,6 +5,7 @@ The examples of tests/numerics/test_integers.py are drawn once, and replayed wit
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.abc
 import importlib.util
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -86,7 +88,7 @@ def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) ->
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.setitimer(signal.ITIMER_PROF, COMPARED_SECONDS)
     end_when_idle()
-    compared = importlib.import_module("test_integers")
+    compared = loaded_anew("lfm2np.numerics")
     first = COMPARED_FIRST.get(Path(file).stem, "products")
     with pytest.MonkeyPatch.context() as patch:
         compared.make_small(patch, is_drawn=True)
@@ -95,9 +97,18 @@ def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) ->
     if not whole_models:
         return True
     signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS)
+    loaded_anew("lfm2np")
     undrawn = " and ".join(f"not {name}" for name in {name for name, _ in drawn})
     options = ("-x", "-q", "--noconftest", "--assert=plain", "-p", "no:cacheprovider", "-k", undrawn)
     return pytest.main([*options, str(COMPARISON)]) == 0
+
+
+def loaded_anew(package: str) -> ModuleType:
+    """The comparison, with this package as the mutant has it; what else the parent process has loaded stays."""
+    for name in [*sys.modules]:
+        if name in (package, "test_integers", "operands") or name.startswith(f"{package}."):
+            del sys.modules[name]
+    return importlib.import_module("test_integers")
 
 
 def draw_examples(send: Connection) -> None:
@@ -152,4 +163,6 @@ def prepare_comparison() -> Drawn:
     send.close()
     drawn: Drawn = receive.recv()
     process.join()
+    importlib.import_module("test_integers")
+    gc.freeze()
     return drawn
