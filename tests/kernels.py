@@ -1,4 +1,4 @@
-"""The tests marked `rounding` under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
+"""The tests marked `rounding` or `kernels` under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
 
 What float32 makes of a sum depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the
 table is one run of pytest in a process of its own: under each of OpenBLAS's kernels that this CPU can run, on one and
@@ -218,7 +218,7 @@ def main() -> int:
     )
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
-    marked = ["tests"] if arguments.versions is not None else ["-m", "rounding and not peers"]
+    marked = ["tests"] if arguments.versions is not None else ["-m", "(rounding or kernels) and not peers"]
     workers = ["-n", arguments.workers] if arguments.workers else []
     given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
     more = ["pytest-xdist"] if arguments.workers else []

@@ -104,6 +104,33 @@ def test_products(seed, x_kind, w_kind, form, tokens, outputs, inputs, has_bias,
         assert same(exact.linear(x, exact.stream_matrix(weight, "w"), bias), expected)
 
 
+@given(
+    seeds,
+    kinds,
+    st.sampled_from(["bfloat16", "float32", "quantised"]),
+    st.integers(1, 40),
+    st.integers(1, 80),
+    st.tuples(st.integers(0, 39), st.integers(0, 39)),
+)
+def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
+    """On the same grids; all of them, or some rows of weights that stay in their file."""
+    rng = np.random.default_rng(seed)
+    weight = stored_as(adversarial(rng, (outputs, inputs), kind), form, rng)
+    expected = integers.prepare_matrix(weight, "w")
+    values = np.stack([np.ldexp(units.astype(np.float64), -shift) for units, shift in expected.slices])
+    bits = max((int(np.abs(units).sum(-1).max()) - 1).bit_length() for units, _ in expected.slices)
+    prepared, streamed = exact.prepare_matrix(weight, "w"), exact.stream_matrix(weight, "w")
+    for matrix in (prepared, streamed):
+        grid = matrix.grid
+        assert same(grid.columns, expected.columns)
+        assert (grid.slices, grid.activation_bits) == (len(values), expected.input_bits)
+        assert grid.row_sum_bits == max(bits, 0)
+        assert (matrix.outputs, matrix.inputs) == weight.shape
+    assert np.array_equal(prepared.values.reshape(values.shape), values)
+    rows = slice(*sorted(min(border, outputs) for border in borders))
+    assert np.array_equal(streamed.values.prepared(rows).reshape(len(values), -1, inputs), values[:, rows])
+
+
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
 )
@@ -274,10 +301,12 @@ def digest_of(path: Path, numerics: str) -> str:
     return digest(model.weights, model.config, model.numerics)
 
 
-def test_the_digests_of_the_readme_in_integers():
+@pytest.mark.kernels
+@pytest.mark.parametrize("numerics", ["exact", "integers"])
+def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
-    assert digest_of(lfm2np.trained_fixture(), "integers") in readme
-    assert digest_of(moe_fixture(), "integers") in readme
+    assert digest_of(lfm2np.trained_fixture(), numerics) in readme
+    assert digest_of(moe_fixture(), numerics) in readme
 
 
 def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):
