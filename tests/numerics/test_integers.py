@@ -120,12 +120,12 @@ def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
     values = np.stack([np.ldexp(units.astype(np.float64), -shift) for units, shift in expected.slices])
     bits = max((int(np.abs(units).sum(-1).max()) - 1).bit_length() for units, _ in expected.slices)
     prepared, streamed = exact.prepare_matrix(weight, "w"), exact.stream_matrix(weight, "w")
-    for matrix in (prepared, streamed):
-        grid = matrix.grid
+    for weights in (prepared, streamed):
+        grid = weights.grid
         assert same(grid.columns, expected.columns)
         assert (grid.slices, grid.activation_bits) == (len(values), expected.input_bits)
         assert grid.row_sum_bits == max(bits, 0)
-        assert (matrix.outputs, matrix.inputs) == weight.shape
+        assert (weights.outputs, weights.inputs) == weight.shape
     assert np.array_equal(prepared.values.reshape(values.shape), values)
     rows = slice(*sorted(min(border, outputs) for border in borders))
     assert np.array_equal(streamed.values.prepared(rows).reshape(len(values), -1, inputs), values[:, rows])
