@@ -269,6 +269,9 @@ def main() -> int:
         status = tried(mutant, source, compared_quickly if is_listed and arguments.integers else passes)
         return mutant, "equivalent" if is_listed and status == "survived" else status
 
+    for file in arguments.only if arguments.integers else ():
+        if tried(Mutant(file, "none", 0, 0, "", ""), (TOP / file).read_text(), passes) != "survived":
+            parser.error(f"{file}: the comparison fails without a mutant")
     everything = [one for file in arguments.only for one in sampled(mutants(file), arguments.sample)]
     seen = {key for mutant, _ in everything for key in (mutant.key, mutant.rule)}
     for key in sorted(set(reasons) - seen) if arguments.sample is None else ():

@@ -118,13 +118,13 @@ def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
     weight = stored_as(adversarial(rng, (outputs, inputs), kind), form, rng)
     expected = integers.prepare_matrix(weight, "w")
     values = np.stack([np.ldexp(units.astype(np.float64), -shift) for units, shift in expected.slices])
-    bits = max((int(np.abs(units).sum(-1).max()) - 1).bit_length() for units, _ in expected.slices)
+    largest = max(int(np.abs(units).sum(-1).max()) for units, _ in expected.slices)
     prepared, streamed = exact.prepare_matrix(weight, "w"), exact.stream_matrix(weight, "w")
     for weights in (prepared, streamed):
         grid = weights.grid
         assert same(grid.columns, expected.columns)
         assert (grid.slices, grid.activation_bits) == (len(values), expected.input_bits)
-        assert grid.row_sum_bits == max(bits, 0)
+        assert grid.row_sum_bits == (max(1, largest) - 1).bit_length()
         assert (weights.outputs, weights.inputs) == weight.shape
     assert np.array_equal(prepared.values.reshape(values.shape), values)
     rows = slice(*sorted(min(border, outputs) for border in borders))
