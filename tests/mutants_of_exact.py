@@ -47,7 +47,7 @@ COMPARED = {  # by where the mutant is, words in the names of the tests that run
     "attention": ("attention",),
     "ragged": ("convolution",),
     "routing": ("routes", "rows"),
-    **dict.fromkeys(("matrix", "weight_grids", "product", "tiles", "fastest"), ("products", "weights")),
+    **dict.fromkeys(("matrix", "weight_grids", "product", "tiles", "fastest"), ("products", "weights", "refused")),
 }
 EXAMPLES = 60  # of each test
 COMPARED_SECONDS, WHOLE_SECONDS = (
@@ -94,7 +94,8 @@ def equals_integers(file: str, source: str, drawn: Drawn, whole_models: bool) ->
         compared.make_small(patch, is_drawn=True)
         for name, arguments in drawn:
             if any(word in name for word in words):
-                getattr(compared, name).hypothesis.inner_test(**arguments)
+                test = getattr(compared, name)
+                getattr(getattr(test, "hypothesis", None), "inner_test", test)(**arguments)
     if not whole_models:
         return True
     signal.setitimer(signal.ITIMER_PROF, WHOLE_SECONDS)
@@ -127,6 +128,8 @@ def draw_examples(send: Connection) -> None:
             test.hypothesis.inner_test = noting(name)
             for given in cases(test):
                 test(**given)
+        elif name.startswith("test_") and name.endswith("refused"):
+            drawn.extend((name, given) for given in cases(test))
     drawn.sort(key=lambda one: ("products" in one[0], "attention" in one[0]))  # the quickest first
     send.send(drawn)
 

@@ -22,7 +22,7 @@ from lfm2np import trusted
 from lfm2np.checkpoint.loaded import moe_fixture, read_model
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network.digest import digest
-from lfm2np.numerics import attention, elementary, exact, integers, matrix, pieces, weight_grids
+from lfm2np.numerics import attention, elementary, exact, grids, integers, matrix, pieces, weight_grids
 from lfm2np.numerics.ieee import round_to_bfloat16
 from lfm2np.numerics.products import product, tiles
 from lfm2np.numerics.rope import rotary_table
@@ -71,10 +71,16 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+FORMS = ("bfloat16", "nearly bfloat16", "float32", "quantised")
+
+
 def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.ndarray:
-    """Weights of bfloat16, of float32, or quantised: float64 of up to 51 bits."""
-    if form == "bfloat16":
-        return round_to_bfloat16(weight)
+    """Weights of bfloat16, one of them with one bit more, of float32, or quantised: float64 of up to 51 bits."""
+    if "bfloat16" in form:
+        short = round_to_bfloat16(weight)
+        if form != "bfloat16":
+            short.reshape(-1).view(np.uint32)[rng.integers(short.size)] ^= np.uint32(1 << rng.integers(16))
+        return short
     if form == "float32":
         return weight
     bits = int(rng.integers(1, 52))
@@ -85,10 +91,10 @@ def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.nda
     seeds,
     kinds,
     kinds,
-    st.sampled_from(["bfloat16", "float32", "quantised"]),
+    st.sampled_from(FORMS),
     st.integers(1, 9),
     st.integers(1, 70),
-    st.integers(1, 300),
+    st.integers(1, 300) | st.sampled_from([64, 128, 256]),
     st.booleans(),
     st.sampled_from(["tiles", "whole", "fastest"]),
 )
@@ -107,9 +113,9 @@ def test_products(seed, x_kind, w_kind, form, tokens, outputs, inputs, has_bias,
 @given(
     seeds,
     kinds,
-    st.sampled_from(["bfloat16", "float32", "quantised"]),
+    st.sampled_from(FORMS),
     st.integers(1, 40),
-    st.integers(1, 80),
+    st.integers(1, 80) | st.sampled_from([32, 64]),
     st.tuples(st.integers(0, 39), st.integers(0, 39)),
 )
 def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
@@ -134,7 +140,7 @@ def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
 @pytest.mark.parametrize(
     ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
 )
-@pytest.mark.parametrize("form", ["bfloat16", "float32", "quantised"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", ["tiles", "whole"])
 def test_large_products_by_each_way(tokens, outputs, inputs, form, way, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
@@ -143,6 +149,16 @@ def test_large_products_by_each_way(tokens, outputs, inputs, form, way, monkeypa
     x, bias = adversarial(rng, (tokens, inputs), "wide"), adversarial(rng, (outputs,), "normal")
     expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
     assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
+
+
+@given(seeds, st.integers(1, 9), st.integers(1, 40), st.integers(1, 60))
+def test_ways_to_multiply_are_products_of_integers(seed, tokens, outputs, inputs):
+    """Those, too, that only other arithmetics choose."""
+    rng = np.random.default_rng(seed)
+    x, weights = rng.integers(-(2**22), 2**22, (tokens, inputs)), rng.integers(-(2**22), 2**22, (outputs, inputs))
+    operands = x.astype(np.float64), weights.astype(np.float64)
+    for way in (product.product, product.without_tiles, product.by_vectors, product.turned_round):
+        assert same(way(*operands), (x @ weights.T).astype(np.float64))
 
 
 @given(seeds, kinds, kinds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.booleans())
@@ -175,12 +191,16 @@ def test_an_exact_sum_equals_pythons_to_its_bound(seed, kind, rows, terms):
 
 
 def test_too_many_terms_and_too_coarse_inputs_are_refused():
-    with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
-        integers.exact_sum(np.zeros(2**17 + 1))
+    for exact_sum in (grids.exact_sum, integers.exact_sum):
+        with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
+            exact_sum(np.zeros(2**17 + 1))
+        assert exact_sum(np.ones(2**17)) == 2.0**17
     wide = np.full((1, 2**18), 1.99, np.float32)
     for arithmetic in (exact, integers):
         with pytest.raises(NumericsError, match=r"^w: rows of 262144 weights sum to 2\*\*38 units .* leaves 15 bits"):
             arithmetic.prepare_matrix(wide, "w")
+    assert exact.prepare_matrix(wide[:, ::2], "w").grid.activation_bits == integers.LEAST_BITS
+    assert integers.prepare_matrix(wide[:, ::2], "w").input_bits == integers.LEAST_BITS
 
 
 # Operations on one or two arrays [rows, width], and their values.
@@ -263,6 +283,11 @@ def test_attention_of_several_requests_whose_positions_come_in_parts(
     together = exact.attend_ragged(queries, rows, cached, scale)
     assert same(together[1:], np.concatenate(expected))
     assert not together[0].any()
+
+
+def test_a_matrix_without_a_grid_is_refused():
+    with pytest.raises(NumericsError, match="a matrix without a grid"):
+        exact.linear(np.ones((1, 2), np.float32), matrix.Matrix(np.ones((3, 2))))
 
 
 @pytest.mark.parametrize("what", ["queries", "keys", "values"])
