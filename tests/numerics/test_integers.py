@@ -75,7 +75,7 @@ FORMS = ("bfloat16", "nearly bfloat16", "float32", "quantised")
 
 
 def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.ndarray:
-    """Weights of bfloat16, one of them with one bit more, of float32, or quantised: float64 of up to 51 bits."""
+    """Weights of bfloat16, one of them with one bit more, of float32, or quantised: float64, a row's up to 63 bits."""
     if "bfloat16" in form:
         short = round_to_bfloat16(weight)
         if form != "bfloat16":
@@ -84,7 +84,8 @@ def stored_as(weight: np.ndarray, form: str, rng: np.random.Generator) -> np.nda
     if form == "float32":
         return weight
     bits = int(rng.integers(1, 52))
-    return np.ldexp(rng.integers(-(2**bits), 2**bits, weight.shape).astype(np.float64), -int(rng.integers(0, 60)))
+    shift = rng.integers(0, int(rng.integers(1, 13)), weight.shape) - int(rng.integers(0, 60))
+    return np.ldexp(rng.integers(-(2**bits), 2**bits, weight.shape).astype(np.float64), shift)
 
 
 @given(
