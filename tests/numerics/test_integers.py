@@ -1,4 +1,4 @@
-"""`exact` equals `integers` bit for bit, operation by operation; and what has to be believed loads nothing else.
+"""`exact` equals `integers` bit for bit, operation by operation.
 
 The one computes by BLAS, in tiles and batches, on threads; the other adds up int64 numbers, one request at a time, and
 shares no line with it. Each product of integers.py is compared with Python's integers, too.
@@ -6,7 +6,6 @@ shares no line with it. Each product of integers.py is compared with Python's in
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from operands import adversarial, float32_of, integer_dot, kinds, seeds
 
 import lfm2np
-from lfm2np import trusted
 from lfm2np.checkpoint.loaded import moe_fixture, read_model
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.network.digest import digest
@@ -136,6 +134,16 @@ def test_prepared_weights(seed, kind, form, outputs, inputs, borders):
     assert np.array_equal(prepared.values.reshape(values.shape), values)
     rows = slice(*sorted(min(border, outputs) for border in borders))
     assert np.array_equal(streamed.values.prepared(rows).reshape(len(values), -1, inputs), values[:, rows])
+
+
+@given(st.sampled_from([0, 1]), st.sampled_from([2, 32, 64, 1024]))
+def test_weights_that_sum_to_about_a_power_of_two(more, inputs):
+    """In units of their grid, of which 1 is 2**19; a second row keeps the last column of one size with the others."""
+    weight = np.ones((2, inputs + 1))
+    weight[1, :inputs], weight[0, -1] = 0.0, more * 2.0**-19
+    expected = integers.prepare_matrix(weight, "w")
+    assert np.abs(expected.slices[0][0]).sum(-1).max() == 2**19 * inputs + more
+    assert exact.prepare_matrix(weight, "w").grid.activation_bits == expected.input_bits
 
 
 @pytest.mark.parametrize(
@@ -355,41 +363,3 @@ def test_the_truth_of_a_model_is_in_integers_as_far_as_the_work_allows(monkeypat
     assert model.truth_of(1) is model
     rounding = lfm2np.load(numerics="float64")
     assert rounding.truth_of(1) is rounding
-
-
-# --- what has to be believed
-
-BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/machine.py"}
-READING = ("checkpoint/", "errors.py", "values.py", "progress.py")
-
-
-def executed(function: Callable[[], object]) -> set[str]:
-    """The files of lfm2np of which any function ran, relative to it; not what a module does when it is imported."""
-    top, found = Path(lfm2np.__file__).parent, set()
-
-    def profile(frame, event, argument):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(top) and frame.f_code.co_name != "<module>":
-            found.add(path.relative_to(top).as_posix())
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-@pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture])
-def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[], Path]):
-    ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
-    choosing = {"loading.py", "numerics/__init__.py"}  # by name, and who calls the reference
-    assert {name for name in ran if not name.startswith(READING)} == BASE | choosing
-    assert "numerics/pieces.py" in executed(lambda: lfm2np.load(fixture()).logits([1, 17, 42])), "the control"
-
-
-def test_the_base_is_what_the_command_lists():
-    listed = {one.file for one in trusted.trusted_files() if not one.is_reading}
-    assert listed == BASE
-    assert sum(one.lines for one in trusted.trusted_files() if not one.is_reading) <= 700
-    assert all(one.file.startswith(READING) for one in trusted.trusted_files() if one.is_reading)
