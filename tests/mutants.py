@@ -283,7 +283,8 @@ def main() -> int:
             results.append(result)
             if arguments.json:
                 rows = [{**asdict(one), "status": what} for one, what in results]
-                Path(arguments.json).write_text(json.dumps(rows, indent=1))
+                Path(f"{arguments.json}.part").write_text(json.dumps(rows, indent=1))
+                Path(f"{arguments.json}.part").replace(arguments.json)  # whole, whenever this process ends
     show(results, arguments.only)
     return int(any(status == "survived" for _, status in results))
 
@@ -316,12 +317,15 @@ def read(file: str | None) -> dict[tuple[str, ...], str]:
 
 
 def show(results: Sequence[tuple[Mutant, str]], files: Sequence[str]) -> None:
-    print(f"{'':<28}{'mutants':>8}{'killed':>8}{'equivalent':>12}{'survived':>10}{'killed of the others':>22}")
+    """A row for each file, as docs/why/mutants.md has them, then the survivors."""
+    print(
+        "| file | changes | killed | the same program | survivors | killed of the others |\n|---|---|---|---|---|---|"
+    )
     for file in [*files, ""]:
         counts = Counter(status for mutant, status in results if mutant.file == file or not file)
         killed, same, left = counts["killed"] + counts["timeout"], counts["equivalent"], counts["survived"]
         share = killed / max(1, killed + left)
-        print(f"{file or 'all':<28}{counts.total():>8}{killed:>8}{same:>12}{left:>10}{share:>22.1%}")
+        print(f"| {f'`{file}`' if file else 'all'} | {counts.total()} | {killed} | {same} | {left} | {share:.1%} |")
     for mutant, status in results:
         if status == "survived":
             print(f"survived: {mutant.file}:{mutant.line} {mutant.operator}\n    {mutant.before}\n    {mutant.after}")
