@@ -6,6 +6,8 @@ shares no line with it. Each product of integers.py is compared with Python's in
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -14,11 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operands import adversarial, float32_of, integer_dot, kinds, seeds
+from operands import StartsWithTheFirstProduct, adversarial, float32_of, integer_dot, kinds, seeds
 
 import lfm2np
 from lfm2np.checkpoint.loaded import moe_fixture, read_model
-from lfm2np.errors import NumericsError, RequestError
+from lfm2np.errors import NumericsError
 from lfm2np.network.digest import digest
 from lfm2np.numerics import attention, elementary, exact, grids, integers, matrix, pieces, weight_grids
 from lfm2np.numerics.ieee import round_to_bfloat16
@@ -202,7 +204,7 @@ def test_an_exact_sum_equals_pythons_to_its_bound(seed, kind, rows, terms):
 def test_too_many_terms_and_too_coarse_inputs_are_refused():
     for exact_sum in (grids.exact_sum, integers.exact_sum):
         with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
-            exact_sum(np.zeros((1, 2**17 + 1)))
+            exact_sum(np.zeros((1, 1, 2**17 + 1)))
         assert exact_sum(np.ones((1, 2**17))) == 2.0**17
     wide = np.full((1, 2**18), 1.99, np.float32)
     for arithmetic in (exact, integers):
@@ -234,6 +236,45 @@ def test_operations_on_rows(name, seed, kind, other, rows, width):
     assert same(mine, expected)
 
 
+@given(st.integers(2, 30))
+def test_pieces_that_other_threads_compute_are_waited_for(count):
+    done, caller = np.zeros(count, bool), threading.get_ident()
+
+    def compute(rows: slice) -> None:
+        time.sleep(0.0 if threading.get_ident() == caller else 0.01)
+        done[rows] = True
+
+    pieces.over_pieces(compute, count, 8)
+    assert done.all()
+
+
+@given(seeds, kinds, st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
+def test_sums_and_norms_of_heads(seed, kind, rows, heads, terms):
+    """Along the last of three axes; the sums in float64, whose last bits float32 does not show."""
+    rng = np.random.default_rng(seed)
+    x = adversarial(rng, (rows, heads, terms), kind)
+    wide = x * np.exp2(rng.integers(-30, 30, x.shape))
+    assert same(grids.exact_sum(wide), integers.exact_sum(wide))
+    assert same(grids.exact_sum(np.abs(wide), signed=False), integers.exact_sum(np.abs(wide)))
+    weight = adversarial(rng, (terms,), "wide")
+    with np.errstate(over="ignore"):
+        assert same(exact.rms_norm(x, weight, 1e-5), integers.rms_norm(x, weight, 1e-5))
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 70), st.sampled_from(["tiles", "whole"]))
+def test_products_of_a_blas_whose_sums_of_zeros_are_negative(tokens, outputs, inputs, way):
+    weight, x = -np.ones((outputs, inputs), np.float32), np.zeros((tokens, inputs), np.float32)
+    prepared = exact.prepare_matrix(weight, "w")
+    sly = matrix.Matrix(prepared.values.view(StartsWithTheFirstProduct), prepared.grid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
+        patch.setattr(tiles, "products_of_blocks", lambda tiles, groups: iter([-0.0 * (tiles[:, None] @ groups[0])]))
+        if way == "tiles":
+            patch.setattr(tiles, "INPUTS", inputs)
+            patch.setattr(tiles, "INPUTS_IN_PLACE", inputs)
+        assert same(exact.linear(x, sly), integers.linear(x, integers.prepare_matrix(weight, "w")))
+
+
 @given(seeds, kinds, st.integers(1, 6), st.integers(1, 3), st.integers(1, 8), st.integers(0, 100_000))
 def test_rotation(seed, kind, tokens, heads, half, first):
     x = adversarial(np.random.default_rng(seed), (tokens, heads, 2 * half), kind)
@@ -260,6 +301,16 @@ def test_convolution_of_several_requests(seed, kind, taps_kind, lengths, width, 
         alone = [integers.convolve(one[: taps - 1], one[taps - 1 :], filters, bias) for one in windows]
         assert same(together, np.concatenate(alone))
         assert same(exact.convolve(windows[0][: taps - 1], windows[0][taps - 1 :], filters, bias), alone[0])
+
+
+@given(seeds, kinds, kinds, st.integers(1, 5), st.integers(1, 9), st.sampled_from([2, 4, 6, 8, 10, 16, 32, 64, 80]))
+def test_attention_scores(seed, q_kind, k_kind, tokens, context, head_dim):
+    """In float64, whose last bits the outputs do not show."""
+    rng = np.random.default_rng(seed)
+    queries, keys = adversarial(rng, (tokens, 1, head_dim), q_kind), adversarial(rng, (context, 1, head_dim), k_kind)
+    shift = rng.integers(-9, 9, head_dim).astype(np.int32)
+    scores = exact.on_grid(queries, -shift)[:, 0] @ exact.on_grid(keys, shift)[:, 0].T + 0.0
+    assert same(scores * (1.0 / np.sqrt(head_dim)), integers.head_scores(queries[:, 0], keys[:, 0], shift))
 
 
 @given(
@@ -341,25 +392,3 @@ def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
     assert digest_of(lfm2np.trained_fixture(), numerics) in readme
     assert digest_of(moe_fixture(), numerics) in readme
-
-
-def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):
-    with pytest.raises(
-        RequestError, match=r"numerics 'integers' computes one sequence at a time.*expected one of exact"
-    ):
-        lfm2np.Engine(lfm2np.load(numerics="integers"))
-    with pytest.raises(RequestError, match=r"weights 'streamed': expected resident weights"):
-        lfm2np.load(numerics="integers", weights="streamed")
-    with pytest.raises(RequestError, match=r"prepared .*: expected resident weights"):
-        lfm2np.load(numerics="integers", prepared=tmp_path)
-
-
-def test_the_truth_of_a_model_is_in_integers_as_far_as_the_work_allows(monkeypatch: pytest.MonkeyPatch):
-    model = lfm2np.load()
-    assert model.truth_of(100).numerics is integers
-    assert model.truth_of(100) is model.truth_of(7), "prepared once"
-    assert model.truth_of(10**9) is model
-    monkeypatch.setattr("lfm2np.checkpoint.loaded.MOST_PARAMETERS", 1000)
-    assert model.truth_of(1) is model
-    rounding = lfm2np.load(numerics="float64")
-    assert rounding.truth_of(1) is rounding

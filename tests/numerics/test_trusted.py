@@ -1,4 +1,4 @@
-"""What has to be believed is what `lfm2np info --trust` lists, and nothing else of ours runs."""
+"""What has to be believed is what `lfm2np info --trust` lists, and nothing else of ours runs; where it is the truth."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 import lfm2np
 from lfm2np import trusted
 from lfm2np.checkpoint.loaded import moe_fixture
+from lfm2np.errors import RequestError
+from lfm2np.numerics import integers
 
 BASE = {"reference.py", "numerics/integers.py", "numerics/elementary.py", "numerics/rope.py", "numerics/machine.py"}
 READING = ("checkpoint/", "errors.py", "values.py", "progress.py")
@@ -46,3 +48,25 @@ def test_the_base_is_what_the_command_lists():
     assert listed == BASE
     assert sum(one.lines for one in trusted.trusted_files() if not one.is_reading) <= 700
     assert all(one.file.startswith(READING) for one in trusted.trusted_files() if one.is_reading)
+
+
+def test_no_engine_computes_in_integers_and_nothing_is_streamed_or_kept(tmp_path: Path):
+    with pytest.raises(
+        RequestError, match=r"numerics 'integers' computes one sequence at a time.*expected one of exact"
+    ):
+        lfm2np.Engine(lfm2np.load(numerics="integers"))
+    with pytest.raises(RequestError, match=r"weights 'streamed': expected resident weights"):
+        lfm2np.load(numerics="integers", weights="streamed")
+    with pytest.raises(RequestError, match=r"prepared .*: expected resident weights"):
+        lfm2np.load(numerics="integers", prepared=tmp_path)
+
+
+def test_the_truth_of_a_model_is_in_integers_as_far_as_the_work_allows(monkeypatch: pytest.MonkeyPatch):
+    model = lfm2np.load()
+    assert model.truth_of(100).numerics is integers
+    assert model.truth_of(100) is model.truth_of(7), "prepared once"
+    assert model.truth_of(10**9) is model
+    monkeypatch.setattr("lfm2np.checkpoint.loaded.MOST_PARAMETERS", 1000)
+    assert model.truth_of(1) is model
+    rounding = lfm2np.load(numerics="float64")
+    assert rounding.truth_of(1) is rounding
