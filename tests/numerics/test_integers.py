@@ -201,7 +201,9 @@ def test_an_exact_sum_equals_pythons_to_its_bound(seed, kind, rows, terms):
         assert abs(Fraction(float(total)) - sum(map(Fraction, row.tolist()))) <= size / 2**52
 
 
-def test_too_many_terms_and_too_coarse_inputs_are_refused():
+def test_too_many_terms_too_coarse_inputs_and_matrices_without_a_grid_are_refused():
+    with pytest.raises(NumericsError, match="a matrix without a grid"):
+        exact.linear(np.ones((1, 2), np.float32), matrix.Matrix(np.ones((3, 2))))
     for exact_sum in (grids.exact_sum, integers.exact_sum):
         with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
             exact_sum(np.zeros((1, 1, 2**17 + 1)))
@@ -345,9 +347,16 @@ def test_attention_of_several_requests_whose_positions_come_in_parts(
     assert not together[0].any()
 
 
-def test_a_matrix_without_a_grid_is_refused():
-    with pytest.raises(NumericsError, match="a matrix without a grid"):
-        exact.linear(np.ones((1, 2), np.float32), matrix.Matrix(np.ones((3, 2))))
+@given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6]))
+def test_attention_of_a_blas_whose_sums_of_zeros_are_negative(tokens, groups, head_dim):
+    ones, scale = (
+        np.ones((tokens, groups, head_dim), np.float32),
+        integers.AttentionScale(*np.zeros((2, 1, 1), np.int32)),
+    )
+    units = exact.value_units(-0.0 * ones, scale)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "value_units", lambda *_: (units[0].view(StartsWithTheFirstProduct), units[1]))
+        assert same(exact.attend(ones, ones, -0.0 * ones, scale), integers.attend(ones, ones, -0.0 * ones, scale))
 
 
 @pytest.mark.parametrize("what", ["queries", "keys", "values"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-TOP = Path(__file__).parents[1]
+TOP = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("lfm2np", "scheduler") for path in (TOP / folder).rglob("*.py"))
 
 
