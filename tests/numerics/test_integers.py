@@ -252,7 +252,6 @@ def test_pieces_that_other_threads_compute_are_waited_for(count):
 
 @given(seeds, kinds, st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
 def test_sums_and_norms_of_heads(seed, kind, rows, heads, terms):
-    """Along the last of three axes; the sums in float64, whose last bits float32 does not show."""
     rng = np.random.default_rng(seed)
     x = adversarial(rng, (rows, heads, terms), kind)
     wide = x * np.exp2(rng.integers(-30, 30, x.shape))
@@ -349,10 +348,8 @@ def test_attention_of_several_requests_whose_positions_come_in_parts(
 
 @given(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6]))
 def test_attention_of_a_blas_whose_sums_of_zeros_are_negative(tokens, groups, head_dim):
-    ones, scale = (
-        np.ones((tokens, groups, head_dim), np.float32),
-        integers.AttentionScale(*np.zeros((2, 1, 1), np.int32)),
-    )
+    ones, zeros = np.ones((tokens, groups, head_dim), np.float32), np.zeros((groups, head_dim), np.int32)
+    scale = integers.AttentionScale(zeros[0], zeros)
     units = exact.value_units(-0.0 * ones, scale)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "value_units", lambda *_: (units[0].view(StartsWithTheFirstProduct), units[1]))
