@@ -216,8 +216,7 @@ def test_too_many_terms_too_coarse_inputs_and_matrices_without_a_grid_are_refuse
     assert integers.prepare_matrix(wide[:, ::2], "w").input_bits == integers.LEAST_BITS
 
 
-# Operations on one or two arrays [rows, width], and their values.
-OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
+OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {  # on x and y [rows, width]
     "add": lambda x, y: (exact.add(x, y), integers.add(x, y)),
     "multiply": lambda x, y: (exact.multiply(x, y), integers.multiply(x, y)),
     "swiglu": lambda x, y: (exact.swiglu(x, y), integers.swiglu(x, y)),
@@ -225,6 +224,7 @@ OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "sigmoid": lambda x, y: (exact.sigmoid(x), integers.sigmoid(x)),
     "prefer": lambda x, y: (exact.prefer(x, y[0]), integers.prefer(x, y[0])),
     "log_softmax": lambda x, y: (exact.log_softmax(x), integers.log_softmax(x)),
+    "log_softmax of one": lambda x, y: (exact.log_softmax(x[0]), integers.log_softmax(x[0])),
     "embed": lambda x, y: (exact.embed(x.astype(np.float64)), integers.embed(x.astype(np.float64))),
 }
 
