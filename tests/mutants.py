@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--integers", action="store_true", help="the fast arithmetic against integers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--sample", type=int, metavar="N", help="of each file only so many mutants, the same each time")
-    parser.add_argument("--quick", action="store_true", help="the few examples only")
+    parser.add_argument("--quick", action="store_true", help="the few examples only; with --integers, no whole models")
     parser.add_argument("--json", metavar="FILE", help="write what came of each, as it goes; what it says is kept")
     arguments = parser.parse_args()
     profiles = ("quick",) if arguments.quick else ("quick", "ci")
