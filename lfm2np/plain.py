@@ -23,6 +23,7 @@ from typing import Any
 
 from safetensors.numpy import load_file  # only reads the file: what follows is lists
 
+from lfm2np.errors import CheckpointError
 from lfm2np.sampling.params import SamplingParams
 
 Row = list[float]
@@ -70,12 +71,19 @@ def logits_and_margins(
     return linear(tensors, head, final), margins
 
 
+def require(what: str, found: object, expected: object) -> None:
+    """What the tensors say is what config.json says."""
+    if found != expected:
+        raise CheckpointError(f"{what}: {found}, expected {expected} from config.json")
+
+
 def short_conv(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
     """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): out_proj(C * conv(B * x)), zeros before the start."""
     hidden, taps = config["hidden_size"], config["conv_L_cache"]
-    assert all(("conv." + part + ".bias" in layer) == config["conv_bias"] for part in ("in_proj", "conv", "out_proj"))
+    for part in ("in_proj", "conv", "out_proj"):
+        require(f"conv.{part}.bias in the layer", f"conv.{part}.bias" in layer, config["conv_bias"])
     weight = [channel for (channel,) in layer["conv.conv.weight"]]  # [D, 1, L] -> [D, L]
-    assert all(len(channel) == taps for channel in weight), f"conv.conv.weight: expected conv_L_cache={taps} taps"
+    require("taps of conv.conv.weight", {len(channel) for channel in weight}, {taps})
     bias = layer.get("conv.conv.bias", [0.0] * hidden)
     projected = linear(layer, "conv.in_proj", rows)  # [T, 3D]
     b, c, x = ([row[i * hidden : (i + 1) * hidden] for row in projected] for i in range(3))  # each [T, D]
@@ -94,7 +102,7 @@ def attention(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> lis
 
     def heads_of(part: str, count: int) -> list[list[Row]]:
         projected = linear(layer, f"self_attn.{part}_proj", rows)
-        assert all(len(row) == count * head_dim for row in projected), f"{part}_proj: expected {count} heads"
+        require(f"width of self_attn.{part}_proj", {len(row) for row in projected}, {count * head_dim})
         split = [[row[i * head_dim : (i + 1) * head_dim] for i in range(count)] for row in projected]  # [T, count, E]
         if part == "v":
             return split
@@ -130,8 +138,7 @@ def rotated(head: Row, position: int, theta: float) -> Row:
 
 def feed_forward(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
     """The dense one of a layer, [T, D] -> [T, D] (Lfm2MLP)."""
-    width, found = feed_forward_width(config), len(layer["feed_forward.w1.weight"])
-    assert found == width, f"feed_forward: {found} wide, expected {width}"
+    require("width of feed_forward", len(layer["feed_forward.w1.weight"]), feed_forward_width(config))
     return gated(layer, "feed_forward", rows)
 
 

@@ -1,8 +1,9 @@
-"""The tests marked `rounding` under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
+"""Tests under every way to round: python tests/kernels.py [--netlib] [--json FILE] [-- PYTEST...]
 
-What float32 makes of a sum depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the
-table is one run of pytest in a process of its own: under each of OpenBLAS's kernels that this CPU can run, on one and
-on two threads; without NumPy's vector code; with another `OPENBLAS_L2_SIZE`; and, with --netlib, against netlib's BLAS.
+Those marked `rounding`, and those marked `kernels`, whose bits are the same everywhere. What float32 makes of a sum
+depends on the BLAS, its kernels and threads, and on NumPy's vector code. Each row of the table is one run of pytest in
+a process of its own: under each of OpenBLAS's kernels that this CPU can run, on one and on two threads; without
+NumPy's vector code; with another `OPENBLAS_L2_SIZE`; and, with --netlib, against netlib's BLAS.
 "Taken" is what the library itself said in that process. A kernel that is another's by another name is run once.
 
 --versions runs other Pythons, and `oldest` the oldest packages that pyproject.toml allows, in environments of their
@@ -218,7 +219,7 @@ def main() -> int:
     )
     parser.add_argument("rest", nargs="*", metavar="PYTEST", help="arguments of pytest, behind --")
     arguments = parser.parse_args()
-    marked = ["tests"] if arguments.versions is not None else ["-m", "rounding and not peers"]
+    marked = ["tests"] if arguments.versions is not None else ["-m", "(rounding or kernels) and not peers"]
     workers = ["-n", arguments.workers] if arguments.workers else []
     given = [*marked, *workers, *(QUICK if arguments.quick else ()), *arguments.rest]
     more = ["pytest-xdist"] if arguments.workers else []

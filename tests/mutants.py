@@ -1,4 +1,4 @@
-"""Mutation testing: python tests/mutants.py [--integers] [--only FILE ...] [--jobs N] [--json FILE].
+"""Mutation testing: python tests/mutants.py [--integers] [--only FILE ...] [--jobs N] [--json FILE] [--sample N].
 
 Needs the extra `mutation`.
 
@@ -9,17 +9,18 @@ docstrings only are the same program, and those that do not compile are none: ne
 `equivalent_mutants.json` names, with reasons, are not run either, but counted. Exit code 1 if any other survives.
 Hours on two cores; not part of CI.
 
-`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py).
+`--integers`: of the fast arithmetic, by its comparison with integers alone (tests/numerics/test_integers.py). What
+survives it in a line that `equivalent_mutants.json` lists under "lines", with the reason why any change of it that
+passes leaves all bits as they are, counts as equivalent: those are run, so none that is killed can be listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib.abc
-import importlib.util
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -40,10 +41,10 @@ import safetensors.numpy
 import tokenizers
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from mutants_of_exact import EXACT, IDLE, MEMORY, TOP, Replacing, equals_integers, prepare_comparison
 from tqdm import tqdm
 
 LOADED = (hypothesis, numpy, pytest, safetensors, tokenizers)  # before the fork, so that no child loads them again
-TOP = Path(__file__).resolve().parent.parent
 FILES = [
     *sorted(
         str(path.relative_to(TOP))
@@ -73,27 +74,8 @@ FILES = [
         )
     ),
 ]
-EXACT = [
-    f"lfm2np/numerics/{name}.py"
-    for name in (
-        "exact",
-        "grids",
-        "attention",
-        "pieces",
-        "ragged",
-        "weight_grids",
-        "matrix",
-        "routing",
-        "products/product",
-        "products/tiles",
-        "products/fastest",
-    )
-]
-COMPARISON = TOP / "tests" / "numerics" / "test_integers.py"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 SECONDS = {"quick": 12, "ci": 120}  # of processor time for one property; the longest takes 2 and 15
-WAIT = 300  # seconds of the comparison with integers, which takes 30
-MEMORY = 4 << 30
 FIRST = {  # the cheapest, and those that kill most, by where the mutant is; the longest beginning of its name counts
     "scheduler": (
         "wrong-calls-are-refused",
@@ -172,6 +154,10 @@ class Mutant:
     def key(self) -> tuple[str, ...]:
         return self.file, self.before, self.after
 
+    @property
+    def rule(self) -> tuple[str, ...]:
+        return self.file, self.before
+
 
 def mutants(file: str) -> Iterator[tuple[Mutant, str]]:
     """Every mutant of a file that is another program, with its source."""
@@ -217,24 +203,6 @@ def described(file: str, operator: str, occurrence: int, source: str, changed: s
     return Mutant(file, operator, occurrence, 0, "", "")
 
 
-class Replacing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads one module from another source than its file's."""
-
-    def __init__(self, file: str, source: str) -> None:
-        self.name, self.path, self.source = file.removesuffix(".py").replace("/", "."), TOP / file, source
-
-    def find_spec(self, name, path, target=None):  # type: ignore[no-untyped-def]
-        if name != self.name:
-            return None
-        return importlib.util.spec_from_file_location(name, self.path, loader=self)
-
-    def create_module(self, spec):  # type: ignore[no-untyped-def]
-        return None
-
-    def exec_module(self, module) -> None:  # type: ignore[no-untyped-def]
-        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
-
-
 def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     """In a forked process, which a limit of processor time ends: whether every property passes."""
     sys.path.insert(0, str(TOP))
@@ -257,17 +225,6 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     return True
 
 
-def equals_integers(file: str, source: str) -> bool:
-    """In a forked process: whether the fast arithmetic still equals integers, and no process hangs."""
-    sys.path.insert(0, str(TOP))
-    sys.meta_path.insert(0, Replacing(file, source))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.setitimer(signal.ITIMER_REAL, WAIT)  # a thread that waits for another takes no processor time
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    os.environ["HYPOTHESIS_PROFILE"] = "ci"
-    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", str(COMPARISON)]) == 0
-
-
 def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> str:
     """killed, timeout or survived."""
     child = os.fork()
@@ -281,7 +238,7 @@ def tried(mutant: Mutant, source: str, passes: Callable[[str, str], bool]) -> st
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return {0: "survived", -signal.SIGPROF: "timeout", -signal.SIGALRM: "timeout"}.get(code, "killed")
+    return {0: "survived", -signal.SIGPROF: "timeout", IDLE: "timeout"}.get(code, "killed")
 
 
 def main() -> int:
@@ -289,21 +246,36 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="FILE", help="files, as scheduler/memory.py")
     parser.add_argument("--integers", action="store_true", help="the fast arithmetic against integers")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--quick", action="store_true", help="the few examples only")
+    parser.add_argument("--sample", type=int, metavar="N", help="of each file only so many mutants, the same each time")
+    parser.add_argument("--quick", action="store_true", help="the few examples only; with --integers, no whole models")
     parser.add_argument("--json", metavar="FILE", help="write what came of each, as it goes; what it says is kept")
     arguments = parser.parse_args()
     profiles = ("quick",) if arguments.quick else ("quick", "ci")
-    passes = equals_integers if arguments.integers else partial(survives, profiles=profiles)
+    passes = partial(survives, profiles=profiles)
     arguments.only = arguments.only or (EXACT if arguments.integers else FILES)
-    known = dict.fromkeys(equivalent(), "equivalent") | read(arguments.json)
+    known = read(arguments.json)
+    if arguments.integers:
+        drawn = prepare_comparison()
+        compared_quickly = partial(equals_integers, drawn=drawn, whole_models=False)
+        passes = compared_quickly if arguments.quick else partial(equals_integers, drawn=drawn, whole_models=True)
+
+    reasons = equivalent()
 
     def outcome(pair: tuple[Mutant, str]) -> tuple[Mutant, str]:
         mutant, source = pair
-        return mutant, known.get(mutant.key) or tried(mutant, source, passes)
+        is_listed = mutant.key in reasons or (arguments.integers and mutant.rule in reasons)
+        if mutant.key in known or (is_listed and not arguments.integers):
+            return mutant, known.get(mutant.key, "equivalent")
+        status = tried(mutant, source, compared_quickly if is_listed and arguments.integers else passes)
+        return mutant, "equivalent" if is_listed and status == "survived" else status
 
-    everything = [one for file in arguments.only for one in mutants(file)]
-    for key in sorted(set(equivalent()) - {mutant.key for mutant, _ in everything}):
-        if key[0] in arguments.only:
+    for file in arguments.only if arguments.integers else ():
+        if tried(Mutant(file, "none", 0, 0, "", ""), (TOP / file).read_text(), passes) != "survived":
+            parser.error(f"{file}: the comparison fails without a mutant")
+    everything = [one for file in arguments.only for one in sampled(mutants(file), arguments.sample)]
+    seen = {key for mutant, _ in everything for key in (mutant.key, mutant.rule)}
+    for key in sorted(set(reasons) - seen) if arguments.sample is None else ():
+        if key[0] in arguments.only and (arguments.integers or len(key) == 3):
             print(f"listed as equivalent, but no mutant: {' -> '.join(key)}", file=sys.stderr)
     results: list[tuple[Mutant, str]] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -311,15 +283,25 @@ def main() -> int:
             results.append(result)
             if arguments.json:
                 rows = [{**asdict(one), "status": what} for one, what in results]
-                Path(arguments.json).write_text(json.dumps(rows, indent=1))
+                Path(f"{arguments.json}.part").write_text(json.dumps(rows, indent=1))
+                Path(f"{arguments.json}.part").replace(arguments.json)  # whole, whenever this process ends
     show(results, arguments.only)
     return int(any(status == "survived" for _, status in results))
 
 
-def equivalent() -> list[tuple[str, ...]]:
-    """The keys of the mutants of which the file beside this one says why no run can tell them from the program."""
-    listed = json.loads(EQUIVALENT.read_text())
-    return [(file, one["before"], one["after"]) for file, rows in listed.items() for one in rows]
+def sampled(everything: Iterator[tuple[Mutant, str]], count: int | None) -> list[tuple[Mutant, str]]:
+    found = list(everything)
+    return found if count is None or count >= len(found) else random.Random(0).sample(found, count)
+
+
+def equivalent() -> dict[tuple[str, ...], str]:
+    """The keys of the mutants, and the lines, of which the file beside this one says why no run can tell them apart."""
+    reasons: dict[tuple[str, ...], str] = {}
+    for file, rows in json.loads(EQUIVALENT.read_text()).items():
+        for row in rows:
+            keys = [(file, row["before"], row["after"])] if "after" in row else [(file, line) for line in row["lines"]]
+            reasons |= dict.fromkeys(keys, row["reason"])
+    return reasons
 
 
 def read(file: str | None) -> dict[tuple[str, ...], str]:
@@ -335,12 +317,15 @@ def read(file: str | None) -> dict[tuple[str, ...], str]:
 
 
 def show(results: Sequence[tuple[Mutant, str]], files: Sequence[str]) -> None:
-    print(f"{'':<28}{'mutants':>8}{'killed':>8}{'equivalent':>12}{'survived':>10}{'killed of the others':>22}")
+    """A row for each file, as docs/why/mutants.md has them, then the survivors."""
+    print(
+        "| file | changes | killed | the same program | survivors | killed of the others |\n|---|---|---|---|---|---|"
+    )
     for file in [*files, ""]:
         counts = Counter(status for mutant, status in results if mutant.file == file or not file)
         killed, same, left = counts["killed"] + counts["timeout"], counts["equivalent"], counts["survived"]
         share = killed / max(1, killed + left)
-        print(f"{file or 'all':<28}{counts.total():>8}{killed:>8}{same:>12}{left:>10}{share:>22.1%}")
+        print(f"| {f'`{file}`' if file else 'all'} | {counts.total()} | {killed} | {same} | {left} | {share:.1%} |")
     for mutant, status in results:
         if status == "survived":
             print(f"survived: {mutant.file}:{mutant.line} {mutant.operator}\n    {mutant.before}\n    {mutant.after}")

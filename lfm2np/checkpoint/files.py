@@ -12,8 +12,8 @@ from lfm2np.checkpoint.gguf.names import named_tensors
 from lfm2np.checkpoint.gguf.settings import config_of
 from lfm2np.checkpoint.gguf.vocabulary import chat_of, has_tables, template_of, tokenizer_json
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.checkpoint.strict_json import is_present, read_object
-from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint
+from lfm2np.checkpoint.strict_json import is_present
+from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint, read_weight_map
 from lfm2np.checkpoint.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
 
@@ -84,9 +84,7 @@ def weight_files(path: Path) -> list[str]:
     directory = path
     if is_present(directory / SINGLE, CheckpointError):
         return [SINGLE]
-    shards = read_object(directory / INDEX, CheckpointError)["weight_map"]
-    assert isinstance(shards, dict), "the checkpoint was opened with it"
-    return [INDEX, *sorted(set(shards.values()))]
+    return [INDEX, *sorted(set(read_weight_map(directory / INDEX).values()))]
 
 
 def file_sha256(path: Path) -> str:

@@ -82,7 +82,7 @@ def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str
 
 
 def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
-    weight_map = _read_weight_map(index)
+    weight_map = read_weight_map(index)
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
         path = index.parent / shard
@@ -105,7 +105,7 @@ def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
     weight_map = read_object(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map: {show(weight_map)}, expected an object of tensor name to shard")

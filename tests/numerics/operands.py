@@ -48,11 +48,15 @@ def adversarial(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> 
         "negative zeros": np.full(shape, -0.0),
         "subnormal": normal * 2.0**-140,
         "huge": normal * 2.0**60,
+        "powers": np.sign(normal) * 2.0 ** int(rng.integers(-3, 4)),  # sums and ties that are powers of two
     }[kind]
     return values.astype(np.float32)
 
 
-KINDS = ("normal", "wide", "outlier", "constant", "alternating", "zeros", "negative zeros", "subnormal", "huge")
+KINDS = (
+    *("normal", "wide", "outlier", "constant", "alternating", "zeros", "negative zeros", "subnormal", "huge"),
+    "powers",
+)
 kinds = st.sampled_from(KINDS)
 seeds = st.integers(0, 2**32 - 1)
 

@@ -45,7 +45,7 @@ class SideProcess:
 
     def ask(self, ask: str, **fields: object) -> dict[str, Any]:
         """Its answer. SideError if it is gone, or says that it can't."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None and self._process.stdout is not None
         doing = " ".join([ask, *(str(value) for value in fields.values())])
         with contextlib.suppress(OSError):  # gone: it does not answer
             self._process.stdin.write(json.dumps({"ask": ask, **fields}) + "\n")
@@ -73,7 +73,7 @@ class SideProcess:
 
     def close(self) -> None:
         """Ends it: by the end of its input, or by force if it is busy."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:

@@ -62,7 +62,7 @@ def place_of(name: str) -> Place:
     if name in TOP:
         return Place(TOP[name])
     layer = LAYER.fullmatch(name)
-    assert layer, name
+    assert layer is not None, name
     expert = EXPERT.fullmatch(layer[2])
     if expert is None:
         return Place(f"blk.{layer[1]}.{IN_A_LAYER[layer[2]]}")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from lfm2np.oracle.reports.figure import HEIGHT, WIDTH, label
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 448.0, 58.0, 286.0  # of the plot
-MOST_SERIES = 6  # shapes
 MOST_LABELS = 12  # under the axis
 MOST_NAME = 16  # characters of a name in the legend: the last, which say the type
 SHAPES = (  # around a centre, which the pen is moved to first; and the colour, as the page's style has it
@@ -19,7 +18,7 @@ SHAPES = (  # around a centre, which the pen is moved to first; and the colour, 
     ("m-3-3h6v6h-6z", "inconclusive"),
     ("m-2.5 0a2.5 2.5 0 0 1 5 0z", "exact"),
 )
-assert len(SHAPES) == MOST_SERIES
+MOST_SERIES = len(SHAPES)
 
 
 def layer_figure(

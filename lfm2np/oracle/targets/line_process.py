@@ -56,7 +56,7 @@ class LineProcess:
         self._closing = threading.Event()
         self._killed = False
         process = self._process
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         self._stderr_thread = start_thread(self._drain_stderr, process.stderr)
         self._threads = [
             self._stderr_thread,

@@ -56,7 +56,7 @@ def require_form(document: Any, source: str) -> None:
 
 def check(value: Any, rule: Schema, path: str) -> None:
     """One value against one rule of the schema, and all that is in it."""
-    assert set(rule) <= WORDS, f"{path}: this check knows not all of {sorted(rule)}"
+    require(set(rule) <= WORDS, path, sorted(rule), "only words of JSON Schema that this check knows")
     if "$ref" in rule:
         check(value, schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")], path)
         return
