@@ -127,7 +127,7 @@ def decided(
     positions: Sequence[Position],
     unanswered: Sequence[str],
     progress: Progress | None,
-    known: Known | None,
+    known: Known,
 ) -> tuple[Verdict, list[str]]:
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
     size = size_of(positions)
@@ -213,11 +213,12 @@ def explaining_format(
     pairs: Sequence[Pair],
     positions: Sequence[Position],
     progress: Progress | None,
-    known: Known | None,
+    known: Known,
 ) -> str | None:
     """Another format under which all errors are as they should be, everywhere, no less; the first of `others`.
 
-    One under which a right engine's tokens were mostly others explains whatever is said, and so nothing.
+    One under which a right engine's tokens were mostly others explains whatever is said, and so nothing. Nor does one
+    under which a constant shows that is a little off: no rounding errs in its direction.
 
     The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
     Where a region is right under the declared format, so must it err under another: several bugs may leave no factor
@@ -243,5 +244,7 @@ def explaining_format(
         flips = [one.flip_chance for one in found if one.flip_chance is not None]
         tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
         if size >= LEAST_SIZE and everywhere and likely and tells:
-            return name
+            seen = constants_of(model, name, pairs, found, known, is_wrong=True, is_wanted=False, progress=progress)
+            if seen is None or not seen.found:  # rounding has no direction
+                return name
     return None

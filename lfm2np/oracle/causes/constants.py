@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, Suspicion, requests_of
+from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
 from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Sought, cost, sought
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -44,11 +44,12 @@ def constants_of(
 
 def constant_cause(found: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
-    if found is None or not found.found or (is_wrong and found.found[0].explained < EXPLAINED):
+    possible = [] if found is None else [one for one in found.found if one.share > -1.0]  # none is below 0
+    if not possible or (is_wrong and possible[0].explained < EXPLAINED):
         return None
-    first = found.found[0]
-    alike = [one.words for one in found.found if one.explained >= NEARLY * first.explained]
-    words = f"wrong everywhere by a little, as if {' or '.join(alike[:3])}"
+    first = possible[0]
+    alike = [one.words for one in possible if one.explained >= NEARLY * first.explained]
+    words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
     wrong, asked = requests_of(positions)
     suspect = "a constant, and no number format (--locate says where)"
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)

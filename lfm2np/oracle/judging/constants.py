@@ -69,6 +69,8 @@ class Constant:
 
     @property
     def words(self) -> str:
+        if self.share >= 1.0:
+            return f"{self.name} is about {1.0 + self.share:.2g} times as large"
         way = "larger" if self.share > 0.0 else "smaller"
         return f"{self.name} is {way} by about {100.0 * abs(self.share):.2g} %"
 
