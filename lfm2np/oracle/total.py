@@ -154,13 +154,13 @@ def decided(
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
     """Of answers that no right engine gives: the first of them, and what else is wrong; if nothing is, the cases that
-    they are in, unless those are all that were asked."""
+    they are in, unless those are most of what was asked."""
     refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
     ask, answer = refuted[0]
     told = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
     wrong = {ask.case for ask, _ in refuted}
     asked = dict.fromkeys(ask.case for ask, _ in pairs)
-    named = [case for case in asked if case in wrong and case in CASES] if len(wrong) < len(asked) else []
+    named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
     return [told, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
 
 

@@ -318,6 +318,7 @@ def test_nothing_is_wider_than_the_page(browser: Any, address: str, width: int) 
 
 
 def test_every_control_has_a_name_and_is_reached_by_keys(lab: Laboratory) -> None:
+    lab.page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
     session = lab.context.new_cdp_session(lab.page)
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     roles = ("button", "slider", "checkbox", "radio", "link", "textbox", "combobox", "DisclosureTriangle")
