@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
@@ -104,8 +105,13 @@ def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, st
 
 
 def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, str]:
-    """By id, the whole answers without a stop string whose text or finish_reason is not that of their tokens."""
+    """By id, the whole answers without a stop string whose text or finish_reason is not that of their tokens.
+
+    An engine all of whose texts are empty tells none.
+    """
     faults = {}
+    if not any(answer.text for _, answer in pairs):
+        pairs = [(ask, replace(answer, text=None)) for ask, answer in pairs]
     for ask, answer in pairs:
         if not ask.stop and len(answer.token_ids or ()) == ask.max_tokens:
             fault = text_fault(tokenizer, ends, None, ask.max_tokens, answer)

@@ -93,6 +93,6 @@ def not_tested(
         lines.append("stop strings")
     if "seeds" not in asked:
         lines.append("seeds")
-    if any(answer.token_ids for _, answer in pairs) and all(answer.text is None for _, answer in pairs):
+    if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
     return [*lines, *NEVER_ASKED]
