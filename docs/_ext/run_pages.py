@@ -1,4 +1,4 @@
-"""Runs what the pages show: python docs/_ext/run_pages.py [--write] [PAGE ...] (without PAGE: all of docs/).
+"""Runs what the pages show: python docs/_ext/run_pages.py [--write] [PAGE ...] (without PAGE: README.md and docs/).
 
 The blocks of one page run in their order, in one new empty folder, with this Python's `lfm2np`, `python` and `pytest`.
 
@@ -271,7 +271,8 @@ def run_page(page: Path, write: bool = False) -> list[str]:
 
 
 def pages() -> list[Path]:
-    return sorted(page for page in DOCS.rglob("*.md") if not page.relative_to(DOCS).parts[0].startswith("_"))
+    docs = (page for page in DOCS.rglob("*.md") if not page.relative_to(DOCS).parts[0].startswith("_"))
+    return [CHECKOUT / "README.md", *sorted(docs)]
 
 
 def main() -> int:

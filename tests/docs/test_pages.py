@@ -1,4 +1,4 @@
-"""Every command and every piece of code in docs/ does what the page shows: pytest -m docs tests/docs."""
+"""Every command and every piece of code in README and docs/ does what the page shows: pytest -m docs tests/docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import run_pages
 pytestmark = pytest.mark.docs
 
 
-@pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: str(page.relative_to(run_pages.DOCS)))
+@pytest.mark.parametrize("page", run_pages.pages(), ids=lambda page: str(page.relative_to(run_pages.CHECKOUT)))
 def test_the_page_shows_what_happens(page: Path) -> None:
     done = subprocess.run([sys.executable, run_pages.__file__, str(page)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
