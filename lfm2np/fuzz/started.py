@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable
 
+from lfm2np.child_processes import kill_session, session, split_command, terminate_session
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.http_client import HttpClient, HttpError
 from lfm2np.oracle.targets.target import TargetError
@@ -26,7 +24,7 @@ class StartedServer:
 
     def __init__(self, command: str, is_up: Callable[[], bool], seconds: float) -> None:
         try:
-            self._words = shlex.split(command)
+            self._words = split_command(command)
         except ValueError as problem:
             raise RequestError(f"--start {command!r}: {problem}") from None
         if not self._words:
@@ -50,7 +48,7 @@ class StartedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                **session(),
             )
         except OSError as problem:
             raise TargetError(f"--start {self._words[0]}: {problem.strerror or problem}") from None
@@ -68,17 +66,14 @@ class StartedServer:
         self.took = time.monotonic() - began
 
     def close(self) -> None:
-        """By SIGTERM, then by force. Any number of times."""
+        """First it is asked to end, then forced. Any number of times."""
         process, self._process = self._process, None
         if process is None:
             return
-        for number, wait in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+        for end in (terminate_session, kill_session):
+            end(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(wait)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+                process.wait(GRACE)
 
 
 def answers(url: str) -> bool:

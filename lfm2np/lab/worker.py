@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from lfm2np.child_processes import session
 from lfm2np.lab.child import FAILED, NO_MEMORY
 
 COMMAND = (sys.executable, "-m", "lfm2np.lab.child")
@@ -139,7 +140,7 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                    start_new_session=True,
+                    **session(),
                 )
             return self._child
 

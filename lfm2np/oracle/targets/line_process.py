@@ -7,9 +7,7 @@ stderr and keeps its end for messages. The process leads a session of its own, a
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import shlex
 import signal
 import subprocess
 import threading
@@ -19,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
+from lfm2np.child_processes import kill_session, session, split_command
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import shortened
 from lfm2np.oracle.targets.target import TargetError
@@ -129,10 +128,7 @@ class LineProcess:
         if self._killed:
             return
         self._killed = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
+        kill_session(self._process)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=GRACE)
 
@@ -170,7 +166,7 @@ class LineProcess:
 def start(command: str) -> subprocess.Popen[bytes]:
     """The process of a command line, without a shell."""
     try:
-        words = shlex.split(command)
+        words = split_command(command)
     except ValueError as problem:
         raise RequestError(f"exec:{command}: {problem}, expected a command as a shell would split it") from None
     if not words:
@@ -181,7 +177,7 @@ def start(command: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            **session(),
         )
     except (OSError, ValueError) as problem:  # ValueError: a NUL in a word
         raise TargetError(f"exec:{command}: can't be started: {problem}") from None
