@@ -19,7 +19,7 @@ from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.constants import Sought
-from lfm2np.oracle.judging.formats import others
+from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
@@ -39,6 +39,7 @@ from lfm2np.progress import Progress
 
 MOST_FLIPS = 0.5  # of an engine's new tokens, expected of a format that it is said to err like
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
+LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ def explaining_format(
         likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT
         flips = [one.flip_chance for one in found if one.flip_chance is not None]
         tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
-        if size >= LEAST_SIZE and everywhere and likely and tells:
+        least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
+        if size >= least and everywhere and likely and tells:
             seen = constants_of(model, name, pairs, found, known, is_wrong=True, is_wanted=False, progress=progress)
             if seen is None or not seen.found:  # rounding has no direction
                 return name
