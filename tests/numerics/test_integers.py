@@ -34,7 +34,7 @@ TORTURE = sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_di
 SMALL = {  # sizes so small that drawn operands take every way, are cut into pieces, and give two threads work
     pieces: {"THREADS": 2, "LEAST_PIECE": 8, "THREAD_PIECE": 16, "SMALL_PIECE": 32, "PIECE": 40},
     attention: {"SCORES": 8 * 50, "SMALL_PRODUCT": 40},
-    tiles: {"OUTPUTS": 5, "ROWS": 3, "INPUTS": 20, "INPUTS_IN_PLACE": 30, "GROUPS": 2, "TILES": 3, "CALL": 6},
+    tiles: {"OUTPUTS": 2, "ROWS": 3, "INPUTS": 20, "INPUTS_IN_PLACE": 30, "GROUPS": 2, "TILES": 3, "CALL": 6},
     product: {"WEIGHTS_AT_ONCE": 90, "OUTPUTS_AT_ONCE": 7},
     matrix: {"STREAMED": 200},
     weight_grids: {"PREPARED": 60},
