@@ -132,7 +132,7 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "an evicted key left in the map": (
         [("block_pool:BlockPool.allocate", "del self.block_of[evicted]", "pass")],
-        "a key leads to a block that has none|blocks of the prefix hit",
+        r"a key leads to a block that has none|blocks of the prefix hit|publish\(\) False",
     ),
     "a block lost by an abort": (
         [("memory:Memory.release", "self.pool.release_table(request.block_table)", ABORT_LEAKS)],
