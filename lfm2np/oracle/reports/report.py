@@ -87,8 +87,15 @@ def head_lines(checked: Checked) -> list[str]:
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
         *route_lines(total),
-        *([f"constants  would show if off: {hidden(total.constants)}"] if total.constants else []),
+        *constant_lines(total),
     ]
+
+
+def constant_lines(total: Total) -> list[str]:
+    """Of an engine that is not wrong: how closely its constants are right."""
+    if total.constants is None or total.verdict in WRONG:
+        return []
+    return [f"constants  would show if off: {hidden(total.constants)}"]
 
 
 def route_lines(total: Total) -> list[str]:
