@@ -6,7 +6,7 @@ only the id. A block is
     cached  by none, but published under a key, so that its content can be found again until it is handed out anew
     free    by none, without a key
 Cached and free blocks stand in one list, the next to be handed out first: blocks without a key go to its front, those
-with one to its back, so the least recently used content is evicted first (vLLM's order, which see in engines.md).
+with one to its back, so the least recently used content is evicted first (vLLM's order).
 
 The list is doubly linked through two arrays; its ends meet in a sentinel at index `num_blocks`:
 

@@ -4,6 +4,5 @@ config.py, tensors.py, tokenizer.py, chat.py with its sandbox, and summary.py, w
 the other form, files.py either of them; packed/ reads quantised matrices of directories.
 weights.py prepares tensors for one arithmetic, and prepared/ keeps that in a file; loaded.py puts all of it together:
 LoadedModel, read_model.
-Every room above may import it; it imports numerics/, values, progress and errors. That the prepared weights stand here,
-and not in network/, lets reference.py lie between the two.
+The weights stand here, and not in network/, so that reference.py can lie between the two.
 """

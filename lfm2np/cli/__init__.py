@@ -1,7 +1,6 @@
 """The command line: a file for each command or two, program.py puts them together. Public: `main`.
 
 A command's file has its options (`add_generate`, ...) and what runs it; shared/ is what several of them need.
-Nobody may import it but lfm2np.__main__; it may import everything.
 """
 
 from lfm2np.cli.program import main

@@ -3,6 +3,5 @@
     pytest --pyargs lfm2np.conformance --engine package.module:factory --profile quick
 
 protocol.py says what an engine must offer, demands/ what is demanded of it, on what trials/ draw and machines/ do;
-adapters.py, plugin.py and runner.py run it, fault_trial.py against a fault. protocol.py is a room of its own, below
-oracle/; only cli/ may import the others. They import oracle/, faults/, engine/ and scheduler.
+adapters.py, plugin.py and runner.py run it, fault_trial.py against a fault.
 """

@@ -2,5 +2,4 @@
 
 draw.py puts it together from demo.py's runs; text.py draws a step in a terminal. runs/ is what is shown, page/ what a
 page is made of, views/ one picture each, assets/ style and script.
-Only lab/ and cli/ may import it; it imports engine/, faults/ and lfm2np.loading.
 """

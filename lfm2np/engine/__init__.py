@@ -2,6 +2,4 @@
 
 engine.py (Engine) with samples.py, answers.py, drafting.py and outputs.py; draft_model.py (ModelDrafter); generation.py
 (one greedy prompt); sequential.py computes each request alone, audit.py says what the cache must then hold.
-lfm2np.loading, lfm2np.llm and all above may import it; it imports speculation/, sampling/, network/, reference,
-checkpoint/, numerics/ and scheduler.
 """

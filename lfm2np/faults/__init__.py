@@ -7,7 +7,6 @@ A fault is an edit: a line of one function, and what stands there instead. `inje
 its code object into the function, for as long as the block lasts. So the engine holds no hook, an unused fault costs
 nothing, each fault is as readable as a patch, and one that no longer fits the code is an error, not a fault that
 silently does nothing.
-conformance/, drawings/, lab/ and cli/ may import it; it imports nothing but errors, and names functions as text.
 """
 
 from lfm2np.faults.catalogue import FAULTS, VARIANTS, by_name

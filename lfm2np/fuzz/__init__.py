@@ -2,5 +2,5 @@
 
 trace.py is what is tried, as plain data; draw.py draws it (Hypothesis); play_http.py and play_engine.py carry it out;
 found.py judges what came back; shrink.py makes it small; hand_over.py writes what an author gets. campaign.py puts them
-together. Only cli/ may import it; it imports oracle/ and all below.
+together.
 """

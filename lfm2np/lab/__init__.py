@@ -3,5 +3,4 @@
 settings.py reads a run off a link, models.py makes token ids of it, compute.py runs it, lessons.py asks questions that
 the engine answers, page.py and form.py write it down, child.py does all that in a process that worker.py can end,
 app.py serves.
-cli/ may import it; it imports faults, drawings, and of serve what any server needs.
 """

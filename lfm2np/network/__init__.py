@@ -2,5 +2,4 @@
 
 step.py computes one step of a ragged batch over the arrays of cache.py, as the scheduler planned it; ragged.py whole
 sequences without a cache. digest.py is the hash by which machines compare their bits.
-scoring/, engine/ and all above may import it; it imports reference, checkpoint/, numerics/ and scheduler.
 """

@@ -4,7 +4,6 @@ Each offers the operations of `ReferenceNumerics`, in which reference.py is writ
 offers no more: it defines what `exact` has to equal. The others are `Numerics`, which the batched engine needs.
 Letters: T tokens, C context length, D width, H query heads, G key/value heads, E head_dim, L convolution taps,
 N experts, K experts of a token.
-Every room may import it; it imports nothing but errors.
 """
 
 from __future__ import annotations

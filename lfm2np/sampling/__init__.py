@@ -2,5 +2,4 @@
 
 params.py, choice.py (process, distribution, choose, draw, and the noise: uniform, philox, request_seed), logprobs.py,
 stop_strings.py. Nothing here knows of a batch: a token depends on its row, its parameters and its place.
-speculation/, engine/ and all above may import it; it imports checkpoint/, numerics/, values and errors.
 """

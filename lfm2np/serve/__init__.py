@@ -2,5 +2,5 @@
 
     body -> bodies (form) -> jobs (tokens, sampling) -> desk -> runner: engine -> desk -> answers -> reply or stream
 
-Needs the extra `serve`, but for extra.py. Imported by cli/, lab/ and bench/; imports the engine and what is below.
+Needs the extra `serve`, but for extra.py.
 """

@@ -2,5 +2,4 @@
 
 drafters.py (Drafter, NgramDrafter, ScriptedDrafter), proposals.py (what a drafter said, checked), acceptance.py (the
 exact rule). The drafter that runs a second model is engine/draft_model.py, as it has an engine of its own.
-engine/ and all above may import it; it imports sampling/, checkpoint/, values and errors.
 """

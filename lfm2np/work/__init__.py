@@ -2,7 +2,7 @@
 
 place.py (Work, Place, compute), shards.py (a map that survives workers that die), results_file.py (ResultsFile, merge,
 spot checks), line_file.py (files of lines that are never half written).
-Public: `from lfm2np.work import Place, ResultsFile`. scoring/, oracle/ and cli/ may import it; it imports checkpoint/.
+Public: `from lfm2np.work import Place, ResultsFile`.
 """
 
 from lfm2np.work.place import Place, Work, compute

@@ -1,5 +1,3 @@
 """Rule-based state machines: the pool, the scheduler over a model without arithmetic (fake_model.py), a whole engine;
 engine_books.py keeps the books of one run of it.
-
-demands/ and the rest of conformance/ may import it; of that it imports trials/ and protocol.py.
 """

@@ -4,5 +4,4 @@ models.py, strategies.py, driver.py, draining.py, endings.py, ledger.py; lfm2np/
 own floats; rounding.py holds engines that round against the noise of their format; lengths.py has the sizes that long
 requests are drawn around; features.py leaves out of an example what an engine lacks, and names what it lacks and has
 not said.
-The rest of conformance/ may import it; of that it imports protocol.py only.
 """

@@ -1,4 +1,1 @@
-"""What the page is made of: escaped markup, tables of numbers, marks that all views share, the frame around them.
-
-views/ and draw.py may import it; it imports runs/.
-"""
+"""What the page is made of: escaped markup, tables of numbers, marks that all views share, the frame around them."""

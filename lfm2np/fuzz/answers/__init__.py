@@ -1,4 +1,4 @@
 """What an answer says beside its tokens and their log-probabilities, judged.
 
-texts.py: its text, its finish_reason and where a stop string ends it. Only found.py and campaign.py may import it.
+texts.py: its text, its finish_reason and where a stop string ends it.
 """

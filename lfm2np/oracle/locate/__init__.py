@@ -2,5 +2,4 @@
 
 dump.py reads a dump, operations.py computes each operation again, spread.py says how far rounding reaches, patterns.py
 what a difference looks like, locate.py puts it together; record.py records dumps of our own engine.
-oracle/vectors/ and cli/ may import it; it imports oracle/judging/ for the formats, and engine/ for record.py.
 """

@@ -2,7 +2,6 @@
 
 recorder.py is what an engine's author calls; own.py records this package's engine; the others know where one engine
 keeps what, say which versions of it they were run with, and refuse others. record.py chooses by a target's name.
-cli/ may import it; it imports oracle/locate/, and engine/ for own.py.
 """
 
 from lfm2np.oracle.recorders.recorder import Recorder

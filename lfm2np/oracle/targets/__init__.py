@@ -2,5 +2,5 @@
 
 target.py says what a target is; python_target.py, exec_target.py (over line_process.py), http_target.py (over
 http_client.py, http_dialects.py and http_replies.py), file_target.py and transformers_target.py are the available ones.
-checked.py looks an answer over before it is believed. The rest of oracle/ may import it; it imports nothing of that.
+checked.py looks an answer over before it is believed.
 """

@@ -3,8 +3,8 @@
 Every request is greedy and switches off what a server may do by default: some take penalties and filters from the
 checkpoint's generation_config.json.
 
-mlx-lm 0.32.2 and llama.cpp were held against real servers. vLLM's and SGLang's forms are those of their documentation
-and were only tried on servers of our own that play them.
+vLLM 0.32.0, mlx-lm 0.32.2 and llama.cpp were tried on real servers (fixtures/engines/results.jsonl). SGLang's form is
+that of its documentation, tried only on servers of our own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""Golden vectors: chosen (chosen.py, notes.py), computed and verified (golden.py), in files (files.py, form.py).
-
-cli/ may import it; it imports the rest of oracle/, and engine/.
-"""
+"""Golden vectors: chosen (chosen.py, notes.py), computed and verified (golden.py), in files (files.py, form.py)."""
