@@ -24,7 +24,8 @@ COMMANDS = ("python -m engine --name 'two words'", 'a "b c" d\\ e', "  ", "# x")
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No killpg, a Ctrl-Break (here SIGINT) for a group, and a taskkill, which notes its arguments in the file."""
+    """No killpg, a Ctrl-Break (here SIGTERM, as background jobs ignore SIGINT) for a group, and a taskkill, which notes
+    its arguments in the file."""
     noted = tmp_path / "taskkill.txt"
     program = tmp_path / "taskkill"
     program.write_text(f'#!/bin/sh\necho "$@" >>{shlex.quote(str(noted))}\n', encoding="utf-8")
@@ -32,7 +33,7 @@ def windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(child_processes, "IS_WINDOWS", True)
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0, raising=False)
-    monkeypatch.setattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT, raising=False)
+    monkeypatch.setattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM, raising=False)
     monkeypatch.delattr(os, "killpg", raising=False)
     return noted
 
@@ -59,10 +60,13 @@ def test_a_child_ends_and_a_second_call_does_nothing(platform: str, end, request
     noted = request.getfixturevalue("windows") if platform == "windows" else None
     with subprocess.Popen(SLEEPS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **session()) as child:
         assert child.stdout is not None
-        child.stdout.readline()
-        end(child)
-        assert child.wait(30) != 0
-        end(child)
+        try:
+            child.stdout.readline()
+            end(child)
+            assert child.wait(30) != 0
+            end(child)
+        finally:
+            child.kill()
     if noted is not None and end is kill_session:
         assert set(noted.read_text(encoding="utf-8").splitlines()) == {f"/F /T /PID {child.pid}"}
 
