@@ -58,9 +58,8 @@ def round_to_bfloat16(x: Array) -> Array:
 
 def round_to_odd(x: Float64) -> Float32:
     """float32, next to zero, its last bit set where it is not x: whoever rounds that to fewer bits has rounded once."""
-    with np.errstate(
-        over="ignore", under="ignore"
-    ):  # what is too large is the largest, which is odd, and rounds to an infinity
+    # What is too large is the largest, which is odd, and rounds to an infinity.
+    with np.errstate(over="ignore", under="ignore"):
         near = x.astype(np.float32)
     bits = near.view(np.uint32) - (np.abs(near) > np.abs(x))  # of a float32, one less is the next towards zero
     return np.where(near == x, near, (bits.astype(np.uint32) | np.uint32(1)).view(np.float32))
@@ -127,9 +126,8 @@ class Ieee:
         gated = np.empty(gate.shape, gate.dtype)
 
         def compute(rows: slice) -> None:
-            with np.errstate(
-                over="ignore", under="ignore"
-            ):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
+            # exp(-gate) may be infinite; the quotient is then 0, as it should be.
+            with np.errstate(over="ignore", under="ignore"):
                 silu = np.exp(-gate[rows])
             silu += 1
             silu = self.keep(np.divide(gate[rows], silu, out=silu))

@@ -10,7 +10,7 @@ from engines import checked
 
 import lfm2np
 from lfm2np.loading import Model
-from lfm2np.oracle.causes.constants import constant_cause, hidden
+from lfm2np.oracle.causes.constants import constant_cause, would_show
 from lfm2np.oracle.judging.constants import Constant, Sought, Told, directions, held
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.report import as_json, as_text
@@ -46,7 +46,7 @@ def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> N
     sought = result.total.constants
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE) and sought is not None
     assert not sought.found and sought.least["rope_theta"] < 0.1
-    assert f"constants  would show if off: {hidden(sought)}" in as_text(result)
+    assert f"constants  would show if off: {would_show(sought)}" in as_text(result)
     assert as_json(result)["constants"]["least"] == sought.least
     without = replace(result, total=replace(result.total, constants=None))
     assert f"constants that are off by less than {name} rounds (--constants)" in without.not_tested

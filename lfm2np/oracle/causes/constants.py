@@ -55,7 +55,7 @@ def constant_cause(found: Sought | None, positions: Sequence[Position], is_wrong
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
 
 
-def hidden(found: Sought) -> str:
+def would_show(found: Sought) -> str:
     """In words: by how much the constants of the whole network would have to be off to show."""
     return ", ".join(f"{name} by {amount(share)}" for name, share in found.least.items() if "layer " not in name)
 

@@ -25,7 +25,7 @@ from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights, prepare_weights
 from lfm2np.numerics import Numerics, numerics_named
-from lfm2np.oracle.judging.noise import noise_of, said_by
+from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift
 from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
 from lfm2np.oracle.judging.truth import Truth
@@ -39,11 +39,9 @@ RIGHT = tuple(range(8, 32))  # engines that could be, by which a suspect is told
 SEEN = 8.0  # standard deviations of theirs: by Student's t of 23 degrees an accident of 4e-8
 CONSTANTS_END = 2.0**-18  # a share that no constant need be closer to
 ALIKE = 3.0  # how much larger the errors of right engines may be along a direction, as they are not independent
-WORTH = 5.0  # of one engine's noise taken as independent, to be looked at by all eight
+WORTH = 5.0  # standard deviations of independent noise, from which RIGHT engines are asked
 LEAST = 256  # positions with a log-probability
 MOST_PRODUCTS = 10**12  # of a search that was not asked for: a minute
-
-
 Change = Callable[[ModelWeights, ModelConfig], tuple[ModelWeights, ModelConfig]]
 
 
@@ -85,7 +83,6 @@ class Sought:
 
 def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
     """Those of the whole network; with `every` those of each layer, too."""
-
     yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
     yield Direction("norm_eps of queries and keys", lambda w, c: (w, c), STEP_OF_EPS, OtherEps)
     yield Direction("rope_theta", of_config("rope_theta", STEP))
@@ -203,15 +200,7 @@ def effects(model: LoadedModel, told: Told, every: bool, progress: Progress | No
     """
     numerics = numerics_named("float32")
     weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
-    items: list[Mapping[str, Any]] = [
-        {
-            "token_ids": list(truth.token_ids),
-            "rows": truth.known_rows,
-            "columns": truth.columns[truth.known_rows],
-            "routes": truth.routes,
-        }
-        for truth in told.truths
-    ]
+    items = [noise_item(truth) for truth in told.truths]
 
     def logprobs(weights: ModelWeights, config: ModelConfig, numerics: Any) -> Float64:
         said = [one["logprobs"] for one in said_by(replace(model, config=config), weights, numerics, items)]

@@ -107,21 +107,23 @@ def noise_of(
     if not truths:
         return []
     items = [
-        {
-            "format": format_name,
-            "seed": seed,
-            "draw": draw,
-            "token_ids": list(truth.token_ids),
-            "rows": truth.known_rows,
-            "columns": truth.columns[truth.known_rows],
-            "routes": None if own_routes else truth.routes,
-        }
+        {"format": format_name, "seed": seed, "draw": draw, **noise_item(truth, own_routes)}
         for draw in sorted(draws)
         for truth in truths
     ]
     found = iter(compute(NOISE, model, items, place, progress))
     made = [[noise_from(truth, draw, next(found)) for truth in truths] for draw in sorted(draws)]
     return [joined(own) for own in zip(*made, strict=True)]
+
+
+def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
+    """What `said_by` wants to know of a sequence: its tokens, and what is looked at."""
+    return {
+        "token_ids": list(truth.token_ids),
+        "rows": truth.known_rows,
+        "columns": truth.columns[truth.known_rows],
+        "routes": None if own_routes else truth.routes,
+    }
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lfm2np.oracle import factors
 from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.causes.constants import hidden
+from lfm2np.oracle.causes.constants import would_show
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
@@ -95,7 +95,7 @@ def constant_lines(total: Total) -> list[str]:
     """Of an engine that is not wrong: how closely its constants are right."""
     if total.constants is None or total.verdict in WRONG:
         return []
-    return [f"constants  would show if off: {hidden(total.constants)}"]
+    return [f"constants  would show if off: {would_show(total.constants)}"]
 
 
 def route_lines(total: Total) -> list[str]:
