@@ -165,7 +165,7 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "a stop token that ignores min_tokens": (
         [("request:Request.reason_to_end", "num_output_tokens >= self.min_tokens", "True")],
-        "finished",
+        "finished|expected none after that",
     ),
     "blocks freed while they are in flight": (
         [("scheduler:Scheduler._finish", "if request.request_id in self._in_flight:", "if False:")],
