@@ -12,15 +12,16 @@ Activations are float32 between operations (float64 in the arithmetic of that na
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.weights import (
+from lfm2np.errors import NumericsError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.weights import (
     AttentionWeights,
     FeedForwardWeights,
     LayerWeights,
@@ -28,7 +29,6 @@ from lfm2np.checkpoint.weights import (
     ModelWeights,
     ShortConvWeights,
 )
-from lfm2np.errors import NumericsError
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.progress import Progress
@@ -37,6 +37,32 @@ if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this 
     from lfm2np.numerics import ReferenceNumerics as Numerics
 
 Array = NDArray[Any]
+
+
+class Mixing(NamedTuple):
+    """The two operations in which tokens meet. All others look at one token at a time, so a batch may hold any tokens.
+
+    The two below are those of one sequence; the engine has others, which know whose tokens are whose.
+    """
+
+    convolve: Callable[[ShortConvWeights, Array], Array]  # u [T, D] -> [T, D]
+    attend: Callable[[AttentionWeights, Array, Array, Array], Array]  # [T, H, E], twice [T, G, E] -> [T, H, E]
+
+
+def one_sequence(numerics: Numerics) -> Mixing:
+    """All tokens are one sequence, from position 0 on."""
+    return Mixing(partial(convolve, numerics), partial(attend, numerics))
+
+
+def convolve(numerics: Numerics, weights: ShortConvWeights, u: Array) -> Array:
+    """Zeros stand before the first token."""
+    history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
+    return numerics.convolve(history, u, weights.taps, weights.taps_bias)
+
+
+def attend(numerics: Numerics, weights: AttentionWeights, queries: Array, keys: Array, values: Array) -> Array:
+    """Each token sees itself and those before it."""
+    return numerics.attend(queries, keys, values, weights.scale)
 
 
 def hidden_states(
@@ -54,47 +80,61 @@ def hidden_states(
     require_ieee()
     ids = np.asarray(token_ids, np.int64)  # [T]
     rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
+    return final_states(weights, config, numerics, ids, rotary, one_sequence(numerics), progress)
+
+
+def final_states(
+    weights: ModelWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    ids: NDArray[np.int64],
+    rotary: tuple[Array, Array],
+    mixing: Mixing,
+    progress: Progress | None = None,
+) -> Array:
+    """The network over tokens [T] whose positions have the angles `rotary`: final hidden states [T, D]."""
     with np.errstate(all="ignore"):  # an overflow ends in `output_logits`
-        x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
+        x = numerics.embed(weights.embedding.rows(ids))  # [T, D]
         for index, layer in enumerate(weights.layers):
-            x = block(layer, config, numerics, x, rotary)
+            x = block(layer, config, numerics, x, rotary, mixing)
             if progress:
                 progress(index + 1, len(weights.layers))
         return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
 
 
-def block(layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]) -> Array:
+def block(
+    layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array], mixing: Mixing
+) -> Array:
     """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer)."""
     normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
     if isinstance(layer.operator, ShortConvWeights):
-        x = numerics.add(short_conv(layer.operator, numerics, normed), x)
+        mixed = short_conv(layer.operator, numerics, normed, mixing)
     else:
-        x = numerics.add(attention(layer.operator, config, numerics, normed, rotary), x)
+        mixed = attention(layer.operator, config, numerics, normed, rotary, mixing)
+    x = numerics.add(mixed, x)
     normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
     return numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))
 
 
-def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array) -> Array:
-    """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): no activation, zeros before the first token."""
-    u, gate_out = gated_input(weights, numerics, x)
-    history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
-    mixed = numerics.convolve(history, u, weights.taps, weights.taps_bias)
+def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: Mixing) -> Array:
+    """Gated short convolution, [T, D] -> [T, D] (Lfm2ShortConv): no activation."""
+    projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
+    gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
+    mixed = mixing.convolve(weights, numerics.multiply(gate_in, value))
     return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
 
 
-def gated_input(weights: ShortConvWeights, numerics: Numerics, x: Array) -> tuple[Array, Array]:
-    """What the convolution runs over, and the gate on what comes out of it: u and gate_out, each [T, D]."""
-    projected = numerics.linear(x, weights.in_proj, weights.in_bias)  # [T, 3D]
-    gate_in, gate_out, value = np.split(projected, 3, axis=-1)  # the paper's B, C, x, each [T, D]
-    return numerics.multiply(gate_in, value), gate_out
-
-
 def attention(
-    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]
+    weights: AttentionWeights,
+    config: ModelConfig,
+    numerics: Numerics,
+    x: Array,
+    rotary: tuple[Array, Array],
+    mixing: Mixing,
 ) -> Array:
     """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation."""
     queries, keys, values = queries_keys_values(weights, config, numerics, x, rotary)
-    mixed = numerics.attend(queries, keys, values, weights.scale)  # [T, H, E]
+    mixed = mixing.attend(weights, queries, keys, values)  # [T, H, E]
     return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
 
 

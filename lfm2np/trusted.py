@@ -12,12 +12,12 @@ from pathlib import Path
 
 TOP = Path(__file__).parent
 ROOTS = ("reference.py", "numerics/integers.py", "checkpoint/files.py", "checkpoint/weights.py")
-READING = ("checkpoint/", "errors.py", "values.py", "progress.py")
+READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py")
 
 
 @dataclass(frozen=True)
 class TrustedFile:
-    """`file` relative to lfm2np/; `is_reading` what reads checkpoints and tells errors, and computes nothing."""
+    """`file` relative to lfm2np/; `is_reading` what describes a model, reads its files and reports errors, and computes nothing."""
 
     file: str
     lines: int

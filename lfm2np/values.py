@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import reprlib
 
@@ -37,3 +38,12 @@ def show(value: object) -> str:
 def plain(name: str) -> str:
     """A name from a file as it stands, unless it is too long or odd for one line of a message."""
     return name if name.isprintable() and len(name) <= 120 else show(name)
+
+
+def same(left: object, right: object) -> bool:
+    """Equality in which true is not 1."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right and not is_nan(left)
+
+
+def is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)

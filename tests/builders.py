@@ -12,8 +12,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.config import parse_config
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
 
 Stored = tuple[str, tuple[int, ...], bytes]
 SPECIALS = ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")

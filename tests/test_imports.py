@@ -20,7 +20,7 @@ TOP = Path(__file__).parent.parent
 # What every room may use, and what each may use beside that: only rooms that stand before it in this table, so that the
 # table itself shows that there is no circle of rooms. A module's room is the longest name that covers it.
 ALL_USE = {"lfm2np.child_processes", "lfm2np.errors", "lfm2np.progress", "lfm2np.values", "lfm2np.whole_file"}
-READ = {"lfm2np.checkpoint", "lfm2np.numerics"}
+READ = {"lfm2np.checkpoint", "lfm2np.model", "lfm2np.numerics"}
 COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
 CALL = {*RUN, "lfm2np.loading", "lfm2np.memory", "lfm2np", "scheduler"}
@@ -36,10 +36,11 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.whole_file": set(),
     "lfm2np.memory": set(),
     "lfm2np.numerics": set(),
-    "lfm2np.checkpoint": {"lfm2np.numerics"},
-    "lfm2np.reference": READ,
+    "lfm2np.model": {"lfm2np.numerics"},
+    "lfm2np.checkpoint": {"lfm2np.model", "lfm2np.numerics"},
+    "lfm2np.reference": {"lfm2np.model", "lfm2np.numerics"},
     "lfm2np.trusted": set(),
-    "lfm2np.network": {*READ, "lfm2np.reference", "scheduler"},
+    "lfm2np.network": {"lfm2np.model", "lfm2np.numerics", "lfm2np.reference", "scheduler"},
     "lfm2np.sampling": READ,
     "lfm2np.plain": {"lfm2np.sampling"},
     "lfm2np.speculation": {*READ, "lfm2np.sampling"},

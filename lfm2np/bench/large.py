@@ -17,7 +17,7 @@ from lfm2np.bench.sides.cells import Cell, cells_named
 from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.checkpoint.files import read_config
-from lfm2np.checkpoint.layout import parameter_count
+from lfm2np.model.layers import parameter_count
 from lfm2np.progress import Progress
 
 CELLS = cells_named("prefill-128,decode-1x128,decode-16x128")

@@ -17,9 +17,9 @@ from typing import Any
 from lfm2np.bench.sides.cells import PREFILL, Cell
 from lfm2np.bench.sides.peak_memory import available_bytes
 from lfm2np.bench.sides.side_process import SideProcess
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.errors import RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import key_value_numbers, parameter_count
 from lfm2np.progress import Progress
 
 OURS = ("exact", "float32")
@@ -75,9 +75,7 @@ def fits_together(config: ModelConfig, cells: Sequence[Cell], sides: Sequence[st
     """Whether all sides can stay loaded beside the largest cache of one; yes where the system does not say."""
     available = available_bytes()
     weights = sum(WEIGHT_BYTES.get(side, 4) for side in sides) * parameter_count(config)
-    attention = config.layer_types.count("full_attention")
-    token = 2 * 8 * attention * config.num_key_value_heads * config.head_dim
-    caches = max(cell.requests * cell.longest for cell in cells) * token
+    caches = max(cell.requests * cell.longest for cell in cells) * 8 * key_value_numbers(config)
     return available is None or weights + 2 * caches + SPARE_BYTES <= available
 
 

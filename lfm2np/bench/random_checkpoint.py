@@ -20,10 +20,11 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.config import parse_config
 from lfm2np.checkpoint.tensors import SINGLE
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
 from lfm2np.progress import Progress
 
 SEED = 350

@@ -8,23 +8,16 @@ computation, or two keys that contradict each other where transformers would sil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from lfm2np.checkpoint.config_values import (
-    REALS,
-    SIZES,
-    require_bool,
-    require_real,
-    require_size,
-    require_token_id,
-    same,
-)
-from lfm2np.checkpoint.mixture import MixtureConfig, parse_mixture
+from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.values import show
+from lfm2np.model.config import ATTENTION, CONV, ModelConfig, require_layer_types
+from lfm2np.model.config_values import require_bool, require_real, require_size
+from lfm2np.values import same, show
 
 ONLY: dict[str, tuple[object, ...]] = {
     # Keys that would change the computation, and the values under which they don't; absent is fine.
@@ -56,76 +49,10 @@ ECHOES: dict[str, str] = {
     "theta": "rope_theta",
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
-MOST_EXPERTS = 2**15  # of all layers: generous, too, and too few for a hostile table of tensors
-LAYER_TYPES = ("conv", "full_attention")
 MODEL_TYPES = ("lfm2", "lfm2_moe")
 CAUSAL = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
 NOT_YET = {"lfm3": "LFM3"}
 _Raw = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """One LFM2 model; construction checks every value and raises ConfigError.
-
-    feed_forward_size is the effective width (rows of w1) of dense layers; layer_types has one of LAYER_TYPES per layer;
-    mixture is None where all layers are dense.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    feed_forward_size: int
-    conv_L_cache: int
-    conv_bias: bool
-    layer_types: tuple[str, ...]
-    norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
-    mixture: MixtureConfig | None = None
-
-    def is_sparse(self, layer: int) -> bool:
-        """Whether that layer's feed-forward is a mixture of experts."""
-        return self.mixture is not None and layer >= self.mixture.num_dense_layers
-
-    @property
-    def sparse_layers(self) -> tuple[int, ...]:
-        """The numbers of those layers; there may be none in an lfm2_moe, too."""
-        return tuple(filter(self.is_sparse, range(self.num_hidden_layers)))
-
-    def __post_init__(self) -> None:
-        for name in (key for key in SIZES if hasattr(self, key)):
-            require_size(name, getattr(self, name))
-        for name in (key for key in REALS if hasattr(self, key)):
-            require_real(name, getattr(self, name))
-        for name in ("conv_bias", "tie_word_embeddings"):
-            require_bool(name, getattr(self, name))
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ConfigError(
-                f"num_attention_heads: {self.num_attention_heads}, expected a multiple of "
-                f"num_key_value_heads={self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim: {self.head_dim}, expected an even number (RoPE turns halves)")
-        require_layer_types(self.layer_types, self.num_hidden_layers)
-        for name in ("bos_token_id", "pad_token_id"):
-            if getattr(self, name) is not None:
-                require_token_id(name, getattr(self, name), self.vocab_size)
-        sparse = len(self.sparse_layers)
-        if self.mixture is not None and sparse * self.mixture.num_experts > MOST_EXPERTS:
-            raise ConfigError(
-                f"num_experts: {self.mixture.num_experts} in each of {sparse} layers, expected at most {MOST_EXPERTS} "
-                "in all"
-            )
-        for token_id in self.eos_token_ids:
-            require_token_id("eos_token_id", token_id, self.vocab_size)
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -262,19 +189,19 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
                 raise ConfigError(f"full_attn_idxs: {show(index)}, expected 0 to num_hidden_layers-1={layers - 1}")
         if len(set(indices)) != len(indices):
             raise ConfigError(f"full_attn_idxs: {show(indices)}, expected no index twice")
-        from_indices = tuple("full_attention" if i in set(indices) else "conv" for i in range(layers))
+        from_indices = tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
     named = raw.get("layer_types")
     if named is None and from_indices is None and raw["model_type"] == "lfm2_moe":
         raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
     if named is None:
-        return from_indices if from_indices is not None else ("full_attention",) * layers
+        return from_indices if from_indices is not None else (ATTENTION,) * layers
     if not isinstance(named, list | tuple):
         raise ConfigError(f"layer_types: {show(named)}, expected a list of layer types or null")
     # transformers renames the legacy "attention" likewise
-    types = tuple("full_attention" if kind == "attention" else kind for kind in named)
+    types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
     require_layer_types(types, layers)
     if from_indices is not None and types != from_indices:
-        found = [i for i, kind in enumerate(types) if kind == "full_attention"]
+        found = [i for i, kind in enumerate(types) if kind == ATTENTION]
         raise ConfigError(
             f"full_attn_idxs: {show(indices)} contradicts layer_types, which has attention in {show(found)}"
         )
@@ -297,11 +224,11 @@ def _rope_theta(raw: _Raw) -> float:
 def _theta_of(key: str, value: object, top: float) -> float:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}: {show(value)}, expected an object or null")
-    if value.keys() & {"full_attention", "conv"}:  # nested by layer type: only attention layers rotate
-        inner = value.get("full_attention")
-        if not isinstance(inner, Mapping) or value.keys() - {"full_attention", "conv"}:
+    if value.keys() & {ATTENTION, CONV}:  # nested by layer type: only attention layers rotate
+        inner = value.get(ATTENTION)
+        if not isinstance(inner, Mapping) or value.keys() - {ATTENTION, CONV}:
             raise ConfigError(f"{key}: {show(value)}, expected an object under full_attention and nothing else")
-        if value.get("conv") is not None and value["conv"] != inner:
+        if value.get(CONV) is not None and value[CONV] != inner:
             raise ConfigError(f"{key}.conv: {show(value['conv'])}, expected null or the same as full_attention")
         return _theta_of(f"{key}.full_attention", dict(inner), top)
     for name in ("rope_type", "type"):
@@ -332,12 +259,3 @@ def _eos_ids(raw: _Raw, source: str, default: int | None) -> tuple[int, ...]:
 
 def _size(raw: _Raw, key: str, default: int) -> int:
     return require_size(key, raw.get(key, default))
-
-
-def require_layer_types(types: tuple[object, ...], layers: int) -> None:
-    """One of LAYER_TYPES for each layer."""
-    for index, kind in enumerate(types):
-        if kind not in LAYER_TYPES:
-            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(LAYER_TYPES)}")
-    if len(types) != layers:
-        raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")

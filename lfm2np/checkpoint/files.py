@@ -6,7 +6,7 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.names import named_tensors
 from lfm2np.checkpoint.gguf.settings import config_of
@@ -16,6 +16,7 @@ from lfm2np.checkpoint.strict_json import is_present
 from lfm2np.checkpoint.tensors import INDEX, SINGLE, open_checkpoint, read_weight_map
 from lfm2np.checkpoint.tokenizer import TOKENIZER, Tokenizer, backend_of, load_tokenizer
 from lfm2np.errors import CheckpointError, TokenizerError
+from lfm2np.model.config import ModelConfig
 
 GGUF = ".gguf"
 

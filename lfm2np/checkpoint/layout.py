@@ -1,112 +1,18 @@
-"""Which tensors a model has, of which shape, and by which key; and experts that are stored fused, taken apart.
-
-Source: transformers models/lfm2 and models/lfm2_moe, parameter names.
-"""
+"""Tensors of another shape than the config says, refused with the key that says so; fused experts, taken apart."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import MixtureConfig, ModelConfig
+from lfm2np.model.layers import Dim
 from lfm2np.values import plain
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]
-
-Dim = tuple[int, str]  # a dimension and the key of config.json it comes from
-
-
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor the model needs; `lm_head.weight` only where the head is not tied.
-
-    Random checkpoints are drawn in this order.
-    """
-    return {name: tuple(size for size, _ in dims) for name, dims in layout_of(config).items()}
-
-
-def parameter_count(config: ModelConfig, active: bool = False) -> int:
-    """Numbers in all expected tensors, or in those that one token uses; a tied head counts once.
-
-    The biases of experts are not counted, as in published figures: to transformers they are no parameters but buffers.
-    """
-    unused = 0
-    if active and (mixture := config.mixture) is not None:
-        sparse = len(config.sparse_layers)
-        an_expert = 3 * mixture.moe_intermediate_size * config.hidden_size
-        unused = sparse * (mixture.num_experts - mixture.num_experts_per_tok) * an_expert
-    shapes = {name: shape for name, shape in expected_tensors(config).items() if not name.endswith(".expert_bias")}
-    return sum(map(math.prod, shapes.values())) - unused
-
-
-def layout_of(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    """Every tensor with the origin of each dimension. Source: transformers models/lfm2, parameter names."""
-    hidden = (config.hidden_size, "hidden_size")
-    layout: dict[str, tuple[Dim, ...]] = {EMBEDDING: ((config.vocab_size, "vocab_size"), hidden)}
-    for index, kind in enumerate(config.layer_types):
-        prefix = f"model.layers.{index}"
-        layout[f"{prefix}.operator_norm.weight"] = (hidden,)
-        layout[f"{prefix}.ffn_norm.weight"] = (hidden,)
-        operator = _conv_layout(config) if kind == "conv" else _attention_layout(config)
-        layout |= {f"{prefix}.{name}": dims for name, dims in (_feed_forward_layout(config, index) | operator).items()}
-    layout["model.embedding_norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        layout[HEAD] = layout[EMBEDDING]
-    return layout
-
-
-def _feed_forward_layout(config: ModelConfig, layer: int) -> dict[str, tuple[Dim, ...]]:
-    """Of an lfm2_moe one tensor an expert; checkpoints that hold them fused are `taken_apart`."""
-    hidden, mixture = (config.hidden_size, "hidden_size"), config.mixture
-    if mixture is None or not config.is_sparse(layer):
-        return _gated_layout("feed_forward", hidden, (config.feed_forward_size, "feed_forward_size"))
-    experts = (mixture.num_experts, "num_experts")
-    layout: dict[str, tuple[Dim, ...]] = {"feed_forward.gate.weight": (experts, hidden)}
-    if mixture.use_expert_bias:
-        layout["feed_forward.expert_bias"] = (experts,)
-    width = (mixture.moe_intermediate_size, "moe_intermediate_size")
-    for expert in range(mixture.num_experts):
-        layout |= _gated_layout(f"feed_forward.experts.{expert}", hidden, width)
-    return layout
-
-
-def _gated_layout(prefix: str, hidden: Dim, width: Dim) -> dict[str, tuple[Dim, ...]]:
-    return {
-        f"{prefix}.w1.weight": (width, hidden),
-        f"{prefix}.w2.weight": (hidden, width),
-        f"{prefix}.w3.weight": (width, hidden),
-    }
-
-
-def _conv_layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    hidden, triple = (config.hidden_size, "hidden_size"), (3 * config.hidden_size, "3*hidden_size")
-    layout: dict[str, tuple[Dim, ...]] = {
-        "conv.in_proj.weight": (triple, hidden),
-        "conv.conv.weight": (hidden, (1, "depthwise"), (config.conv_L_cache, "conv_L_cache")),
-        "conv.out_proj.weight": (hidden, hidden),
-    }
-    if config.conv_bias:
-        layout |= {"conv.in_proj.bias": (triple,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
-    return layout
-
-
-def _attention_layout(config: ModelConfig) -> dict[str, tuple[Dim, ...]]:
-    hidden, head_dim = (config.hidden_size, "hidden_size"), (config.head_dim, "head_dim")
-    queries = (config.num_attention_heads * config.head_dim, "num_attention_heads*head_dim")
-    keys = (config.num_key_value_heads * config.head_dim, "num_key_value_heads*head_dim")
-    return {
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.out_proj.weight": (hidden, queries),
-        "self_attn.q_layernorm.weight": (head_dim,),
-        "self_attn.k_layernorm.weight": (head_dim,),
-    }
 
 
 def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Self
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import (
     checkpoint_sha256,
     has_tokenizer,
@@ -19,12 +18,14 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
-from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.prepared.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
-from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import CheckpointError, RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import parameter_count
+from lfm2np.model.weights import ModelWeights
 from lfm2np.numerics import TRUTH, Numerics, numerics_named
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.products.exactness import require_exact_products

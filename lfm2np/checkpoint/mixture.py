@@ -6,11 +6,11 @@ Source: transformers models/lfm2_moe, Lfm2MoeConfig, Lfm2MoeTopKRouter and Lfm2M
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from lfm2np.checkpoint.config_values import require_bool, require_real, require_size, same
 from lfm2np.errors import ConfigError
-from lfm2np.values import show
+from lfm2np.model.config import MixtureConfig
+from lfm2np.model.config_values import require_bool, require_real, require_size
+from lfm2np.values import same, show
 
 KEYS = (
     "num_experts",
@@ -31,35 +31,6 @@ DENSE_ONLY: dict[str, tuple[object, ...]] = {
     "block_auto_adjust_ff_dim": (False, None),
     "block_ffn_dim_multiplier": (None, 1.0, 1),
 }
-
-
-@dataclass(frozen=True)
-class MixtureConfig:
-    """Experts of all layers from `num_dense_layers` on; construction checks every value and raises ConfigError.
-
-    moe_intermediate_size is an expert's width. A token's experts are those with the largest score,
-    plus `expert_bias` if there is one; their weights are the scores alone, divided by their sum if `norm_topk_prob`,
-    times routed_scaling_factor.
-    """
-
-    num_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
-    num_dense_layers: int
-    use_expert_bias: bool
-    norm_topk_prob: bool
-    routed_scaling_factor: float
-
-    def __post_init__(self) -> None:
-        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers"):
-            require_size(name, getattr(self, name))
-        for name in ("use_expert_bias", "norm_topk_prob"):
-            require_bool(name, getattr(self, name))
-        require_real("routed_scaling_factor", self.routed_scaling_factor)
-        if self.num_experts_per_tok > self.num_experts:
-            raise ConfigError(
-                f"num_experts_per_tok: {self.num_experts_per_tok}, expected at most num_experts={self.num_experts}"
-            )
 
 
 def parse_mixture(raw: Mapping[str, object]) -> MixtureConfig:

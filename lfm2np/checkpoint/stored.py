@@ -63,6 +63,10 @@ class StoredTensor:
         kind, shape = QUANTISED.get(self.dtype), self.values.shape
         return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
 
+    def rows(self, index: Any) -> Weights:
+        """A copy of some rows, widened."""
+        return widen(self.values[index], self.dtype)
+
 
 def widen(values: Array | PackedRows, dtype: str) -> Weights:
     """A fresh array with exactly the stored values: float32, or float64 of rows of a quantised tensor.

@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import expected_tensors, parameter_count
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
-from lfm2np.checkpoint.weights import joined, matrix_parts
+from lfm2np.checkpoint.weights import joined
+from lfm2np.model.config import ATTENTION, CONV, ModelConfig
+from lfm2np.model.layers import expected_tensors, key_value_numbers, matrix_parts, parameter_count, state_shape
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import Grid, Weights
 from lfm2np.numerics.pieces import pieces
 from lfm2np.numerics.weight_grids import left_over, prove_grid
 from lfm2np.progress import Progress
+
+LETTERS = {CONV: "c", ATTENTION: "A"}  # of layers
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,9 @@ def weight_bytes(config: ModelConfig, bounds: Sequence[Bound]) -> dict[str, int]
 
 def state_numbers(config: ModelConfig) -> dict[str, int]:
     """Numbers that a cache keeps: keys and values a token, convolution state a request (constant)."""
-    attention = config.layer_types.count("full_attention")
-    convolution = config.num_hidden_layers - attention
     return {
-        "key_value_per_token": 2 * attention * config.num_key_value_heads * config.head_dim,
-        "convolution_per_request": convolution * (config.conv_L_cache - 1) * config.hidden_size,
+        "key_value_per_token": key_value_numbers(config),
+        "convolution_per_request": math.prod(state_shape(config)),
     }
 
 
@@ -113,7 +113,7 @@ def as_json(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
 
 def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> str:
     """The same for a person."""
-    letters = "".join("A" if kind == "full_attention" else "c" for kind in config.layer_types)
+    letters = "".join(LETTERS[kind] for kind in config.layer_types)
     states = state_numbers(config)
     rows = [
         ("parameters", f"{parameter_count(config):,}"),

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, layout_of, reason, require_shape, taken_apart
+from lfm2np.checkpoint.layout import reason, require_shape, taken_apart
 from lfm2np.checkpoint.packed import codes
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import settings_in
@@ -27,6 +26,9 @@ from lfm2np.checkpoint.packed.unpacking import unpacked
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import layout_of
+from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"

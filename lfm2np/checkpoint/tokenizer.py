@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import tokenizers
 
 from lfm2np.checkpoint.chat import Chat, load_chat, render_chat
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.strict_json import parse_object, read_bytes
 from lfm2np.errors import RequestError, TokenizerError
+from lfm2np.model.config import ModelConfig
 from lfm2np.values import show
 
 TOKENIZER = "tokenizer.json"

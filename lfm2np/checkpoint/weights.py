@@ -1,8 +1,8 @@
-"""The weights of one model in the form that an arithmetic wants, named as the network uses them."""
+"""The weights of a checkpoint in the form that an arithmetic wants: model/weights.py says what they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
-from lfm2np.numerics.integers import AttentionScale, Weights, attention_scale
+from lfm2np.model.config import CONV, ModelConfig
+from lfm2np.model.layers import expert_parts, matrix_parts
+from lfm2np.model.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    AttentionWeights,
+    FeedForwardWeights,
+    LayerWeights,
+    MixtureWeights,
+    ModelWeights,
+    ShortConvWeights,
+    tensors_of,
+)
+from lfm2np.numerics.integers import Weights, attention_scale
 from lfm2np.progress import Progress
 
 if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
@@ -22,93 +34,7 @@ if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this fil
 Float32 = NDArray[np.float32]
 ROWS = 256  # widened together
 Matrices = Mapping[str, "Matrix"]  # by the name of the first tensor in each
-
-
-@dataclass(frozen=True, eq=False)
-class ShortConvWeights:
-    """in_proj gives gate_in, gate_out and value side by side (the paper's B, C, x)."""
-
-    in_proj: Matrix  # [3D, D]
-    in_bias: Float32 | None  # [3D]
-    taps: Float32  # [D, L], tap L-1 meets the newest token
-    taps_bias: Float32 | None  # [D]
-    out_proj: Matrix  # [D, D]
-    out_bias: Float32 | None  # [D]
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionWeights:
-    qkv_proj: Matrix  # [(H + 2G) * E, D]: queries, keys, values below each other
-    q_norm: Float32  # [E]
-    k_norm: Float32  # [E]
-    scale: AttentionScale
-    out_proj: Matrix  # [D, H * E]
-
-
-@dataclass(frozen=True, eq=False)
-class FeedForwardWeights:
-    """A dense layer's, or one expert's."""
-
-    gate_up_proj: Matrix  # [2F, D]: w1, then w3
-    down_proj: Matrix  # [D, F]: w2
-
-
-@dataclass(frozen=True, eq=False)
-class MixtureWeights:
-    """`expert(e)` prepares an expert's weights when they are first asked for, and keeps them."""
-
-    router: Matrix  # [N, D], called gate in the checkpoint
-    bias: Float32 | None  # [N], expert_bias
-    expert: Callable[[int], FeedForwardWeights]
-
-
-@dataclass(frozen=True, eq=False)
-class LayerWeights:
-    operator_norm: Float32  # [D]
-    operator: ShortConvWeights | AttentionWeights
-    ffn_norm: Float32  # [D]
-    feed_forward: FeedForwardWeights | MixtureWeights
-
-
-@dataclass(frozen=True, eq=False)
-class ModelWeights:
-    embedding: StoredTensor  # [V, D] as stored; rows are widened when they are looked up
-    layers: tuple[LayerWeights, ...]
-    final_norm: Float32  # [D], called embedding_norm in the checkpoint
-    head: Matrix  # [V, D]
-
-
-def matrix_parts(config: ModelConfig, experts: bool = True) -> Iterator[tuple[str, ...]]:
-    """The tensors that make up each Matrix, in the network's order: those that share an input are one product.
-
-    Without `experts` those of experts are left out.
-    """
-    for index, layer_type in enumerate(config.layer_types):
-        prefix = f"model.layers.{index}."
-        if layer_type == "conv":
-            yield (prefix + "conv.in_proj.weight",)
-            yield (prefix + "conv.out_proj.weight",)
-        else:
-            yield tuple(f"{prefix}self_attn.{part}_proj.weight" for part in "qkv")
-            yield (prefix + "self_attn.out_proj.weight",)
-        prefix += "feed_forward."
-        if not config.is_sparse(index):
-            yield from feed_forward_parts(prefix)
-            continue
-        yield (prefix + "gate.weight",)
-        for expert in range(num_experts(config) if experts else 0):
-            yield from feed_forward_parts(f"{prefix}experts.{expert}.")
-    yield ("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight",)
-
-
-def feed_forward_parts(prefix: str) -> Iterator[tuple[str, ...]]:
-    yield (prefix + "w1.weight", prefix + "w3.weight")
-    yield (prefix + "w2.weight",)
-
-
-def num_experts(config: ModelConfig) -> int:
-    """Of each sparse layer; 0 where all are dense."""
-    return 0 if config.mixture is None else config.mixture.num_experts
+Prepare = Callable[[tuple[str, ...]], "Matrix"]
 
 
 def widened(tensors: Mapping[str, StoredTensor], name: str) -> Weights:
@@ -195,12 +121,10 @@ def prepare_weights(
             require_finite(tensors[name])
     # Norms, biases and taps: whatever is no matrix.
     vectors = {name: vector(tensors, name) for name in tensors if len(tensors[name].shape) != 2}
-    layers = tuple(
-        layer_weights(index, config, tensors, matrices, vectors, prepare) for index in range(config.num_hidden_layers)
-    )
-    embedding = tensors["model.embed_tokens.weight"]
-    require_finite(embedding)
-    return ModelWeights(embedding, layers, vectors["model.embedding_norm.weight"], matrices[parts[-1][0]])
+    values: dict[str, Any] = {**matrices, **vectors}
+    layers = tuple(layer_weights(index, config, tensors, values, prepare) for index in range(config.num_hidden_layers))
+    require_finite(tensors[EMBEDDING])
+    return ModelWeights(tensors[EMBEDDING], layers, values[FINAL_NORM], values[parts[-1][0]])
 
 
 def prepared(tensors: Mapping[str, StoredTensor], numerics: Numerics, streamed: bool, names: tuple[str, ...]) -> Matrix:
@@ -214,53 +138,38 @@ def layer_weights(
     index: int,
     config: ModelConfig,
     tensors: Mapping[str, StoredTensor],
-    matrices: Mapping[str, Matrix],
-    vectors: Mapping[str, Float32],
-    prepare: Callable[[tuple[str, ...]], Matrix],
+    values: Mapping[str, Any],
+    prepare: Prepare,
 ) -> LayerWeights:
-    prefix = f"model.layers.{index}."
-    conv, attention = prefix + "conv.", prefix + "self_attn."
+    """`values` holds matrices, by their first tensor, and vectors; `prepare` makes the matrices of experts."""
+    prefix, kind = f"model.layers.{index}.", config.layer_types[index]
+    number = config.layers_of(kind).index(index)
     operator: ShortConvWeights | AttentionWeights
-    if config.layer_types[index] == "conv":
-        operator = ShortConvWeights(
-            in_proj=matrices[conv + "in_proj.weight"],
-            in_bias=vectors.get(conv + "in_proj.bias"),
-            taps=vectors[conv + "conv.weight"][:, 0, :],
-            taps_bias=vectors.get(conv + "conv.bias"),
-            out_proj=matrices[conv + "out_proj.weight"],
-            out_bias=vectors.get(conv + "out_proj.bias"),
-        )
+    if kind == CONV:
+        found = fields_of(ShortConvWeights, prefix, values)
+        operator = ShortConvWeights(number=number, **found | {"taps": found["taps"][:, 0, :]})
     else:
-        q_norm, k_norm = vectors[attention + "q_layernorm.weight"], vectors[attention + "k_layernorm.weight"]
-        operator = AttentionWeights(
-            qkv_proj=matrices[attention + "q_proj.weight"],
-            q_norm=q_norm,
-            k_norm=k_norm,
-            scale=attention_scale(q_norm, k_norm, widened(tensors, attention + "v_proj.weight")),
-            out_proj=matrices[attention + "out_proj.weight"],
-        )
-    return LayerWeights(
-        operator_norm=vectors[prefix + "operator_norm.weight"],
-        operator=operator,
-        ffn_norm=vectors[prefix + "ffn_norm.weight"],
-        feed_forward=feed_forward_weights(
-            prefix + "feed_forward.", config.is_sparse(index), matrices, vectors, prepare
-        ),
-    )
+        found = fields_of(AttentionWeights, prefix, values)
+        scale = attention_scale(found["q_norm"], found["k_norm"], widened(tensors, f"{prefix}self_attn.v_proj.weight"))
+        operator = AttentionWeights(number=number, scale=scale, **found)
+    feed_forward: FeedForwardWeights | MixtureWeights
+    if config.is_sparse(index):
+        found = fields_of(MixtureWeights, f"{prefix}feed_forward.", values)
+        feed_forward = MixtureWeights(expert=experts_of(prefix, prepare), **found)
+    else:
+        feed_forward = FeedForwardWeights(**fields_of(FeedForwardWeights, f"{prefix}feed_forward.", values))
+    return LayerWeights(operator=operator, feed_forward=feed_forward, **fields_of(LayerWeights, prefix, values))
 
 
-def feed_forward_weights(
-    prefix: str,
-    is_sparse: bool,
-    matrices: Mapping[str, Matrix],
-    vectors: Mapping[str, Float32],
-    prepare: Callable[[tuple[str, ...]], Matrix],
-) -> FeedForwardWeights | MixtureWeights:
-    if not is_sparse:
-        return FeedForwardWeights(*(matrices[names[0]] for names in feed_forward_parts(prefix)))
+def fields_of(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a class of model/weights.py is made of, None where the model has no such tensor."""
+    return {name: values.get(prefix + parts[0]) for name, parts in tensors_of(kind).items()}
 
+
+def experts_of(prefix: str, prepare: Prepare) -> Callable[[int], FeedForwardWeights]:
     @cache
     def expert(number: int) -> FeedForwardWeights:
-        return FeedForwardWeights(*map(prepare, feed_forward_parts(f"{prefix}experts.{number}.")))
+        parts = (tuple(prefix + name for name in names) for names in expert_parts(number))
+        return FeedForwardWeights(*map(prepare, parts))
 
-    return MixtureWeights(matrices[prefix + "gate.weight"], vectors.get(prefix + "expert_bias"), expert)
+    return expert

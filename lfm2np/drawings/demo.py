@@ -11,7 +11,6 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from lfm2np.checkpoint.loaded import hand_fixture
-from lfm2np.checkpoint.stored import widen
 from lfm2np.drawings.runs.leaks import Leak, leak
 from lfm2np.drawings.runs.orders import Orders, both_orders
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts
@@ -100,8 +99,7 @@ def dot_product(model: Model) -> tuple[Orders, str]:
 
     ids = model.prompt_ids("ann has a red ball")
     states = reference.hidden_states(model.weights, model.config, model.numerics, ids).astype(np.float32)
-    embedding = model.weights.embedding
-    rows = widen(embedding.values, embedding.dtype)
+    rows = model.weights.embedding.rows(slice(None))
     for token in range(len(rows)):
         chosen = both_orders(states[-1][:16], rows[token][:16])
         if chosen.forwards[-1] != chosen.backwards[-1]:

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.weights import ShortConvWeights
 from lfm2np.errors import ProofError
+from lfm2np.model.weights import AttentionWeights, ShortConvWeights
 from lfm2np.network.cache import Cache
 from lfm2np.numerics.rope import rotary_table
 from scheduler import BatchPlan, Request, Scheduler, check
@@ -75,19 +74,21 @@ class Audit:
 
 def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> Contents:
     """Per attention layer the cache entries [T, ...], per convolution layer u [T, D], of a sequence from 0 on."""
-    config, numerics, weights = model.config, model.numerics, model.weights
+    config, numerics = model.config, model.numerics
+    entries, columns = [], []
+    alone = reference.one_sequence(numerics)
+
+    def convolve(weights: ShortConvWeights, u: Array) -> Array:
+        columns.append(u)
+        return alone.convolve(weights, u)
+
+    def attend(weights: AttentionWeights, queries: Array, keys: Array, values: Array) -> Array:
+        entries.append(numerics.cache_entries(keys, values, weights.scale))
+        return alone.attend(weights, queries, keys, values)
+
     ids = np.asarray(token_ids, np.int64)
     rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
-    x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))
-    entries, columns = [], []
-    for layer in weights.layers:
-        normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
-        if isinstance(layer.operator, ShortConvWeights):
-            columns.append(reference.gated_input(layer.operator, numerics, normed)[0])
-        else:
-            _, keys, values = reference.queries_keys_values(layer.operator, config, numerics, normed, rotary)
-            entries.append(numerics.cache_entries(keys, values, layer.operator.scale))
-        x = reference.block(layer, config, numerics, x, rotary)
+    reference.final_states(model.weights, config, numerics, ids, rotary, reference.Mixing(convolve, attend))
     return entries, columns
 
 

@@ -22,10 +22,10 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "lfm2np.network.step:attention",
-                "cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))",
+                "lfm2np.network.step:attend",
+                "cached.append(read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1]))",
                 "before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
-                "            own = read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1])\n"
+                "            own = read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1])\n"
                 "            cached.append([*before, *own])",
             ),
         ),

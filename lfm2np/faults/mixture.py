@@ -9,7 +9,7 @@ from __future__ import annotations
 from lfm2np.faults.edits import Edit, Fault
 
 ROUTE, MIXTURE = "lfm2np.reference:route", "lfm2np.reference:mixture_of_experts"
-STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.network.step:forward"
+STATES, BLOCK = "lfm2np.reference:final_states", "lfm2np.reference:block"
 OUTPUTS = "numerics.linear(x, weights.router)"
 SCORES = f"numerics.sigmoid({OUTPUTS})"
 PREFERRED = "preferred = scores if weights.bias is None else numerics.prefer(scores, weights.bias)"
@@ -20,7 +20,7 @@ ROUTED = "chosen, shares = route(weights, config, numerics, x)"
 EXPERT = "weights.expert(int(expert))"
 WRITTEN = "made[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])"
 MIXED = "numerics.mix(made, shares)"
-ADDED = "numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))"
+ADDED = "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))"
 ROUND = "from lfm2np.numerics.ieee import round_to_bfloat16\n    "
 PUBLISHED_ERROR = ("mlx-lm 1354", "mlx-lm 1883", "mlx-swift-lm 332")
 
@@ -284,20 +284,12 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 STATES,
-                "x = block(layer, config, numerics, x, rotary)",
+                "x = block(layer, config, numerics, x, rotary, mixing)",
                 "from dataclasses import replace\n"
                 "            after = weights.layers[index + 1 : index + 2]\n"
                 "            if config.mixture and index + 1 == config.mixture.num_dense_layers and after:\n"
                 "                layer = replace(layer, feed_forward=after[0].feed_forward)\n"
-                "            x = block(layer, config, numerics, x, rotary)",
-            ),
-            Edit(
-                FORWARD,
-                f"x = {ADDED}",
-                "index = attention_layer + convolution_layer  # of the next layer\n"
-                "            if config.mixture and index == config.mixture.num_dense_layers < len(weights.layers):\n"
-                "                layer = weights.layers[index]\n"
-                f"            x = {ADDED}",
+                "            x = block(layer, config, numerics, x, rotary, mixing)",
             ),
         ),
     ),
@@ -323,14 +315,15 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                FORWARD,
-                f"x = {ADDED}",
-                "made = reference.feed_forward(layer.feed_forward, config, numerics, normed)\n"
-                "            if hasattr(layer.feed_forward, 'router'):\n"
-                "                chosen, _ = reference.route(layer.feed_forward, config, numerics, normed)\n"
-                "                key = (attention_layer, convolution_layer, chosen.tobytes())\n"
-                "                made = cache.__dict__.setdefault('made', {}).setdefault(key, made)\n"
-                "            x = numerics.add(x, made)",
+                BLOCK,
+                f"return {ADDED}",
+                "made = feed_forward(layer.feed_forward, config, numerics, normed)\n"
+                "    caches = [part for part in mixing.convolve.args if hasattr(part, 'checkpoints')]  # an engine's\n"
+                "    if caches and hasattr(layer.feed_forward, 'router'):\n"
+                "        chosen, _ = route(layer.feed_forward, config, numerics, normed)\n"
+                "        key = (id(layer), chosen.tobytes())\n"
+                "        made = caches[0].__dict__.setdefault('made', {}).setdefault(key, made)\n"
+                "    return numerics.add(x, made)",
             ),
         ),
     ),

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from lfm2np.faults.edits import Edit, Fault
 
-STATES, FORWARD = "lfm2np.reference:hidden_states", "lfm2np.network.step:forward"
+STATES, FORWARD = "lfm2np.reference:final_states", "lfm2np.network.step:forward"
 BLOCK, PARTS = "lfm2np.reference:block", "lfm2np.reference:queries_keys_values"
 FEED_FORWARD = "lfm2np.reference:gated"
 HEAD, WANTED = "lfm2np.reference:output_logits", "lfm2np.network.step:wanted_logits"
 EXACT = "lfm2np.numerics.exact:"
 SPLIT = "gate, up = np.split(numerics.linear(x, weights.gate_up_proj), 2, axis=-1)"
 HEADS = "queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)"
-EMBEDDED = "x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))"
+EMBEDDED = "x = numerics.embed(weights.embedding.rows(ids))"
 MIXED = "mixed.reshape(len(x), -1)"
 UNGROUPED = "mixed.reshape(len(x), config.num_key_value_heads, -1, config.head_dim).swapaxes(1, 2).reshape(len(x), -1)"
 BIASED = "({0} + (np.arange(len({0}[0])) * 7 % 5 - 2).astype({0}.dtype) / 4)"
@@ -65,23 +65,19 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="The last norm has the weights of the last layer's feed-forward norm, which has the same shape.",
         seen_in=("llama.cpp 17548",),
-        edits=(
-            Edit(STATES, "weights.final_norm", "weights.layers[-1].ffn_norm"),
-            Edit(FORWARD, "weights.final_norm", "weights.layers[-1].ffn_norm"),
-        ),
+        edits=(Edit(STATES, "weights.final_norm", "weights.layers[-1].ffn_norm"),),
     ),
     Fault(
         name="embedding-norm-taken-by-its-name",
         section="E",
         sentence="The tensor embedding_norm, which is LFM2's final norm, is applied to the embeddings.",
         seen_in=("llama.cpp 17548",),
-        edits=tuple(
+        edits=(
             Edit(
-                where,
+                STATES,
                 EMBEDDED,
                 EMBEDDED.replace("= ", "= numerics.rms_norm(", 1) + ", weights.final_norm, config.norm_eps)",
-            )
-            for where in (STATES, FORWARD)
+            ),
         ),
     ),
     Fault(
@@ -89,7 +85,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="Both norms of a layer have the weights of the second: a class of names that map to the wrong tensor.",
         seen_in=(),
-        edits=tuple(Edit(where, "layer.operator_norm, ", "layer.ffn_norm, ") for where in (BLOCK, FORWARD)),
+        edits=(Edit(BLOCK, "layer.operator_norm, ", "layer.ffn_norm, "),),
     ),
     Fault(
         name="untied-head-ignored",
@@ -100,12 +96,12 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 HEAD,
                 "weights.head",
-                "numerics.prepare_matrix(widen(weights.embedding.values, weights.embedding.dtype), 'head')",
+                "numerics.prepare_matrix(weights.embedding.rows(slice(None)), 'head')",
             ),
             Edit(
                 WANTED,
                 "weights.head",
-                "numerics.prepare_matrix(widen(weights.embedding.values, weights.embedding.dtype), 'head')",
+                "numerics.prepare_matrix(weights.embedding.rows(slice(None)), 'head')",
             ),
         ),
     ),
@@ -194,7 +190,6 @@ FAULTS: tuple[Fault, ...] = (
                 "    return queries, keys, values",
             ),
             Edit("lfm2np.reference:attention", MIXED, UNGROUPED),
-            Edit("lfm2np.network.step:attention", MIXED, UNGROUPED),
         ),
     ),
     Fault(
@@ -294,7 +289,7 @@ FAULTS: tuple[Fault, ...] = (
         sentence="The gate before the convolution stands behind it, and the other way round: a class of parts of a "
         "joined projection in the wrong order.",
         seen_in=(),
-        edits=(Edit("lfm2np.reference:gated_input", "gate_in, gate_out, value = ", "gate_out, gate_in, value = "),),
+        edits=(Edit("lfm2np.reference:short_conv", "gate_in, gate_out, value = ", "gate_out, gate_in, value = "),),
     ),
     Fault(
         name="convolution-taps-reversed",
@@ -350,11 +345,6 @@ FAULTS: tuple[Fault, ...] = (
                 "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))",
                 "feed_forward(layer.feed_forward, config, numerics, normed)",
             ),
-            Edit(
-                FORWARD,
-                "numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))",
-                "reference.feed_forward(layer.feed_forward, config, numerics, normed)",
-            ),
         ),
     ),
     Fault(
@@ -362,17 +352,6 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="The operator's residual is the normed input, not the input: a class of post-norm wiring.",
         seen_in=(),
-        edits=(
-            Edit(
-                BLOCK,
-                "x = numerics.add(short_conv(layer.operator, numerics, normed), x)\n"
-                "    else:\n"
-                "        x = numerics.add(attention(layer.operator, config, numerics, normed, rotary), x)",
-                "x = numerics.add(short_conv(layer.operator, numerics, normed), normed)\n"
-                "    else:\n"
-                "        x = numerics.add(attention(layer.operator, config, numerics, normed, rotary), normed)",
-            ),
-            Edit(FORWARD, "numerics.add(mixed, x)", "numerics.add(mixed, normed)"),
-        ),
+        edits=(Edit(BLOCK, "numerics.add(mixed, x)", "numerics.add(mixed, normed)"),),
     ),
 )

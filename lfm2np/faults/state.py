@@ -5,13 +5,13 @@ from __future__ import annotations
 from lfm2np.faults.edits import Edit, Fault
 
 # Where the edits are made, and what stands there.
-CONVOLUTION = "lfm2np.network.step:short_conv"
-JOINED = "mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
+CONVOLUTION = "lfm2np.network.step:convolve"
+JOINED = "numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
 COMMIT = "lfm2np.network.cache:commit"
 CHECKPOINTS = "lfm2np.network.cache:keep_checkpoints"
 MOVE = "lfm2np.network.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
-READ = "history = cache.states[one.entry.slot, layer]  # [L-1, D]"
+READ = "history = cache.states[one.entry.slot, weights.number]  # [L-1, D]"
 SLOTS = "slots = [one.entry.slot for one in kept]"
 WRITE = "cache.states[slots, index] = states"
 STATE = "one.windows[index][one.count : one.count + columns]"
@@ -34,7 +34,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer]\n"
+                "history = cache.states[one.entry.slot, weights.number]\n"
                 "        if one.entry.start == 0:\n"
                 "            history = np.concatenate([history, u[: one.rows.start]])[one.rows.start :]",
             ),
@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state is read at the request's place in the step, and written at its slot.",
         seen_in=("SGLang 23975",),
-        edits=(Edit(CONVOLUTION, READ, "history = cache.states[segments.index(one), layer]"),),
+        edits=(Edit(CONVOLUTION, READ, "history = cache.states[segments.index(one), weights.number]"),),
     ),
     Fault(
         name="slot-index-wraps-modulo-2",
@@ -119,10 +119,10 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer]\n"
-                "        if one.entry.start == 0:\n"
-                "            padding = np.zeros((len(history), x.shape[1]), x.dtype)\n"
-                "            history = reference.gated_input(weights, numerics, padding)[0]",
+                "history = cache.states[one.entry.slot, weights.number]\n"
+                "        if one.entry.start == 0 and weights.in_bias is not None:\n"
+                "            gate_in, _, value = np.split(weights.in_bias, 3)\n"
+                "            history = np.tile(gate_in * value, (len(history), 1))",
             ),
         ),
     ),
@@ -135,7 +135,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer]\n"
+                "history = cache.states[one.entry.slot, weights.number]\n"
                 "        longest = max(len(other.entry.token_ids) for other in segments)\n"
                 "        if one.entry.start == 0 and len(one.entry.token_ids) < longest:\n"
                 "            history = np.repeat(u[one.rows][:1], len(history), axis=0)",
@@ -150,11 +150,13 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 CONVOLUTION,
-                JOINED,
-                JOINED + "\n    longest = max(len(one.entry.token_ids) for one in segments)\n"
+                f"return {JOINED}",
+                f"mixed = {JOINED}\n"
+                "    longest = max(len(one.entry.token_ids) for one in segments)\n"
                 "    for one in segments:\n"
                 "        padding = np.zeros((longest - len(one.entry.token_ids), u.shape[1]), u.dtype)\n"
-                "        one.windows[-1] = np.concatenate([one.windows[-1], padding])",
+                "        one.windows[-1] = np.concatenate([one.windows[-1], padding])\n"
+                "    return mixed",
             ),
             Edit(
                 COMMIT,
@@ -187,7 +189,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer] * (len(one.entry.token_ids) > 1)",
+                "history = cache.states[one.entry.slot, weights.number] * (len(one.entry.token_ids) > 1)",
             ),
         ),
     ),
@@ -214,7 +216,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer] * (len(one.entry.token_ids) == 1)",
+                "history = cache.states[one.entry.slot, weights.number] * (len(one.entry.token_ids) == 1)",
             ),
         ),
     ),
@@ -227,7 +229,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer].copy()\n"
+                "history = cache.states[one.entry.slot, weights.number].copy()\n"
                 "        if len(one.entry.token_ids) > 1:\n"
                 "            history[:-1] = 0.0",
             ),
@@ -243,7 +245,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, layer]\n"
+                "history = cache.states[one.entry.slot, weights.number]\n"
                 "        if one.entry.start >= 48 and len(one.entry.token_ids) > 1:\n"
                 "            history = np.zeros_like(history)",
             ),

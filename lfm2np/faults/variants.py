@@ -29,12 +29,12 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "attention-in-reverse-order",
         "Attention serves the last request of a step first.",
-        (Edit("lfm2np.network.step:attention", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:attend", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
     ),
     Variant(
         "convolution-in-reverse-order",
         "The convolution serves the last request of a step first.",
-        (Edit("lfm2np.network.step:short_conv", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:convolve", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
     ),
     Variant(
         "batch-in-reverse-order",

@@ -9,6 +9,7 @@ host              copies of swapped-out blocks, and of the live states, which go
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.layers import state_shape
 from lfm2np.numerics import Numerics
 from scheduler import Move, ScheduledTokens, SchedulerConfig
 
@@ -46,14 +48,14 @@ class Cache:
 
 def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
     """All memory that the sizes ask for."""
-    attention = config.layer_types.count("full_attention")
+    attention = len(config.layers_of(ATTENTION))
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
 
     def layers(count: int) -> tuple[tuple[Array, ...], ...]:
         shapes = [((count, sizes.block_size, *shape), dtype) for shape, dtype in columns]
         return tuple(tuple(np.zeros(shape, dtype) for shape, dtype in shapes) for _ in range(attention))
 
-    state = (config.num_hidden_layers - attention, config.conv_L_cache - 1, config.hidden_size)
+    state = state_shape(config)
     dtype = np.float64 if numerics.name == "float64" else np.float32
     return Cache(
         block_size=sizes.block_size,
@@ -69,10 +71,9 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     """Memory of one block: its keys and values, and its checkpoint."""
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
     token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
-    attention = config.layer_types.count("full_attention")
     width = 8 if numerics.name == "float64" else 4
-    state = (config.num_hidden_layers - attention) * (config.conv_L_cache - 1) * config.hidden_size * width
-    return int(attention * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+    state = math.prod(state_shape(config)) * width
+    return int(len(config.layers_of(ATTENTION)) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
 
 
 def default_blocks(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from lfm2np import reference
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.weights import ModelWeights
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.weights import ModelWeights
 from lfm2np.numerics import Numerics
 from lfm2np.progress import Progress
 

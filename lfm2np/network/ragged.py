@@ -1,7 +1,7 @@
 """The network of reference.py over several whole sequences in one flat array: no padding, and no cache to keep.
 
-What step.py does for one step of the engine, for sequences that are there from their first token to their last. It
-shares no line with step.py on purpose: the oracle's truth comes from here, and faults are put in there.
+What step.py does for one step of the engine, for sequences that are there from their first token to their last. The
+two share reference.py and no line of their own: the oracle's truth comes from here, and faults are put in there.
 T tokens of S sequences, each a run of rows; only attention and the convolution look at which row is whose.
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np import reference
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import StoredTensor, widen
-from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import RotaryTable, rotary_table
+from lfm2np.reference import Mixing, final_states
 
 Array = NDArray[Any]
 
@@ -64,27 +64,11 @@ def hidden_states(
         branches, rows = branches_of(sequences)
         first = np.unique(rows, return_index=True)[1]  # where each row that is computed stands
         rotary = table(positions[first], config.head_dim, config.rope_theta)
-        states = final_states(weights, config, numerics, ids[first], rotary, branches)
+        states = final_states(weights, config, numerics, ids[first], rotary, several(numerics, branches))
         if not any(one.error for one in branches):
             return states[rows], runs
     rotary = table(positions, config.head_dim, config.rope_theta)
-    return final_states(weights, config, numerics, ids, rotary, runs), runs
-
-
-def final_states(
-    weights: ModelWeights,
-    config: ModelConfig,
-    numerics: Numerics,
-    ids: NDArray[np.int64],
-    rotary: tuple[Array, Array],
-    runs: list[Run],
-) -> Array:
-    """Of the tokens [T] of some runs, with the angles of their positions: [T, D]."""
-    with np.errstate(all="ignore"):
-        x = embedded(weights.embedding, numerics, ids)
-        for layer in weights.layers:
-            x = block(layer, config, numerics, x, rotary, runs)
-        return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
+    return final_states(weights, config, numerics, ids, rotary, several(numerics, runs)), runs
 
 
 def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64], NDArray[np.int64]]:
@@ -109,37 +93,16 @@ def branches_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[
     return runs, np.concatenate(paths)
 
 
-def embedded(embedding: StoredTensor, numerics: Numerics, ids: NDArray[np.int64]) -> Array:
-    """The rows of tokens [T], [T, D]."""
-    return numerics.embed(widen(embedding.values[ids], embedding.dtype))
+def several(numerics: Numerics, runs: list[Run]) -> Mixing:
+    """Each sequence by itself."""
+    return Mixing(partial(convolve, numerics, runs), partial(attend, numerics, runs))
 
 
-def block(
-    layer: LayerWeights,
-    config: ModelConfig,
-    numerics: Numerics,
-    x: Array,
-    rotary: tuple[Array, Array],
-    runs: list[Run],
-) -> Array:
-    """reference.block of each sequence: [T, D] -> [T, D]."""
-    normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
-    if isinstance(layer.operator, ShortConvWeights):
-        mixed = short_conv(layer.operator, numerics, normed, runs)
-    else:
-        mixed = attention(layer.operator, config, numerics, normed, rotary, runs)
-    x = numerics.add(mixed, x)
-    normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
-
-
-def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, runs: list[Run]) -> Array:
-    """reference.short_conv of each sequence, zeros before its first token: [T, D] -> [T, D]."""
-    u, gate_out = reference.gated_input(weights, numerics, x)
+def convolve(numerics: Numerics, runs: list[Run], weights: ShortConvWeights, u: Array) -> Array:
+    """Zeros stand before the first token of each: [T, D] -> [T, D]."""
     zeros = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
     windows = [window_of(one, u, zeros) for one in runs]
-    mixed = numerics.convolve_ragged(windows, weights.taps, weights.taps_bias)
-    return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+    return numerics.convolve_ragged(windows, weights.taps, weights.taps_bias)
 
 
 def window_of(run: Run, u: Array, zeros: Array) -> Array:
@@ -148,16 +111,10 @@ def window_of(run: Run, u: Array, zeros: Array) -> Array:
     return np.concatenate([zeros[len(before) :], before, u[run.rows]])
 
 
-def attention(
-    weights: AttentionWeights,
-    config: ModelConfig,
-    numerics: Numerics,
-    x: Array,
-    rotary: tuple[Array, Array],
-    runs: list[Run],
+def attend(
+    numerics: Numerics, runs: list[Run], weights: AttentionWeights, queries: Array, keys: Array, values: Array
 ) -> Array:
-    """reference.attention of each sequence over itself: [T, D] -> [T, D]."""
-    queries, keys, values = reference.queries_keys_values(weights, config, numerics, x, rotary)
+    """Each sequence over itself: queries [T, H, E], keys and values [T, G, E] -> [T, H, E]."""
     mixed = np.zeros_like(queries)
     for one in runs:
         if one.error:
@@ -167,4 +124,4 @@ def attention(
             mixed[one.rows] = numerics.attend(queries[one.rows], keys[seen], values[seen], weights.scale)
         except NumericsError as error:
             one.error = error
-    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+    return mixed

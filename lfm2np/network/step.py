@@ -7,30 +7,32 @@ T tokens in this step, of S requests, each a run of rows. What one operation may
     row by row                    norms, rotation, gates
     per request                   attention (its own blocks), convolution (its own last L-1 columns), sampling
 
-Only the last class reads the plan; the others are reference.py's own functions. Nothing of the step's tokens enters the
-cache here: their keys, values and columns of u are returned, and `commit` writes those of the tokens that stay.
+Only the last class reads the plan: `attend` and `convolve`. All else is reference.py. Nothing of the step's tokens
+enters the cache here: their keys, values and columns of u are returned, and `commit` writes those of the tokens that
+stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.stored import widen
-from lfm2np.checkpoint.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.errors import NumericsError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeights
 from lfm2np.network.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
+from lfm2np.reference import Mixing, final_states
 from scheduler import BatchPlan, ScheduledTokens
 
 Array = NDArray[Any]
@@ -77,23 +79,8 @@ def forward(
     ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
     positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
     rotary = rotary_table(positions, config.head_dim, config.rope_theta)
-    with np.errstate(all="ignore"):
-        x = numerics.embed(widen(weights.embedding.values[ids], weights.embedding.dtype))  # [T, D]
-        attention_layer = convolution_layer = 0
-        for layer in weights.layers:
-            normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
-            if isinstance(layer.operator, ShortConvWeights):
-                mixed = short_conv(layer.operator, numerics, normed, cache, convolution_layer, segments)
-                convolution_layer += 1
-            else:
-                mixed = attention(layer.operator, config, numerics, normed, rotary, cache, attention_layer, segments)
-                attention_layer += 1
-            x = numerics.add(mixed, x)
-            normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-            x = numerics.add(x, reference.feed_forward(layer.feed_forward, config, numerics, normed))
-            if progress:
-                progress(attention_layer + convolution_layer, len(weights.layers))
-        states = numerics.rms_norm(x, weights.final_norm, config.norm_eps)
+    mixing = Mixing(partial(convolve, numerics, cache, segments), partial(attend, numerics, cache, segments))
+    states = final_states(weights, config, numerics, ids, rotary, mixing, progress)
     logits = wanted_logits(weights, numerics, states, segments)
     return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)
 
@@ -140,30 +127,24 @@ def make_segments(plan: BatchPlan) -> list[Segment]:
     return segments
 
 
-def short_conv(
-    weights: ShortConvWeights, numerics: Numerics, x: Array, cache: Cache, layer: int, segments: list[Segment]
-) -> Array:
-    """reference.short_conv, each request after its own live state: [T, D] -> [T, D]."""
-    u, gate_out = reference.gated_input(weights, numerics, x)
+def convolve(numerics: Numerics, cache: Cache, segments: list[Segment], weights: ShortConvWeights, u: Array) -> Array:
+    """Each request after its own live state: u [T, D] -> [T, D]."""
     for one in segments:
-        history = cache.states[one.entry.slot, layer]  # [L-1, D]
+        history = cache.states[one.entry.slot, weights.number]  # [L-1, D]
         one.windows.append(np.concatenate([history, u[one.rows]]))
-    mixed = numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)
-    return numerics.linear(numerics.multiply(gate_out, mixed), weights.out_proj, weights.out_bias)
+    return numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)
 
 
-def attention(
-    weights: AttentionWeights,
-    config: ModelConfig,
+def attend(
     numerics: Numerics,
-    x: Array,
-    rotary: tuple[Array, Array],
     cache: Cache,
-    layer: int,
     segments: list[Segment],
+    weights: AttentionWeights,
+    queries: Array,
+    keys: Array,
+    values: Array,
 ) -> Array:
-    """reference.attention, each request over its own blocks: [T, D] -> [T, D]."""
-    queries, keys, values = reference.queries_keys_values(weights, config, numerics, x, rotary)
+    """Each request over its own blocks: queries [T, H, E], keys and values [T, G, E] -> [T, H, E]."""
     find_overflows(numerics, segments, queries, keys, values)
     entries = numerics.cache_entries(keys, values, weights.scale)
     sound, cached = [], []
@@ -171,9 +152,8 @@ def attention(
         if not one.error:
             one.entries.append(tuple(array[one.rows] for array in entries))
             sound.append(one.rows)
-            cached.append(read_tokens(cache, layer, one.runs, one.entry.start, one.entries[-1]))
-    mixed = numerics.attend_ragged(queries, sound, cached, weights.scale)
-    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+            cached.append(read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1]))
+    return numerics.attend_ragged(queries, sound, cached, weights.scale)
 
 
 def find_overflows(numerics: Numerics, segments: list[Segment], queries: Array, keys: Array, values: Array) -> None:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings

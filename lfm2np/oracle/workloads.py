@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.targets.records import SAMPLED, Ask
 
 BATCH = 8  # requests together in most cases: larger batches have a case of their own

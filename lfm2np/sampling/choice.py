@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config_values import SIZES
 from lfm2np.errors import NumericsError, RequestError
+from lfm2np.model.config_values import SIZES
 from lfm2np.numerics import elementary
 from lfm2np.sampling.params import MAX_SEED, SamplingParams, bias_pairs
 from lfm2np.values import require_count, show

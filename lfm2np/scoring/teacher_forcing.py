@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import require_ids
-from lfm2np.checkpoint.weights import ModelWeights
 from lfm2np.errors import NumericsError, RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.weights import ModelWeights
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import over_pieces, pieces
@@ -95,7 +95,7 @@ def score_rows(
         "greedy_token_ids": np.empty(len(states), np.int64),
     }
     overflows: dict[int, tuple[int, float]] = {}
-    for part in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
+    for part in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
         with np.errstate(all="ignore"):
             logits = numerics.linear(states[part], weights.head)  # [t, V]
         for row, overflow in score_part(numerics, logits, token_ids[part], columns, part.start).items():

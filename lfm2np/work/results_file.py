@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.checkpoint.config_values import same
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
-from lfm2np.values import show
+from lfm2np.values import same, show
 from lfm2np.work.line_file import LineFile
 from lfm2np.work.place import AnyPlace, Work, compute
 from scheduler.checksum import canonical, damage, json_sha256

@@ -13,7 +13,7 @@ from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.sides.floor_side import Attention, FloorSide, linear_products
 from lfm2np.checkpoint.config import load_config, parse_config
-from lfm2np.checkpoint.weights import matrix_parts
+from lfm2np.model.layers import matrix_parts
 from lfm2np.network.cache import block_runs, read_tokens
 
 TORTURE = Path(__file__).parent.parent.parent / "fixtures" / "torture"

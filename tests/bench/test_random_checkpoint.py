@@ -10,9 +10,9 @@ from builders import raw_config
 import lfm2np
 from lfm2np.bench import random_checkpoint as made
 from lfm2np.checkpoint.config import load_config, parse_config
-from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.errors import CheckpointError
+from lfm2np.model.layers import parameter_count
 
 RAW = raw_config(tie_word_embeddings=True)
 

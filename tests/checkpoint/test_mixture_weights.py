@@ -15,7 +15,9 @@ import lfm2np
 from lfm2np import Engine, SamplingParams, reference
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.checkpoint.weights import MixtureWeights, ModelWeights, matrix_parts, prepare_weights
+from lfm2np.checkpoint.weights import prepare_weights
+from lfm2np.model.layers import matrix_parts
+from lfm2np.model.weights import MixtureWeights, ModelWeights
 from lfm2np.numerics import NAMES, numerics_named
 
 TORTURE = Path(__file__).parents[2] / "fixtures" / "torture"

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.weights import FeedForwardWeights
 from lfm2np.cli import main
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -32,6 +31,7 @@ from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.ledger import grouped, labels_of
 from lfm2np.drawings.views.worksheet_experts import of_experts, routed
 from lfm2np.loading import Model
+from lfm2np.model.weights import FeedForwardWeights
 from lfm2np.oracle.judging.routes import routed as keeping_routes
 from lfm2np.sampling.params import SamplingParams
 

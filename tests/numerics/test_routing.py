@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from operands import adversarial, float32_of, kinds, seeds
 
 from lfm2np import reference
-from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights
+from lfm2np.model.weights import FeedForwardWeights, MixtureWeights
 from lfm2np.numerics import exact, routing
 from lfm2np.numerics.pieces import SMALL_PIECE
 

@@ -24,7 +24,7 @@ from safetensors import safe_open
 
 import lfm2np
 from lfm2np.checkpoint.config import load_config
-from lfm2np.checkpoint.layout import expected_tensors, parameter_count
+from lfm2np.model.layers import expected_tensors, parameter_count
 from lfm2np.numerics import numerics_named
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]

@@ -20,7 +20,7 @@ from transformers.models.lfm2_moe.configuration_lfm2_moe import Lfm2MoeConfig
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeSparseMoeBlock, Lfm2MoeTopKRouter
 
 from lfm2np import reference
-from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights
+from lfm2np.model.weights import FeedForwardWeights, MixtureWeights
 from lfm2np.numerics.ieee import BFLOAT16
 
 pytestmark = pytest.mark.peers

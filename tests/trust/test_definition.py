@@ -12,8 +12,8 @@ import pytest
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.checkpoint.weights import matrix_parts
 from lfm2np.errors import ConfigError
+from lfm2np.model.layers import matrix_parts
 from lfm2np.numerics import exact, integers
 from lfm2np.numerics.ieee import round_to_bfloat16
 

@@ -15,9 +15,9 @@ from lfm2np.bench.sides.cells import PREFILL, Cell
 from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes, resident_bytes
 from lfm2np.bench.sides.ways import answer_prompts
-from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.loading import Model, load
+from lfm2np.model.weights import MixtureWeights
 from lfm2np.network.cache import bytes_per_block
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.products.fastest import TRIES

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import AttentionWeights
 from lfm2np.engine.engine import Engine
+from lfm2np.model.layers import state_shape
+from lfm2np.model.weights import AttentionWeights
 from lfm2np.network.step import Segment, StepResult, make_segments
 from lfm2np.sampling.params import SamplingParams
 from scheduler import BatchPlan
@@ -37,13 +38,13 @@ def random_step(model: LoadedModel, plan: BatchPlan, entries: Entries) -> StepRe
     """What a step would return that computed these entries: states of ones, and logits that choose a token, for each
     request another, so that a mixture sends them to different experts."""
     config = model.config
-    convolutions = config.layer_types.count("conv")
+    convolutions, columns, hidden = state_shape(config)
     logits: dict[str, Array] = {}
     segments: list[Segment] = make_segments(plan)
     for index, one in enumerate(segments):
         count = len(one.entry.token_ids)
         one.entries = [tuple(array[:count] for array in layer) for layer in entries]
-        one.windows = [np.ones((config.conv_L_cache - 1 + count, config.hidden_size), np.float32)] * convolutions
+        one.windows = [np.ones((columns + count, hidden), np.float32)] * convolutions
         rows = logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
         rows[:, 997 * index % config.vocab_size] = 1.0
     return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)

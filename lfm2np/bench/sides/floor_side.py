@@ -8,9 +8,11 @@ and two slices of attention's weights (see numerics/exact.py).
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.bench.sides.cells import DECODE, Cell
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.mixture import MixtureConfig
-from lfm2np.checkpoint.weights import joined, matrix_parts
+from lfm2np.checkpoint.weights import joined
+from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.layers import expected_tensors, matrix_parts
+from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.numerics.matrix import Weights
 from lfm2np.numerics.weight_grids import has_short_significands, prove_grid
 
 Array = NDArray[Any]
 WARM_UP = 1
+EXPERT = re.compile(r"model\.layers\.(\d+)\.feed_forward\.experts\.(\d+)\.")
 SHARE_SLICES = {"float64": 2, "float32": 1}
 
 
@@ -41,33 +45,26 @@ class Product:
 
 def linear_products(config: ModelConfig, cell: Cell) -> Iterator[Product]:
     """Every linear map of one step, in the network's order; the head only for the last token of each request."""
-    hidden, width = config.hidden_size, config.feed_forward_size
-    heads = config.num_attention_heads * config.head_dim
-    keys_values = 2 * config.num_key_value_heads * config.head_dim
-    for layer, kind in enumerate(config.layer_types):
-        if kind == "conv":
-            operator = [(hidden, 3 * hidden), (hidden, hidden)]
+    shapes = expected_tensors(config)
+    for names in matrix_parts(config):
+        inputs, outputs = shapes[names[0]][1], sum(shapes[name][0] for name in names)
+        expert = EXPERT.match(names[0])
+        if expert:
+            rows = tokens_of_experts(config, cell.num_tokens, int(expert[1]))[int(expert[2])]
         else:
-            operator = [(hidden, heads + keys_values), (heads, hidden)]
-        for inputs, outputs in operator:
-            yield Product(cell.num_tokens, inputs, outputs)
-        if config.mixture is None or not config.is_sparse(layer):
-            yield Product(cell.num_tokens, hidden, 2 * width)
-            yield Product(cell.num_tokens, width, hidden)
-        else:
-            yield from expert_products(config.mixture, hidden, cell.num_tokens, layer)
-    yield Product(cell.requests, hidden, config.vocab_size)
+            rows = cell.requests if names[0] in (EMBEDDING, HEAD) else cell.num_tokens
+        yield Product(rows, inputs, outputs)
 
 
-def expert_products(mixture: MixtureConfig, hidden: int, tokens: int, seed: int) -> Iterator[Product]:
-    """The router's, and each expert's over the tokens that chose it, at random; none at all of one that none chose."""
-    rng, width = np.random.default_rng(seed), mixture.moe_intermediate_size
+@lru_cache
+def tokens_of_experts(config: ModelConfig, tokens: int, layer: int) -> list[int]:
+    """How many tokens choose each expert of a layer, at random."""
+    mixture = config.mixture
+    assert mixture is not None
+    rng = np.random.default_rng(layer)
     chosen = rng.permuted(np.tile(np.arange(mixture.num_experts), (tokens, 1)), axis=1)
     rows = np.bincount(chosen[:, : mixture.num_experts_per_tok].ravel(), minlength=mixture.num_experts)
-    yield Product(tokens, hidden, mixture.num_experts)
-    for count in rows.tolist():
-        yield Product(count, hidden, 2 * width)
-        yield Product(count, width, hidden)
+    return [int(count) for count in rows]
 
 
 def slices_of(weight: Weights, name: str) -> int:
@@ -141,7 +138,7 @@ class Attention:
         sample = normal(context, head_dim)
         shape = (cell.requests, groups, context, head_dim)
         self.layers: list[tuple[Array, Array]] = []
-        for _ in range(config.layer_types.count("full_attention")):
+        for _ in range(len(config.layers_of(ATTENTION))):
             keys, values = np.empty(shape, dtype), np.empty(shape, dtype)
             keys[...], values[...] = sample, sample
             self.layers.append((keys, values))

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.config_values import REALS, SIZES
 from lfm2np.checkpoint.gguf.container import Container, Value
-from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.errors import ConfigError
+from lfm2np.model.config import ATTENTION, CONV, MixtureConfig, ModelConfig
+from lfm2np.model.config_values import REALS, SIZES
 from lfm2np.values import plain, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")
@@ -138,7 +137,7 @@ def _build(keys: _Keys, tied: bool) -> ModelConfig:
         feed_forward_size=keys.size("feed_forward_size"),
         conv_L_cache=keys.size("conv_L_cache"),
         conv_bias=False,
-        layer_types=tuple("full_attention" if count else "conv" for count in key_value_heads),
+        layer_types=tuple(ATTENTION if count else CONV for count in key_value_heads),
         norm_eps=keys.real("norm_eps"),
         rope_theta=keys.real("rope_theta"),
         max_position_embeddings=keys.size("max_position_embeddings"),

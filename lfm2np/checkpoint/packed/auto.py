@@ -17,14 +17,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import Dim, require_shape
+from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings
 from lfm2np.checkpoint.packed.codes import packed_words, unpacked
 from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, matrices
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import Dim
 from lfm2np.values import show
 
 AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight outputs in their order, where each stands

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.config_values import require_bool, same
 from lfm2np.errors import ConfigError
-from lfm2np.values import plain, show
+from lfm2np.model.config_values import require_bool
+from lfm2np.values import plain, same, show
 
 GPTQ_IGNORED = (
     *("quant_method", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path"),

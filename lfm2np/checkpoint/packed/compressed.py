@@ -16,13 +16,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, Dim, layout_of, require_shape
+from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.packed.codes import Array, numbers, packed_words, unpacked
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import Dim, layout_of
+from lfm2np.model.weights import EMBEDDING, HEAD
 
 Dims = tuple[Dim, Dim]
 INTEGERS = ("I32", "I64")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.config_values import SIZES, require_bool, same
 from lfm2np.errors import ConfigError
-from lfm2np.values import plain, show
+from lfm2np.model.config_values import SIZES, require_bool
+from lfm2np.values import plain, same, show
 
 METHOD = "compressed-tensors"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")

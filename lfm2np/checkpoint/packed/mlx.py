@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, Dim, layout_of, require_shape
+from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.packed.codes import packed_words
 from lfm2np.checkpoint.packed.mlx_settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import Dim, layout_of
+from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.values import plain, show
 
 PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lfm2np.checkpoint.config_values import same
 from lfm2np.errors import ConfigError
-from lfm2np.values import plain, show
+from lfm2np.values import plain, same, show
 
 KEY, COPY = "quantization", "quantization_config"
 GROUPS, BITS = (32, 64, 128), (1, 2, 3, 4, 5, 6, 8)  # of affine

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.layout import HEAD, layout_of
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
@@ -13,6 +11,9 @@ from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import Settings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import layout_of
+from lfm2np.model.weights import HEAD
 from lfm2np.values import plain
 
 

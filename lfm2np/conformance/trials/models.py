@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from lfm2np.checkpoint.config import ModelConfig, parse_config
-from lfm2np.checkpoint.layout import expected_tensors
+from lfm2np.checkpoint.config import parse_config
 from lfm2np.loading import Model, load
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
 
 
 @dataclass(frozen=True)

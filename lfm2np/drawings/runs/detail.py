@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.weights import ModelWeights
 from lfm2np.drawings.runs.names import names_of, naming_experts
+from lfm2np.model.weights import ModelWeights
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lfm2np.checkpoint.weights import FeedForwardWeights, LayerWeights, MixtureWeights, ModelWeights, ShortConvWeights
+from lfm2np.model.layers import expert_parts
+from lfm2np.model.weights import (
+    FeedForwardWeights,
+    LayerWeights,
+    MixtureWeights,
+    ModelWeights,
+    named_weights,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True)
@@ -27,27 +35,14 @@ def names_of(weights: ModelWeights) -> Names:
         id(weights.head): Named(None, "lm_head"),
     }
     for index, layer in enumerate(weights.layers):
-        operator, feed_forward = layer.operator, layer.feed_forward
-        named: dict[str, object] = {"operator_norm": layer.operator_norm, "ffn_norm": layer.ffn_norm}
-        if isinstance(feed_forward, FeedForwardWeights):
-            named |= matrices("feed_forward", feed_forward)
-        else:
-            named |= {"feed_forward.gate": feed_forward.router, "feed_forward.expert_bias": feed_forward.bias}
-        if isinstance(operator, ShortConvWeights):
-            named |= {"conv.in_proj": operator.in_proj, "conv.conv": operator.taps, "conv.out_proj": operator.out_proj}
-        else:
-            named |= {
-                "self_attn.q_proj, k_proj, v_proj": operator.qkv_proj,
-                "self_attn.q_layernorm": operator.q_norm,
-                "self_attn.k_layernorm": operator.k_norm,
-                "self_attn.out_proj": operator.out_proj,
-            }
-        found |= {id(weight): Named(index, name) for name, weight in named.items() if weight is not None}
+        found |= {id(weight): Named(index, shown(names)) for names, weight in named_weights(layer)}
     return found
 
 
-def matrices(prefix: str, weights: FeedForwardWeights) -> dict[str, object]:
-    return {f"{prefix}.w1, w3": weights.gate_up_proj, f"{prefix}.w2": weights.down_proj}
+def shown(names: tuple[str, ...]) -> str:
+    """Tensors of one product: "self_attn.q_proj, k_proj, v_proj"."""
+    first, *others = (name.removesuffix(".weight") for name in names)
+    return ", ".join([first, *(other.rpartition(".")[2] for other in others)])
 
 
 def naming_experts(weights: ModelWeights, names: Names) -> ModelWeights:
@@ -66,8 +61,8 @@ def layer_naming_experts(index: int, layer: LayerWeights, names: Names) -> Layer
 def naming(index: int, mixture: MixtureWeights, names: Names) -> Callable[[int], FeedForwardWeights]:
     def expert(number: int) -> FeedForwardWeights:
         made = mixture.expert(number)
-        for name, weight in matrices(f"feed_forward.experts.{number}", made).items():
-            names[id(weight)] = Named(index, name, number)
+        for names_of_one, (field, _) in zip(expert_parts(number), tensors_of(made).items(), strict=True):
+            names[id(getattr(made, field))] = Named(index, shown(names_of_one), number)
         return made
 
     return expert

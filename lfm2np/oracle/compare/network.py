@@ -13,20 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_tensors
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, parameter_count
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.checkpoint.weights import (
-    FeedForwardWeights,
-    LayerWeights,
-    ShortConvWeights,
-    layer_weights,
-    matrix_parts,
-    prepared,
-    vector,
-)
+from lfm2np.checkpoint.weights import layer_weights, prepared, vector
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import matrix_parts, parameter_count
+from lfm2np.model.weights import EMBEDDING, HEAD, Embedding, FeedForwardWeights, LayerWeights, named_weights
 from lfm2np.network import ragged
 from lfm2np.network.ragged import Run
 from lfm2np.numerics import Numerics
@@ -34,6 +27,7 @@ from lfm2np.numerics.matrix import Matrix
 from lfm2np.numerics.rope import rotary_table
 from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with_head
 from lfm2np.oracle.judging.routes import routed
+from lfm2np.reference import block
 
 Array = NDArray[Any]
 MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
@@ -45,7 +39,7 @@ Tensors = dict[str, StoredTensor]
 class Network:
     """Each layer with the config that goes with its weights."""
 
-    embedding: StoredTensor
+    embedding: Embedding
     layers: tuple[tuple[LayerWeights, ModelConfig], ...]
     final_norm: NDArray[np.float32]
     head: Matrix
@@ -114,30 +108,21 @@ def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Layer
     tensors = {**own, **{name: tensors_of(other)[name] for name in part.tensors}}
     prepare = partial(prepared, tensors, base.numerics, base.where_weights == "streamed")
     before = base.weights.layers[index]
-    matrices = dense_matrices(before, prefix)
+    values = prepared_values(before, prefix)
     for parts in matrix_parts(config, experts=False):
         if parts[0].startswith(prefix) and set(parts) & set(part.tensors):
-            matrices[parts[0]] = prepare(parts)
-    vectors = {name: vector(tensors, name) for name in names if len(tensors[name].shape) != 2}
-    made = layer_weights(index, config, tensors, matrices, vectors, prepare)
+            values[parts[0]] = prepare(parts)
+    values |= {name: vector(tensors, name) for name in names if len(tensors[name].shape) != 2}
+    made = layer_weights(index, config, tensors, values, prepare)
     if not any(".experts." in name for name in part.tensors) and not isinstance(made.feed_forward, FeedForwardWeights):
         assert not isinstance(before.feed_forward, FeedForwardWeights)
         made = replace(made, feed_forward=replace(made.feed_forward, expert=before.feed_forward.expert))
     return made, config
 
 
-def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
-    """Those of a layer that are prepared already, by the first tensor in each."""
-    operator, feed_forward = layer.operator, layer.feed_forward
-    if isinstance(operator, ShortConvWeights):
-        found = {"conv.in_proj": operator.in_proj, "conv.out_proj": operator.out_proj}
-    else:
-        found = {"self_attn.q_proj": operator.qkv_proj, "self_attn.out_proj": operator.out_proj}
-    if isinstance(feed_forward, FeedForwardWeights):
-        found |= {"feed_forward.w1": feed_forward.gate_up_proj, "feed_forward.w2": feed_forward.down_proj}
-    else:
-        found["feed_forward.gate"] = feed_forward.router
-    return {f"{prefix}{name}.weight": matrix for name, matrix in found.items()}
+def prepared_values(layer: LayerWeights, prefix: str) -> dict[str, Any]:
+    """Of a layer, by the first tensor in each."""
+    return {prefix + names[0]: value for names, value in named_weights(layer)}
 
 
 def laid_out(
@@ -154,9 +139,10 @@ def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence
     runs, ids, rotary = laid_out(network, sequences)
     wrapped, kept = routed(numerics)
     with np.errstate(all="ignore"):
-        stream = [ragged.embedded(network.embedding, numerics, ids)]
+        stream = [numerics.embed(network.embedding.rows(ids))]
+        mixing = ragged.several(wrapped, runs)
         for layer, config in network.layers:
-            stream.append(ragged.block(layer, config, wrapped, stream[-1], rotary, runs))
+            stream.append(block(layer, config, wrapped, stream[-1], rotary, mixing))
         states = numerics.rms_norm(stream[-1], network.final_norm, network.layers[0][1].norm_eps)
     routes = np.sort(kept.chosen(), axis=-1) if network.layers[0][1].sparse_layers else None
     return Pass(stream, states, runs, routes)
@@ -169,12 +155,13 @@ def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[
         run.error = before.error
     with np.errstate(all="ignore"):
         if EMBEDDING in part.tensors:
-            x, first = ragged.embedded(network.embedding, numerics, ids), 0
+            x, first = numerics.embed(network.embedding.rows(ids)), 0
         else:
             first = len(network.layers) if part.layer is None else part.layer
             x = base.stream[first]
+        mixing = ragged.several(numerics, runs)
         for layer, config in network.layers[first:]:
-            x = ragged.block(layer, config, numerics, x, rotary, runs)
+            x = block(layer, config, numerics, x, rotary, mixing)
         states = numerics.rms_norm(x, network.final_norm, network.layers[0][1].norm_eps)
     for run, before in zip(runs, base.runs, strict=True):
         if run.error and not before.error:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import has_tokenizer, read_config, read_tensors, read_tokenizer
-from lfm2np.checkpoint.layout import EMBEDDING, HEAD, expected_tensors
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
+from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.values import show
 
 BY = ("layer", "tensor", "none")

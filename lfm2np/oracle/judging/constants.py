@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_tensors
-from lfm2np.checkpoint.layout import parameter_count
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights, prepare_weights
+from lfm2np.checkpoint.weights import prepare_weights
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import parameter_count
+from lfm2np.model.weights import AttentionWeights, LayerWeights, ModelWeights, ShortConvWeights
 from lfm2np.numerics import Numerics, numerics_named
 from lfm2np.oracle.judging.noise import noise_item, noise_of, said_by
 from lfm2np.oracle.judging.position import most_shift

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.checkpoint.weights import matrix_parts
 from lfm2np.errors import RequestError
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import matrix_parts
 from lfm2np.numerics.ieee import round_to_bfloat16, unchanged
 from lfm2np.oracle.judging import eight_bits
 from lfm2np.oracle.judging.eight_bits import q8_0, q8_k, round_to_float16

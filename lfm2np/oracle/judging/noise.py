@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from lfm2np import reference
 from lfm2np.checkpoint.files import read_tensors
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import ModelWeights, prepare_weights
+from lfm2np.checkpoint.weights import prepare_weights
+from lfm2np.model.weights import ModelWeights
 from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import over_pieces, pieces
@@ -211,7 +212,7 @@ def logprobs_at(
 ) -> NDArray[np.float64]:
     """Log-probabilities [T, J] at the columns, from hidden states [T, D]; as many rows at once as memory allows."""
     logprobs = np.empty(columns.shape)
-    for rows in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
+    for rows in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
         logits = reference.output_logits(weights, numerics, states[rows])
         take(numerics, logits, columns[rows], logprobs[rows])
     return logprobs

@@ -15,9 +15,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.errors import RequestError
+from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.numerics import Numerics
 from lfm2np.oracle.targets.records import Routes
 

@@ -15,10 +15,10 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.strict_json import read_object
 from lfm2np.errors import DumpError
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
 from lfm2np.oracle.locate.operation import Operation
 from lfm2np.oracle.locate.operations import OPTIONAL, operations

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor
+from lfm2np.model.config import ModelConfig
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.weights import vector
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate import choices, routing, spread
 from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, together

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
-from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import vector, widened
+from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.locate import eight_bits, spread
 from lfm2np.oracle.locate.spread import Measured, Precision

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import require_finite, widen
+from lfm2np.model.config import ModelConfig
 from lfm2np.numerics.rope import angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.targets.target import TargetError
 
 

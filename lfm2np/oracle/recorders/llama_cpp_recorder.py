@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_config
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import Lfm2npError
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import WRONG, Position

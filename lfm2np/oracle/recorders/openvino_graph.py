@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from lfm2np.checkpoint.config import ModelConfig
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.targets.target import TargetError
 
 CONSTANT = ("Constant", "Convert", "Parameter")  # weights, widened

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import load_config
+from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
 from lfm2np.oracle.recorders.openvino_graph import Graph, Node, tensors_of
 from lfm2np.oracle.recorders.recorder import Recorder

@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from lfm2np import reference
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights, ModelWeights, ShortConvWeights
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
+from lfm2np.model.weights import MixtureWeights, ModelWeights, named_weights
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.ieee import Ieee
@@ -40,9 +42,9 @@ Found = dict[str, list[Array]]  # by tensor, what each request of a pass found i
 class RecordingNumerics:
     """An arithmetic that keeps what passes through it: of each forward pass its `passes` and what it `found`."""
 
-    def __init__(self, weights: ModelWeights, numerics: Numerics) -> None:
+    def __init__(self, weights: ModelWeights, config: ModelConfig, numerics: Numerics) -> None:
         self._numerics = numerics
-        self._places = places(weights)
+        self._places = places(weights, config)
         self._last = f"model.layers.{len(weights.layers) - 1}"
         self._before_experts = {
             f"model.layers.{index}.ffn_norm"
@@ -192,33 +194,24 @@ class RecordingNumerics:
         return self._numerics.attend_ragged(queries, rows, cached, scale)
 
 
-def places(weights: ModelWeights) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
+def places(weights: ModelWeights, config: ModelConfig) -> dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]]:
     """By a matrix's identity: its layer, the tensors it makes, and their widths."""
     found: dict[int, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+    shapes = expected_tensors(config)
     for index, layer in enumerate(weights.layers):
-        prefix, hidden = f"model.layers.{index}", len(layer.operator_norm)
-        if isinstance(layer.operator, ShortConvWeights):
-            found[id(layer.operator.in_proj)] = prefix, ("conv.in_proj",), (3 * hidden,)
-            found[id(layer.operator.out_proj)] = prefix, ("conv.out_proj",), (hidden,)
-        else:
-            heads_width = layer.operator.out_proj.inputs
-            keys_width = layer.operator.scale.values.size
-            names = tuple(f"self_attn.{part}_proj" for part in "qkv")
-            found[id(layer.operator.qkv_proj)] = prefix, names, (heads_width, keys_width, keys_width)
-            found[id(layer.operator.out_proj)] = prefix, ("self_attn.out_proj",), (hidden,)
-        if isinstance(layer.feed_forward, FeedForwardWeights):
-            width = layer.feed_forward.down_proj.inputs
-            found[id(layer.feed_forward.gate_up_proj)] = prefix, ("feed_forward.w1", "feed_forward.w3"), (width, width)
-            found[id(layer.feed_forward.down_proj)] = prefix, (LAST,), (hidden,)
-        else:
-            found[id(layer.feed_forward.router)] = prefix, (ROUTER,), (layer.feed_forward.router.outputs,)
+        prefix = f"model.layers.{index}"
+        for names, weight in named_weights(layer):
+            sizes = [shapes[f"{prefix}.{name}"] for name in names]
+            if len(sizes[0]) == 2:
+                made = tuple(name.removesuffix(".weight") for name in names)
+                found[id(weight)] = prefix, made, tuple(rows for rows, _ in sizes)
     return found
 
 
 def record(model: LoadedModel, token_ids: Sequence[int]) -> Dump:
     """All tensors [T, width] of one sequence as reference.py computes them, and `token_ids`."""
     ids = model.prompt_ids(list(token_ids))
-    recorder = RecordingNumerics(model.weights, model.numerics)
+    recorder = RecordingNumerics(model.weights, model.config, model.numerics)
     numerics = cast(Numerics, recorder)
     states = reference.hidden_states(model.weights, model.config, numerics, ids)
     logits = reference.output_logits(model.weights, numerics, states)
@@ -233,7 +226,7 @@ class RecordedEngine:
     """
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
-        self._recorder = RecordingNumerics(model.weights, model.numerics)
+        self._recorder = RecordingNumerics(model.weights, model.config, model.numerics)
         self._trace = io.StringIO()
         recorded = replace(model, numerics=cast(Numerics, self._recorder))
         self.engine = Engine(recorded, trace=self._trace, **options)

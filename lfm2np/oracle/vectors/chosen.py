@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.model.config import ModelConfig
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines

@@ -27,8 +27,8 @@ from gguf_file import (
     value,
 )
 
-from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.gguf.formats import QUANTISED
+from lfm2np.model.config import ModelConfig
 
 __all__ = [
     "ARRAY",

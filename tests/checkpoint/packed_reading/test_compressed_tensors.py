@@ -15,11 +15,11 @@ from mlx_files import config_of, raw_of, write
 
 import lfm2np
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.layout import expected_tensors
 from lfm2np.checkpoint.packed.activations import InputRounding, input_roundings
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import widen
 from lfm2np.cli import main
+from lfm2np.model.layers import expected_tensors
 from lfm2np.numerics import NAMES
 
 PROMPT = [1, 7, 12, 3, 30, 21]

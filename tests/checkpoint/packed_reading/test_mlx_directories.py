@@ -15,12 +15,11 @@ from packed_values import as_stored
 import lfm2np
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.files import read_config, read_tensors
-from lfm2np.checkpoint.layout import expected_tensors
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.stored import StoredTensor, widen
 from lfm2np.checkpoint.tensors import open_checkpoint
-from lfm2np.checkpoint.weights import matrix_parts
 from lfm2np.cli import main
+from lfm2np.model.layers import expected_tensors, matrix_parts
 from lfm2np.numerics import NAMES
 
 PROMPT = [1, 7, 12, 3, 30, 21]

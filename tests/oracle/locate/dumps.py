@@ -12,11 +12,12 @@ import pytest
 from builders import Stored, safetensors_bytes, stored
 
 from lfm2np import reference
-from lfm2np.checkpoint.config import ModelConfig, load_config
+from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
+from lfm2np.model.config import ModelConfig
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.judging.emulate import Emulated
 from lfm2np.oracle.locate.dump import Dump

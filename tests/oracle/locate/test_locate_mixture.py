@@ -15,8 +15,9 @@ from engine_runs import after_a_prefix_hit, in_chunks, located, rows_of, with_ne
 
 import lfm2np
 from lfm2np import reference
-from lfm2np.checkpoint.weights import FeedForwardWeights, MixtureWeights, prepare_weights
+from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.loading import Model
+from lfm2np.model.weights import FeedForwardWeights, MixtureWeights
 from lfm2np.numerics import numerics_named
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
 from lfm2np.numerics.matrix import Matrix

@@ -11,8 +11,8 @@ import pytest
 from test_vectors_answers import emulated_answers, played, verdict
 from vector_sets import FIXTURES
 
-from lfm2np.checkpoint.weights import MixtureWeights
 from lfm2np.loading import Model, load
+from lfm2np.model.weights import MixtureWeights
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.truth import truth_of

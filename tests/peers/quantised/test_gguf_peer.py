@@ -14,9 +14,9 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.gguf.formats import NUMBERS, OTHERS, QUANTISED, values_of
 from lfm2np.checkpoint.gguf.names import place_of
-from lfm2np.checkpoint.layout import expected_tensors
 from lfm2np.checkpoint.stored import widen
 from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.model.layers import expected_tensors
 
 pytestmark = pytest.mark.peers
 

@@ -1,8 +1,6 @@
-"""Checks of single values of config.json: sizes, reals, truth values, token ids; and when two of them are the same."""
+"""Checks of single values of config.json: sizes, reals, truth values, token ids."""
 
 from __future__ import annotations
-
-import math
 
 from lfm2np.errors import ConfigError
 from lfm2np.values import show
@@ -62,12 +60,3 @@ def require_token_id(name: str, value: object, vocab_size: int) -> None:
     """An integer in [0, vocab_size)."""
     if type(value) is not int or not 0 <= value < vocab_size:
         raise ConfigError(f"{name}: {show(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")
-
-
-def same(left: object, right: object) -> bool:
-    """Equality in which true is not 1."""
-    return isinstance(left, bool) == isinstance(right, bool) and left == right and not is_nan(left)
-
-
-def is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)

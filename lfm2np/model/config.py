@@ -1,0 +1,123 @@
+"""What an LFM2 is: its sizes, its kinds of layers, its experts.
+
+checkpoint/config.py reads it from config.json, checkpoint/gguf/settings.py from a GGUF file. Source: transformers
+models/lfm2, Lfm2Config, and models/lfm2_moe, Lfm2MoeConfig.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lfm2np.errors import ConfigError
+from lfm2np.model.config_values import REALS, SIZES, require_bool, require_real, require_size, require_token_id
+from lfm2np.values import show
+
+CONV, ATTENTION = "conv", "full_attention"
+LAYER_TYPES = (CONV, ATTENTION)
+MOST_EXPERTS = 2**15  # of all layers: generous, and too few for a hostile table of tensors
+
+
+@dataclass(frozen=True)
+class MixtureConfig:
+    """Experts of all layers from `num_dense_layers` on; construction checks every value and raises ConfigError.
+
+    moe_intermediate_size is an expert's width. A token's experts are those with the largest score,
+    plus `expert_bias` if there is one; their weights are the scores alone, divided by their sum if `norm_topk_prob`,
+    times routed_scaling_factor.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    num_dense_layers: int
+    use_expert_bias: bool
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_dense_layers"):
+            require_size(name, getattr(self, name))
+        for name in ("use_expert_bias", "norm_topk_prob"):
+            require_bool(name, getattr(self, name))
+        require_real("routed_scaling_factor", self.routed_scaling_factor)
+        if self.num_experts_per_tok > self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok: {self.num_experts_per_tok}, expected at most num_experts={self.num_experts}"
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One LFM2 model; construction checks every value and raises ConfigError.
+
+    feed_forward_size is the effective width (rows of w1) of dense layers; layer_types has one of LAYER_TYPES per layer;
+    mixture is None where all layers are dense.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    feed_forward_size: int
+    conv_L_cache: int
+    conv_bias: bool
+    layer_types: tuple[str, ...]
+    norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    mixture: MixtureConfig | None = None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether that layer's feed-forward is a mixture of experts."""
+        return self.mixture is not None and layer >= self.mixture.num_dense_layers
+
+    def layers_of(self, kind: str) -> tuple[int, ...]:
+        """The numbers of the layers of one of LAYER_TYPES."""
+        return tuple(layer for layer, own in enumerate(self.layer_types) if own == kind)
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The numbers of those layers; there may be none in an lfm2_moe, too."""
+        return tuple(filter(self.is_sparse, range(self.num_hidden_layers)))
+
+    def __post_init__(self) -> None:
+        for name in (key for key in SIZES if hasattr(self, key)):
+            require_size(name, getattr(self, name))
+        for name in (key for key in REALS if hasattr(self, key)):
+            require_real(name, getattr(self, name))
+        for name in ("conv_bias", "tie_word_embeddings"):
+            require_bool(name, getattr(self, name))
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_attention_heads: {self.num_attention_heads}, expected a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim: {self.head_dim}, expected an even number (RoPE turns halves)")
+        require_layer_types(self.layer_types, self.num_hidden_layers)
+        for name in ("bos_token_id", "pad_token_id"):
+            if getattr(self, name) is not None:
+                require_token_id(name, getattr(self, name), self.vocab_size)
+        sparse = len(self.sparse_layers)
+        if self.mixture is not None and sparse * self.mixture.num_experts > MOST_EXPERTS:
+            raise ConfigError(
+                f"num_experts: {self.mixture.num_experts} in each of {sparse} layers, expected at most {MOST_EXPERTS} "
+                "in all"
+            )
+        for token_id in self.eos_token_ids:
+            require_token_id("eos_token_id", token_id, self.vocab_size)
+
+
+def require_layer_types(types: tuple[object, ...], layers: int) -> None:
+    """One of LAYER_TYPES for each layer."""
+    for index, kind in enumerate(types):
+        if kind not in LAYER_TYPES:
+            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(LAYER_TYPES)}")
+    if len(types) != layers:
+        raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")
