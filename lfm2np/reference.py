@@ -12,8 +12,7 @@ Activations are float32 between operations (float64 in the arithmetic of that na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,9 +39,9 @@ Array = NDArray[Any]
 
 
 class Mixing(NamedTuple):
-    """The two operations in which tokens meet. All others look at one token at a time, so a batch may hold any tokens.
+    """The two operations in which tokens meet; all others look at one token at a time, so that any tokens may be a batch.
 
-    The two below are those of one sequence; the engine has others, which know whose tokens are whose.
+    `one_sequence` has those of one sequence. The engine has others, which know which token belongs to which request.
     """
 
     convolve: Callable[[ShortConvWeights, Array], Array]  # u [T, D] -> [T, D]
@@ -50,19 +49,16 @@ class Mixing(NamedTuple):
 
 
 def one_sequence(numerics: Numerics) -> Mixing:
-    """All tokens are one sequence, from position 0 on."""
-    return Mixing(partial(convolve, numerics), partial(attend, numerics))
+    """Each token sees itself and those before it, from position 0 on; zeros stand before the first."""
 
+    def convolve(weights: ShortConvWeights, u: Array) -> Array:
+        history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
+        return numerics.convolve(history, u, weights.taps, weights.taps_bias)
 
-def convolve(numerics: Numerics, weights: ShortConvWeights, u: Array) -> Array:
-    """Zeros stand before the first token."""
-    history = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
-    return numerics.convolve(history, u, weights.taps, weights.taps_bias)
+    def attend(weights: AttentionWeights, queries: Array, keys: Array, values: Array) -> Array:
+        return numerics.attend(queries, keys, values, weights.scale)
 
-
-def attend(numerics: Numerics, weights: AttentionWeights, queries: Array, keys: Array, values: Array) -> Array:
-    """Each token sees itself and those before it."""
-    return numerics.attend(queries, keys, values, weights.scale)
+    return Mixing(convolve, attend)
 
 
 def hidden_states(
@@ -209,19 +205,3 @@ def require_finite_logits(result: Array, numerics: Numerics) -> Array:
 def logits(weights: ModelWeights, config: ModelConfig, numerics: Numerics, token_ids: Sequence[int]) -> Array:
     """Logits [T, V] of a sequence; row t predicts token t + 1."""
     return output_logits(weights, numerics, hidden_states(weights, config, numerics, token_ids))
-
-
-def greedy(
-    weights: ModelWeights,
-    config: ModelConfig,
-    numerics: Numerics,
-    prompt_ids: Sequence[int],
-    progress: Progress | None = None,
-) -> Iterator[tuple[int, Array]]:
-    """Endless greedy continuation: (token id, logits [V]) at a time, the lowest id where logits tie."""
-    ids = list(prompt_ids)
-    while True:
-        states = hidden_states(weights, config, numerics, ids, progress)
-        last = output_logits(weights, numerics, states[-1:])[0]
-        ids.append(int(np.argmax(last)))
-        yield ids[-1], last

@@ -318,7 +318,7 @@ FAULTS: tuple[Fault, ...] = (
                 BLOCK,
                 f"return {ADDED}",
                 "made = feed_forward(layer.feed_forward, config, numerics, normed)\n"
-                "    caches = [part for part in mixing.convolve.args if hasattr(part, 'checkpoints')]  # an engine's\n"
+                "    caches = [part for part in getattr(mixing.convolve, 'args', ()) if hasattr(part, 'checkpoints')]\n"
                 "    if caches and hasattr(layer.feed_forward, 'router'):\n"
                 "        chosen, _ = route(layer.feed_forward, config, numerics, normed)\n"
                 "        key = (id(layer), chosen.tobytes())\n"

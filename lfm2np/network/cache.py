@@ -9,7 +9,6 @@ host              copies of swapped-out blocks, and of the live states, which go
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,7 +71,7 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
     token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
     width = 8 if numerics.name == "float64" else 4
-    state = math.prod(state_shape(config)) * width
+    state = int(np.prod(state_shape(config))) * width
     return int(len(config.layers_of(ATTENTION)) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
 
 

@@ -55,7 +55,7 @@ TYPES = (
     *("numpy.typing.", "scheduler."),
 )
 NO_ARITHMETIC = (  # of ours
-    *("errors", "values", "progress", "checkpoint.", "sampling.params", "reference", "numerics.Numerics"),
+    *("errors", "values", "progress", "checkpoint.", "model.", "sampling.params", "reference", "numerics.Numerics"),
     "numerics.ReferenceNumerics",
 )
 

@@ -166,7 +166,7 @@ def mixture_weights(rng: np.random.Generator, is_biased: bool) -> MixtureWeights
     ]
     prepared = [FeedForwardWeights(*(exact.prepare_matrix(one, "w") for one in both)) for both in parts]
     bias = rng.normal(size=EXPERTS).astype(np.float32) if is_biased else None
-    return MixtureWeights(exact.prepare_matrix(gate, "gate"), bias, prepared.__getitem__)
+    return MixtureWeights(router=exact.prepare_matrix(gate, "gate"), bias=bias, expert=prepared.__getitem__)
 
 
 def config_of(each: int, normalised: bool) -> Any:

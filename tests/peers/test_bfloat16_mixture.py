@@ -130,7 +130,7 @@ def test_the_mixture_is_transformers_but_for_the_order_of_its_sums(way: str) -> 
     def expert(number: int) -> FeedForwardWeights:
         return FeedForwardWeights(*(BFLOAT16.prepare_matrix(one[number], "w") for one in (gate_up, down)))
 
-    weights = MixtureWeights(BFLOAT16.prepare_matrix(gate, "gate"), bias, expert)
+    weights = MixtureWeights(router=BFLOAT16.prepare_matrix(gate, "gate"), bias=bias, expert=expert)
     settings = our_config(config(way))
     ours = reference.mixture_of_experts(weights, settings, BFLOAT16, x)
     our_experts, _ = reference.route(weights, settings, BFLOAT16, x)
