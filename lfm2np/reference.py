@@ -36,10 +36,11 @@ if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this 
     from lfm2np.numerics import ReferenceNumerics as Numerics
 
 Array = NDArray[Any]
+Rotary = tuple[Array, Array]  # cosines and sines [T, E/2] of the angles of T positions
 
 
 class Mixing(NamedTuple):
-    """The two operations in which tokens meet; all others look at one token at a time, so that any tokens may be a batch.
+    """The two operations in which tokens meet; all others look at one token at a time, so any tokens may be a batch.
 
     `one_sequence` has those of one sequence. The engine has others, which know which token belongs to which request.
     """
@@ -84,7 +85,7 @@ def final_states(
     config: ModelConfig,
     numerics: Numerics,
     ids: NDArray[np.int64],
-    rotary: tuple[Array, Array],
+    rotary: Rotary,
     mixing: Mixing,
     progress: Progress | None = None,
 ) -> Array:
@@ -99,7 +100,7 @@ def final_states(
 
 
 def block(
-    layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array], mixing: Mixing
+    layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
     """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer)."""
     normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
@@ -121,12 +122,7 @@ def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: 
 
 
 def attention(
-    weights: AttentionWeights,
-    config: ModelConfig,
-    numerics: Numerics,
-    x: Array,
-    rotary: tuple[Array, Array],
-    mixing: Mixing,
+    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
     """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation."""
     queries, keys, values = queries_keys_values(weights, config, numerics, x, rotary)
@@ -135,7 +131,7 @@ def attention(
 
 
 def queries_keys_values(
-    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: tuple[Array, Array]
+    weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary
 ) -> tuple[Array, Array, Array]:
     """Queries [T, H, E], keys and values [T, G, E]; queries and keys normed, then rotated."""
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
