@@ -17,7 +17,7 @@ READING = ("checkpoint/", "model/", "errors.py", "values.py", "progress.py")
 
 @dataclass(frozen=True)
 class TrustedFile:
-    """`file` relative to lfm2np/; `is_reading`: it describes models, reads files or reports errors, and computes nothing."""
+    """`file` relative to lfm2np/; `is_reading`: for models, files and errors; it computes nothing."""
 
     file: str
     lines: int
