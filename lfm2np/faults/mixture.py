@@ -12,14 +12,14 @@ ROUTE, MIXTURE = "lfm2np.reference:route", "lfm2np.reference:mixture_of_experts"
 STATES, BLOCK = "lfm2np.reference:final_states", "lfm2np.reference:block"
 OUTPUTS = "numerics.linear(x, weights.router)"
 SCORES = f"numerics.sigmoid({OUTPUTS})"
-PREFERRED = "preferred = scores if weights.bias is None else numerics.prefer(scores, weights.bias)"
-CHOSEN = "chosen = numerics.best(preferred, mixture.num_experts_per_tok)"
+PREFERRED = "preferred = scores if weights.bias is None else numerics.add_expert_bias(scores, weights.bias)"
+CHOSEN = "chosen = numerics.top_k(preferred, mixture.num_experts_per_tok)"
 OWN = "own = np.take_along_axis(scores, chosen, axis=-1)"
-SHARES = "numerics.shares(own, mixture.norm_topk_prob, mixture.routed_scaling_factor)"
-ROUTED = "chosen, shares = route(weights, config, numerics, x)"
+SHARES = "numerics.routing_weights(own, mixture.norm_topk_prob, mixture.routed_scaling_factor)"
+ROUTED = "chosen, gate_weights = route(weights, config, numerics, x)"
 EXPERT = "weights.expert(int(expert))"
 WRITTEN = "made[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])"
-MIXED = "numerics.mix(made, shares)"
+MIXED = "numerics.combine_experts(made, gate_weights)"
 ADDED = "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))"
 ROUND = "from lfm2np.numerics.ieee import round_to_bfloat16\n    "
 PUBLISHED_ERROR = ("mlx-lm 1354", "mlx-lm 1883", "mlx-swift-lm 332")
@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 ROUTE,
                 f"{CHOSEN}\n    {OWN}",
-                "chosen = numerics.best(scores, mixture.num_experts_per_tok)\n"
+                "chosen = numerics.top_k(scores, mixture.num_experts_per_tok)\n"
                 "    own = np.take_along_axis(preferred, chosen, axis=-1)",
             ),
         ),
@@ -96,7 +96,7 @@ FAULTS: tuple[Fault, ...] = (
                 ROUTE,
                 CHOSEN,
                 "some = preferred[:, : max(mixture.num_experts - 1, mixture.num_experts_per_tok)]\n"
-                "    chosen = numerics.best(some, mixture.num_experts_per_tok)",
+                "    chosen = numerics.top_k(some, mixture.num_experts_per_tok)",
             ),
         ),
     ),
@@ -151,8 +151,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 ROUTE,
                 SHARES,
-                "numerics.shares(own / scores.sum(-1, keepdims=True) if mixture.norm_topk_prob else own, False, "
-                "mixture.routed_scaling_factor)",
+                "numerics.routing_weights(own / scores.sum(-1, keepdims=True) if mixture.norm_topk_prob else own, "
+                "False, mixture.routed_scaling_factor)",
             ),
         ),
     ),
@@ -194,8 +194,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 MIXTURE,
-                MIXED,
-                "numerics.mix(made * (made.shape[1] > 1 or config.mixture.routed_scaling_factor == 1.0), shares)",
+                f"return {MIXED}",
+                "several = made.shape[1] > 1 or config.mixture.routed_scaling_factor == 1.0\n"
+                "    return numerics.combine_experts(made * several, gate_weights)",
             ),
         ),
     ),
@@ -205,7 +206,7 @@ FAULTS: tuple[Fault, ...] = (
         sentence="Each token's experts are mixed by the weights of the token before it in the step: a class of rows "
         "that are counted from another start.",
         seen_in=(),
-        edits=(Edit(MIXTURE, ROUTED, ROUTED + "\n    shares = np.roll(shares, 1, axis=0)"),),
+        edits=(Edit(MIXTURE, ROUTED, ROUTED + "\n    gate_weights = np.roll(gate_weights, 1, axis=0)"),),
     ),
     Fault(
         name="expert-weights-in-another-order",
@@ -220,7 +221,13 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="All experts of a token have the weight of the first: right with one expert a token.",
         seen_in=("vllm-xpu-kernels 66",),
-        edits=(Edit(MIXTURE, MIXED, "numerics.mix(made, np.repeat(shares[:, :1], shares.shape[1], axis=1))"),),
+        edits=(
+            Edit(
+                MIXTURE,
+                MIXED,
+                "numerics.combine_experts(made, np.repeat(gate_weights[:, :1], gate_weights.shape[1], axis=1))",
+            ),
+        ),
     ),
     # --- what each computes
     Fault(
@@ -228,7 +235,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="A flattened list of ids gives each token one expert, the others are left out.",
         seen_in=("vllm-exl3 2",),
-        edits=(Edit(MIXTURE, MIXED, "numerics.mix(made[:, :1], shares[:, :1])"),),
+        edits=(Edit(MIXTURE, MIXED, "numerics.combine_experts(made[:, :1], gate_weights[:, :1])"),),
     ),
     Fault(
         name="gate-and-up-swapped-in-one-expert",

@@ -63,16 +63,16 @@ class ReferenceNumerics(Protocol):
     def sigmoid(self, x: Array) -> Array:
         """1 / (1 + exp(-x)): the router's scores [T, N]."""
 
-    def prefer(self, scores: Array, bias: NDArray[np.float32]) -> Array:
+    def add_expert_bias(self, scores: Array, bias: NDArray[np.float32]) -> Array:
         """Scores [T, N] plus the experts' bias [N], by which they are chosen."""
 
-    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
+    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
         """The experts [T, count] with the largest of preferred [T, N], best first; of equal ones the lowest ids."""
 
-    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         """Chosen experts' scores [T, K] as weights: divided by their sum + 1e-6 if `normalised`, times `factor`."""
 
-    def mix(self, made: Array, weights: Array) -> Array:
+    def combine_experts(self, made: Array, weights: Array) -> Array:
         """Outputs [T, K, D] of each token's experts, times their weights [T, K], added best expert first: [T, D]."""
 
     def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:

@@ -57,11 +57,11 @@ from lfm2np.numerics.products.fastest import about, fastest
 from lfm2np.numerics.products.product import tiles_pay, without_tiles
 from lfm2np.numerics.products.tiles import by_tiles
 from lfm2np.numerics.ragged import below_each_other, seen_by_tap
-from lfm2np.numerics.routing import best as best
-from lfm2np.numerics.routing import mix as mix
-from lfm2np.numerics.routing import prefer as prefer
-from lfm2np.numerics.routing import shares as shares
+from lfm2np.numerics.routing import add_expert_bias as add_expert_bias
+from lfm2np.numerics.routing import combine_experts as combine_experts
+from lfm2np.numerics.routing import routing_weights as routing_weights
 from lfm2np.numerics.routing import sigmoid as sigmoid
+from lfm2np.numerics.routing import top_k as top_k
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 from lfm2np.numerics.weight_grids import prepared, prepared_rows, prove_grid
 

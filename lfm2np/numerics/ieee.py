@@ -30,7 +30,7 @@ from lfm2np.numerics.matrix import AttentionScale, Matrix, Rows, Streamed, Weigh
 from lfm2np.numerics.pieces import SMALL_PIECE, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.products.product import product
 from lfm2np.numerics.ragged import below_each_other, seen_by_tap
-from lfm2np.numerics.routing import LEAST_SUM, best
+from lfm2np.numerics.routing import LEAST_SUM, top_k
 from lfm2np.numerics.shapes import check, check_attention, require_finite_rows
 
 Array = NDArray[Any]
@@ -140,21 +140,21 @@ class Ieee:
         with np.errstate(over="ignore", under="ignore"):  # as in swiglu
             return self.keep(np.asarray(1 / (1 + np.exp(-x)), self.dtype))
 
-    def prefer(self, scores: Array, bias: Float32) -> Array:
+    def add_expert_bias(self, scores: Array, bias: Float32) -> Array:
         """Not rounded to bfloat16: the bias is float32 in a bfloat16 model, too, and so is the sum."""
         return np.asarray(scores + bias.astype(self.dtype))
 
-    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        return best(preferred, count)
+    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        return top_k(preferred, count)
 
-    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         """PyTorch rounds a number that it adds to the format, and one that it multiplies by not."""
         if normalised:
             total = self.keep(scores.sum(-1, keepdims=True)) + self.parameter(np.full(1, LEAST_SUM))
             scores = self.keep(scores / self.keep(total))
         return self.keep(scores * np.asarray(factor, self.dtype))
 
-    def mix(self, made: Array, weights: Array) -> Array:
+    def combine_experts(self, made: Array, weights: Array) -> Array:
         return self.keep(self.keep(made * weights[..., None]).sum(axis=1))
 
     def rotate(self, x: Array, cos: Float64, sin: Float64) -> Array:

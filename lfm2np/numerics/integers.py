@@ -275,17 +275,17 @@ def mix_values(scores: Float64, values: Float32, channels: Int32) -> Float32:
     return np.asarray(mixed / totals).astype(np.float32)
 
 
-def prefer(scores: Float32, bias: Float32) -> Float32:
+def add_expert_bias(scores: Float32, bias: Float32) -> Float32:
     """Scores [T, N] and the bias [N]: by them experts are chosen."""
     return scores + bias
 
 
-def best(preferred: NDArray[Any], count: int) -> Int64:
+def top_k(preferred: NDArray[Any], count: int) -> Int64:
     """The experts [T, count] with the largest of preferred [T, N], best first; of equal ones the lowest ids."""
     return np.argsort(-preferred, axis=-1, kind="stable")[:, :count]
 
 
-def shares(scores: Float32, normalised: bool, factor: float) -> Float32:
+def routing_weights(scores: Float32, normalised: bool, factor: float) -> Float32:
     """The chosen experts' scores [T, K] as weights: divided by their sum plus 1e-6 if `normalised`, times `factor`."""
     wide = scores.astype(np.float64)
     if normalised:
@@ -293,7 +293,7 @@ def shares(scores: Float32, normalised: bool, factor: float) -> Float32:
     return (wide * factor).astype(np.float32)
 
 
-def mix(outputs: Float32, weights: Float32) -> Float32:
+def combine_experts(outputs: Float32, weights: Float32) -> Float32:
     """Outputs [T, K, D] of each token's experts, times their weights [T, K], added in float64, best first: [T, D]."""
     total = np.zeros((len(outputs), outputs.shape[2]), np.float64)
     for place in range(outputs.shape[1]):

@@ -21,7 +21,7 @@ from lfm2np.numerics.pieces import over_pieces
 LEAST_SUM = 1e-6  # added to a sum of weights before it divides them
 
 
-def best(preferred: NDArray[Any], count: int) -> NDArray[np.int64]:
+def top_k(preferred: NDArray[Any], count: int) -> NDArray[np.int64]:
     """The experts [T, count] with the largest of preferred [T, N], best first; of equal ones the lowest ids."""
     return np.argsort(-preferred, axis=-1, kind="stable")[:, :count]
 
@@ -33,12 +33,12 @@ def sigmoid(x: Float32) -> Float32:
     return np.asarray(1.0 / divisor).astype(np.float32)
 
 
-def prefer(scores: Float32, bias: Float32) -> Float32:
+def add_expert_bias(scores: Float32, bias: Float32) -> Float32:
     """Scores [T, N] and the bias [N], added and rounded once to float32: by them experts are chosen."""
     return scores + bias
 
 
-def shares(scores: Float32, normalised: bool, factor: float) -> Float32:
+def routing_weights(scores: Float32, normalised: bool, factor: float) -> Float32:
     """The chosen experts' scores [T, K] as weights of their outputs, rounded once to float32.
 
     `normalised` divides them by their sum (exact_sum: in any order) plus 1e-6; then they are multiplied by `factor`.
@@ -49,7 +49,7 @@ def shares(scores: Float32, normalised: bool, factor: float) -> Float32:
     return (wide * factor).astype(np.float32)
 
 
-def mix(made: Float32, weights: Float32) -> Float32:
+def combine_experts(made: Float32, weights: Float32) -> Float32:
     """Outputs [T, K, D] of each token's experts, times their weights [T, K]: [T, D].
 
     Products of two float32 are exact in float64; they are added best expert first, then rounded once to float32.

@@ -44,8 +44,8 @@ class Preparing:
         self.streamed.append(what)
         return self.inner.stream_matrix(weight, what)
 
-    def best(self, preferred: Any, count: int) -> Any:
-        found = self.inner.best(preferred, count)
+    def top_k(self, preferred: Any, count: int) -> Any:
+        found = self.inner.top_k(preferred, count)
         self.chosen.append(set(found.ravel().tolist()))
         return found
 

@@ -33,8 +33,8 @@ class NotingRoutes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def best(self, preferred: Array, count: int) -> Array:
-        self.chosen.append(self.inner.best(preferred, count))
+    def top_k(self, preferred: Array, count: int) -> Array:
+        self.chosen.append(self.inner.top_k(preferred, count))
         return self.chosen[-1]
 
 

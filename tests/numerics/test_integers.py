@@ -222,7 +222,7 @@ OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {  # on x 
     "swiglu": lambda x, y: (exact.swiglu(x, y), integers.swiglu(x, y)),
     "rms_norm": lambda x, y: (exact.rms_norm(x, y[0], 1e-5), integers.rms_norm(x, y[0], 1e-5)),
     "sigmoid": lambda x, y: (exact.sigmoid(x), integers.sigmoid(x)),
-    "prefer": lambda x, y: (exact.prefer(x, y[0]), integers.prefer(x, y[0])),
+    "prefer": lambda x, y: (exact.add_expert_bias(x, y[0]), integers.add_expert_bias(x, y[0])),
     "log_softmax": lambda x, y: (exact.log_softmax(x), integers.log_softmax(x)),
     "log_softmax of one": lambda x, y: (exact.log_softmax(x[0]), integers.log_softmax(x[0])),
     "embed": lambda x, y: (exact.embed(x.astype(np.float64)), integers.embed(x.astype(np.float64))),
@@ -372,13 +372,13 @@ def test_routes(seed, kind, tokens, chosen, more, normalised, has_ties):
     scores = integers.sigmoid(adversarial(rng, (tokens, experts), kind))
     if has_ties:
         scores = np.round(scores, 1)
-    best = exact.best(scores, chosen)
-    assert same(best, integers.best(scores, chosen))
+    best = exact.top_k(scores, chosen)
+    assert same(best, integers.top_k(scores, chosen))
     own = np.take_along_axis(scores, best, axis=-1)
-    weights = exact.shares(own, normalised, 2.5)
-    assert same(weights, integers.shares(own, normalised, 2.5))
+    weights = exact.routing_weights(own, normalised, 2.5)
+    assert same(weights, integers.routing_weights(own, normalised, 2.5))
     outputs = adversarial(rng, (tokens, chosen, 7), kind)
-    assert same(exact.mix(outputs, weights), integers.mix(outputs, weights))
+    assert same(exact.combine_experts(outputs, weights), integers.combine_experts(outputs, weights))
 
 
 @pytest.mark.parametrize("path", [FIXTURES / "hand", FIXTURES / "draft", *TORTURE], ids=lambda path: path.name)

@@ -63,7 +63,7 @@ def operations(rng: np.random.Generator, rows: int, width: int) -> dict[str, Cal
         "rotation": lambda: exact.rotate(heads, np.cos(angles), np.sin(angles)),
         "convolution": lambda: exact.convolve_ragged([window], taps, y[0]),
         "convolutions": lambda: exact.convolve_ragged(windows, taps, y[0]),
-        "experts": lambda: exact.mix(made, weights),
+        "experts": lambda: exact.combine_experts(made, weights),
     }
 
 

@@ -71,19 +71,19 @@ def test_the_best_are_those_of_a_brute_force_and_of_equal_ones_the_lowest(seed: 
     preferred[rng.random(preferred.shape) < 0.2] *= -0.0  # and -0 is 0
     count = int(rng.integers(1, experts + 1))
     brute = [sorted(range(experts), key=lambda expert: (-row[expert], expert))[:count] for row in preferred.tolist()]
-    assert routing.best(preferred, count).tolist() == brute
+    assert routing.top_k(preferred, count).tolist() == brute
 
 
 def test_what_is_not_a_number_is_chosen_last() -> None:
     row = np.array([[np.nan, -np.inf, 1.0, np.nan, np.inf]], np.float32)
-    assert routing.best(row, 5).tolist() == [[4, 2, 1, 0, 3]]
+    assert routing.top_k(row, 5).tolist() == [[4, 2, 1, 0, 3]]
 
 
 @given(seeds)
 def test_a_score_and_its_bias_are_added_and_rounded_once(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores, bias = scores_of(rng, (3, 7)), rng.normal(size=7).astype(np.float32)
-    for row, found in zip(scores, exact.prefer(scores, bias), strict=True):
+    for row, found in zip(scores, exact.add_expert_bias(scores, bias), strict=True):
         sums = [Fraction(float(score)) + Fraction(float(one)) for score, one in zip(row, bias, strict=True)]
         assert found.tolist() == [float(float32_of(one)) for one in sums]
 
@@ -96,7 +96,7 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
     seed: int, count: int, normalised: bool, factor: float
 ) -> None:
     scores = scores_of(np.random.default_rng(seed), (4, count))
-    for row, found in zip(scores, exact.shares(scores, normalised, factor), strict=True):
+    for row, found in zip(scores, exact.routing_weights(scores, normalised, factor), strict=True):
         wide = [Fraction(float(score)) for score in row]
         divisor = sum(wide, LEAST) if normalised else Fraction(1)
         for score, weight in zip(wide, found, strict=True):
@@ -109,13 +109,13 @@ def test_weights_are_the_true_ones_rounded_once_but_for_2_to_the_minus_50(
 def test_weights_do_not_depend_on_the_order_of_the_experts(seed: int, count: int, normalised: bool) -> None:
     rng = np.random.default_rng(seed)
     scores, order = scores_of(rng, (4, count)), rng.permutation(count)
-    found = exact.shares(scores, normalised, 2.5)
-    assert found[:, order].tobytes() == exact.shares(scores[:, order], normalised, 2.5).tobytes()
+    found = exact.routing_weights(scores, normalised, 2.5)
+    assert found[:, order].tobytes() == exact.routing_weights(scores[:, order], normalised, 2.5).tobytes()
 
 
 def test_of_scores_that_are_all_0_no_weight_is_infinite() -> None:
     nothing = np.zeros((2, 3), np.float32)
-    assert exact.shares(nothing, True, 2.5).tobytes() == nothing.tobytes()
+    assert exact.routing_weights(nothing, True, 2.5).tobytes() == nothing.tobytes()
 
 
 # --- the mixture
@@ -125,7 +125,7 @@ def test_of_scores_that_are_all_0_no_weight_is_infinite() -> None:
 def test_a_mixture_is_the_true_sum_rounded_once_but_for_its_cancellation(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
     made, weights = adversarial(rng, (2, count, 3), kind), scores_of(rng, (2, count))
-    found = exact.mix(made, weights)
+    found = exact.combine_experts(made, weights)
     for row in range(2):
         for column in range(3):
             products = zip(made[row, :, column], weights[row], strict=True)
@@ -138,8 +138,8 @@ def test_a_mixture_is_the_true_sum_rounded_once_but_for_its_cancellation(seed: i
 def test_a_mixture_is_added_best_expert_first() -> None:
     """1e16 + 1 - 1e16 is 0 in this order of float64."""
     made = np.array([[[1e16], [1.0], [-1e16]]], np.float32)
-    assert exact.mix(made, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
-    assert exact.mix(made[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
+    assert exact.combine_experts(made, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
+    assert exact.combine_experts(made[:, [0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
 
 
 def test_a_mixture_of_more_rows_than_a_piece_is_that_of_each_row() -> None:
@@ -147,8 +147,8 @@ def test_a_mixture_of_more_rows_than_a_piece_is_that_of_each_row() -> None:
     width = 700
     made = rng.normal(size=(2 * SMALL_PIECE // width + 3, 2, width)).astype(np.float32)
     weights = scores_of(rng, made.shape[:2])
-    alone = [exact.mix(made[row : row + 1], weights[row : row + 1]) for row in range(len(made))]
-    assert exact.mix(made, weights).tobytes() == np.concatenate(alone).tobytes()
+    alone = [exact.combine_experts(made[row : row + 1], weights[row : row + 1]) for row in range(len(made))]
+    assert exact.combine_experts(made, weights).tobytes() == np.concatenate(alone).tobytes()
 
 
 # --- whatever is computed together

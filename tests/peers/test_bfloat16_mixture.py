@@ -68,7 +68,7 @@ def test_scores_and_bias_are_added_in_float32_to_the_bit() -> None:
     assert bias is not None
     peer = to_torch(scores) + torch.from_numpy(bias)
     assert peer.dtype == torch.float32
-    assert np.array_equal(BFLOAT16.prefer(scores, bias), peer.numpy())
+    assert np.array_equal(BFLOAT16.add_expert_bias(scores, bias), peer.numpy())
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.5])
@@ -80,7 +80,7 @@ def test_weights_of_chosen_scores_are_torchs_but_for_the_order_of_their_sum(norm
     if normalised:
         peer = peer / (peer.sum(dim=-1, keepdim=True) + 1e-6)
     peer = peer * factor
-    ours = BFLOAT16.shares(scores, normalised, factor)
+    ours = BFLOAT16.routing_weights(scores, normalised, factor)
     assert units_apart(ours, to_numpy(peer)).max() <= 2.0
     assert (ours != to_numpy(peer)).mean() < 1e-3
 
@@ -109,7 +109,7 @@ def test_the_router_is_transformers_wherever_no_scores_tie(is_biased: bool, norm
 def test_of_tied_scores_torch_does_not_take_the_lowest_ids() -> None:
     """Which is why a tie is a route that may differ, and no error of an engine."""
     ties = np.zeros((1000, EXPERTS), np.float32)
-    ours = BFLOAT16.best(ties, EACH)
+    ours = BFLOAT16.top_k(ties, EACH)
     assert ours.tolist() == [[0, 1, 2, 3]] * 1000
     assert (np.sort(torch.topk(to_torch(ties), EACH).indices.numpy()) != ours).any()
 

@@ -35,8 +35,8 @@ class Chosen:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def best(self, preferred: Any, count: int) -> Any:
-        chosen = self._inner.best(preferred, count)
+    def top_k(self, preferred: Any, count: int) -> Any:
+        chosen = self._inner.top_k(preferred, count)
         self.counts.append(len(np.unique(chosen)))
         return chosen
 

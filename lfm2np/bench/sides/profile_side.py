@@ -27,7 +27,9 @@ PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "convolution": ("convolve_ragged",),
     "other rows": ("embed", "add", "multiply", "rotate"),
 }
-ROUTING = {"routing": ("sigmoid", "prefer", "best", "shares", "mix")}  # of a mixture of experts
+ROUTING = {
+    "routing": ("sigmoid", "add_expert_bias", "top_k", "routing_weights", "combine_experts")
+}  # of a mixture of experts
 PART_OF = {operation: part for part, operations in (PARTS | ROUTING).items() for operation in operations}
 REST = "rest"  # schedule, cache, sampling, output
 PRODUCTS, BY_REQUEST, PIECES, SERIAL = SPREAD = ("products", "attention by request", "pieces", "serial")

@@ -96,23 +96,23 @@ class Detail:
     def sigmoid(self, x: Array) -> Array:
         return self._noted("sigmoid", ROW, {"x": x}, self._numerics.sigmoid(x), name="experts' scores")
 
-    def prefer(self, scores: Array, bias: NDArray[np.float32]) -> Array:
-        made = self._numerics.prefer(scores, bias)
+    def add_expert_bias(self, scores: Array, bias: NDArray[np.float32]) -> Array:
+        made = self._numerics.add_expert_bias(scores, bias)
         return self._noted("prefer", ROW, {"scores": scores}, made, of=bias)
 
-    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        made = self._numerics.best(preferred, count)
+    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        made = self._numerics.top_k(preferred, count)
         self._noted("best", ROW, {"preferred": preferred}, made, name="chosen experts", chosen=made.tolist())
         return made
 
-    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
-        made = self._numerics.shares(scores, normalised, factor)
+    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
+        made = self._numerics.routing_weights(scores, normalised, factor)
         return self._noted(
             "shares", ROW, {"scores": scores}, made, name="experts' weights", normalised=normalised, factor=factor
         )
 
-    def mix(self, made: Array, weights: Array) -> Array:
-        mixed = self._numerics.mix(made, weights)
+    def combine_experts(self, made: Array, weights: Array) -> Array:
+        mixed = self._numerics.combine_experts(made, weights)
         return self._noted("mix", ROW, {"made": made, "weights": weights}, mixed, name="experts' outputs")
 
     def rotate(self, x: Array, cos: Array, sin: Array) -> Array:

@@ -136,12 +136,12 @@ class Emulated(Ieee):
             scores = 1 / (1 + np.exp(-x))
         return scores if self.fused else self.keep(scores)
 
-    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
+    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
         if not self.fused:
-            return super().shares(scores, normalised, factor)
+            return super().routing_weights(scores, normalised, factor)
         return np.asarray((scores / (scores.sum(-1, keepdims=True) + LEAST_SUM) if normalised else scores) * factor)
 
-    def mix(self, made: Array, weights: Array) -> Array:
+    def combine_experts(self, made: Array, weights: Array) -> Array:
         """Experts in a drawn order, as engines go by preference, by id, or by whatever block is done first."""
         total = np.zeros_like(made[:, 0])
         for place in self.random("experts", made.shape[1]).permutation(made.shape[1]):

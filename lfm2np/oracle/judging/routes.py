@@ -40,8 +40,8 @@ class RoutedNumerics:
         """All other operations."""
         return getattr(self._numerics, name)
 
-    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        chosen = self._numerics.best(preferred, count)
+    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        chosen = self._numerics.top_k(preferred, count)
         if self._given is not None:
             given = self._given[:, len(self._chosen)]
             chosen = np.where(given == OWN, chosen, given)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.numerics.routing import best
+from lfm2np.numerics.routing import top_k
 from lfm2np.oracle.locate.patterns import described
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 
@@ -24,7 +24,7 @@ NOBODY = -1
 
 def places(preferred: Measured, count: int, by_place: bool) -> Measured:
     """Which experts [T, N] are chosen by preferred [T, N]; by_place: a place among the chosen is in doubt, too."""
-    order = best(preferred.values, count)  # [T, K]
+    order = top_k(preferred.values, count)  # [T, K]
     made = as_places(order, preferred.values.shape[1])
     values, noise = (np.take_along_axis(one, order, axis=-1)[..., None] for one in (preferred.values, preferred.spread))
     apart = np.abs(values - preferred.values[:, None]) - LIMIT * np.hypot(noise, preferred.spread[:, None])
@@ -48,7 +48,7 @@ def as_places(ids: Array, experts: int) -> Array:
 
 def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
     """Places [T, N] -> [T, K], in the order of the places."""
-    return best(np.where(chosen.values > 0.0, -chosen.values, -np.inf), count)
+    return top_k(np.where(chosen.values > 0.0, -chosen.values, -np.inf), count)
 
 
 def says_nothing(chosen: Measured, most: float) -> bool:
@@ -89,7 +89,7 @@ def judged(dumped: Array, preferred: Measured) -> Judged:
     own = preferred[len(preferred.values) - len(dumped) :]
     valid = is_expert(dumped, experts)
     given = np.where(valid, dumped, 0).astype(np.int64)
-    right = as_places(best(own.values, count), experts) > 0.0  # [t, N]
+    right = as_places(top_k(own.values, count), experts) > 0.0  # [t, N]
     chosen = np.zeros_like(right)
     rows, columns = np.nonzero(valid)
     chosen[rows, given[rows, columns]] = True

@@ -79,7 +79,7 @@ def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
     apart = np.abs(own.values[..., None] - scores.values[:, None]) * chosen.spread[:, None]  # [T, K, N]
     off = apart.max(axis=-1) * np.take_along_axis(chosen.spread, ids, axis=-1)
     own = Measured(own.values, together(own.spread, off))
-    return routing.shares(own, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision)
+    return routing.routing_weights(own, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision)
 
 
 def outputs_of(mlp: str, oracle: Oracle, x: Measured, chosen: Measured) -> Measured:
@@ -112,4 +112,4 @@ def gated(expert: str, oracle: Oracle, x: Measured) -> Measured:
 
 def mixed_of(oracle: Oracle, outputs: Measured, weights: Measured) -> Measured:
     tokens, count = weights.values.shape
-    return routing.mix(outputs.reshape(tokens, count, -1), weights, oracle.precision)
+    return routing.combine_experts(outputs.reshape(tokens, count, -1), weights, oracle.precision)

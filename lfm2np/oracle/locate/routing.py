@@ -36,13 +36,13 @@ def preferred(scores: Measured, bias: Float32 | None) -> Measured:
     return Measured(values, together(scores.spread, SUM_UNIT * values))
 
 
-def shares(scores: Measured, normalised: bool, factor: float, precision: Precision) -> Measured:
+def routing_weights(scores: Measured, normalised: bool, factor: float, precision: Precision) -> Measured:
     """The chosen experts' scores [T, K] as weights of their outputs.
 
     With s / sum(s) = p: dp = (ds * (1 - p) - p * sum of the others' ds) / sum(s). The sum may be rounded at each of its
     terms, and the quotient. LEAST_SUM, which the sum is raised by, has no part in some engines (vLLM): no finding.
     """
-    values = FLOAT64.shares(scores.values, normalised, factor)
+    values = FLOAT64.routing_weights(scores.values, normalised, factor)
     if not normalised:
         return rounded(values, precision, factor * scores.spread)
     total = scores.values.sum(-1, keepdims=True) + LEAST_SUM
@@ -55,9 +55,9 @@ def shares(scores: Measured, normalised: bool, factor: float, precision: Precisi
     return rounded(values, precision, moved, rounding, left_out)
 
 
-def mix(outputs: Measured, weights: Measured, precision: Precision) -> Measured:
+def combine_experts(outputs: Measured, weights: Measured, precision: Precision) -> Measured:
     """Outputs [T, K, D] times weights [T, K], added up: [T, D]. Each product and each sum on the way may be rounded."""
-    values = FLOAT64.mix(outputs.values, weights.values)
+    values = FLOAT64.combine_experts(outputs.values, weights.values)
     weight, off = weights.values[..., None], weights.spread[..., None]
     products = weight * outputs.values
     moved = np.square(weight * outputs.spread) + np.square(outputs.values * off) + np.square(precision.unit * products)

@@ -137,19 +137,19 @@ class RecordingNumerics:
         self._keep_first(("feed_forward.scores",), made)
         return made
 
-    def best(self, preferred: Array, count: int) -> NDArray[np.int64]:
-        made = self._numerics.best(preferred, count)
+    def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
+        made = self._numerics.top_k(preferred, count)
         self._keep_first(("feed_forward.experts_chosen",), made)
         return made
 
-    def shares(self, scores: Array, normalised: bool, factor: float) -> Array:
-        made = self._numerics.shares(scores, normalised, factor)
+    def routing_weights(self, scores: Array, normalised: bool, factor: float) -> Array:
+        made = self._numerics.routing_weights(scores, normalised, factor)
         self._keep_first(("feed_forward.expert_weights",), made)
         return made
 
-    def mix(self, outputs: Array, weights: Array) -> Array:
+    def combine_experts(self, outputs: Array, weights: Array) -> Array:
         """[T, K, D] by [T, K], the weights as they arrive here."""
-        made = self._numerics.mix(outputs, weights)
+        made = self._numerics.combine_experts(outputs, weights)
         kept, mlp = self.passes[-1], f"{self._layer}.feed_forward"
         if len(made) == len(kept["model.embed_tokens"]):
             self._keep(f"{mlp}.mixed", made)

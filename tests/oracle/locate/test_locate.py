@@ -182,9 +182,9 @@ CASES = {
     "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
     "attend": lambda *x: spread.attend(*(one.reshape(10, -1, 4) for one in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
     "sigmoid": lambda *x: routing.sigmoid(x[0], PRECISIONS["float32"]),
-    "shares": lambda *x: routing.shares(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
-    "shares as they are": lambda *x: routing.shares(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
-    "mix of experts": lambda *x: routing.mix(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
+    "shares": lambda *x: routing.routing_weights(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
+    "shares as they are": lambda *x: routing.routing_weights(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
+    "mix of experts": lambda *x: routing.combine_experts(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
     "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
 }
 WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)

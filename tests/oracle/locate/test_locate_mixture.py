@@ -119,10 +119,10 @@ def softmax(numerics: Any, x: Any) -> Any:
 def route_by_bias(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
     """The bias in the weights, too."""
     assert weights.bias is not None
-    scores = numerics.prefer(numerics.sigmoid(numerics.linear(x, weights.router)), weights.bias)
-    chosen = numerics.best(scores, config.mixture.num_experts_per_tok)
+    scores = numerics.add_expert_bias(numerics.sigmoid(numerics.linear(x, weights.router)), weights.bias)
+    chosen = numerics.top_k(scores, config.mixture.num_experts_per_tok)
     own = np.take_along_axis(scores, chosen, axis=-1)
-    return chosen, numerics.shares(own, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor)
+    return chosen, numerics.routing_weights(own, config.mixture.norm_topk_prob, config.mixture.routed_scaling_factor)
 
 
 def route_of_the_next_token(weights: MixtureWeights, config: Any, numerics: Any, x: Any) -> Any:
@@ -135,11 +135,11 @@ def mix_without(expert: int) -> Callable[..., Any]:
     chosen: list[Any] = []
 
     def best(numerics: Any, preferred: Any, count: int) -> Any:
-        chosen.append(numerics.best(preferred, count))
+        chosen.append(numerics.top_k(preferred, count))
         return chosen[-1]
 
     def mix(numerics: Any, outputs: Any, weights: Any) -> Any:
-        return numerics.mix(outputs, np.where(chosen[-1] == expert, 0.0, weights).astype(weights.dtype))
+        return numerics.combine_experts(outputs, np.where(chosen[-1] == expert, 0.0, weights).astype(weights.dtype))
 
     return lambda numerics: Changed(numerics, best=best, mix=mix)
 
@@ -174,15 +174,15 @@ def changed(**methods: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def unnormalised(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
-    return numerics.shares(scores, False, factor)
+    return numerics.routing_weights(scores, False, factor)
 
 
 def unscaled(numerics: Any, scores: Any, normalised: bool, factor: float) -> Any:
-    return numerics.shares(scores, normalised, 1.0)
+    return numerics.routing_weights(scores, normalised, 1.0)
 
 
 def shifted(numerics: Any, preferred: Any, count: int) -> Any:
-    return (numerics.best(preferred, count) + 1) % preferred.shape[1]
+    return (numerics.top_k(preferred, count) + 1) % preferred.shape[1]
 
 
 def rolled(weights: Any, numerics: Any, x: Any) -> Any:
@@ -343,7 +343,7 @@ def test_a_near_tie_that_went_the_other_way_is_right_and_what_follows_is_judged_
     weights = prepare_weights(twins, config, FLOAT32)
 
     def other(numerics: Any, preferred: Any, count: int) -> Any:
-        chosen = numerics.best(preferred, count)
+        chosen = numerics.top_k(preferred, count)
         return np.where(chosen == 3, 6, chosen)
 
     for methods in ({}, {"best": other}):
