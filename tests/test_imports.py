@@ -25,7 +25,8 @@ COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
 CALL = {*RUN, "lfm2np.loading", "lfm2np.memory", "lfm2np", "scheduler"}
 ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
-PROTOCOL, TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("protocol", "trials", "machines"))
+PROTOCOL = "lfm2np.engine_protocol"
+TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("trials", "machines"))
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
     "lfm2np.before_numpy": set(),

@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Completion, Request
 from lfm2np.conformance.trials.draining import drain
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
+from lfm2np.engine_protocol import Completion, Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.scoring import teacher_forcing

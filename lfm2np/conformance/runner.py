@@ -16,7 +16,6 @@ from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
 from lfm2np.conformance.demands.demands import Machine, Property
-from lfm2np.conformance.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 from lfm2np.conformance.trials.driver import Violation, make
 from lfm2np.conformance.trials.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.conformance.trials.lengths import Lengths, lengths_of
@@ -25,6 +24,7 @@ from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.trials.shrinking import bounded_shrinking, seconds_left
 from lfm2np.conformance.trials.strategies import size_of
+from lfm2np.engine_protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
@@ -50,7 +50,7 @@ class Terms:
     """What a run is made on, beside the engine."""
 
     model: Checkpoint | None = None  # in the place of drawn models
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of protocol.TOLD; they go before what the engine tells
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of engine_protocol.TOLD, before the engine's
     lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
     spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 

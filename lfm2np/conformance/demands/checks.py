@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.conformance.protocol import Factory, Request, missing, told
 from lfm2np.conformance.trials.driver import (
     TOTALS,
     Outcome,
@@ -23,6 +22,7 @@ from lfm2np.conformance.trials.lengths import Lengths
 from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint
 from lfm2np.conformance.trials.rounding import format_of, require_scores
 from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.engine_protocol import Factory, Request, missing, told
 from lfm2np.errors import RequestError
 from lfm2np.plain import log_softmax, logits_and_margins, read_checkpoint
 from lfm2np.sampling.params import SamplingParams

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
+from lfm2np.engine_protocol import Factory
 from scheduler import PoolError, Request, Scheduler, SchedulerConfig, check
 from scheduler.request import Status
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
-from lfm2np.conformance.protocol import Factory
+from lfm2np.engine_protocol import Factory
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from lfm2np.conformance.machines.engine_books import (
     sample_name,
     sample_names,
 )
-from lfm2np.conformance.protocol import Factory
-from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, models, request, sampling_params, scenarios
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sequential import answer_alone
+from lfm2np.engine_protocol import Factory
+from lfm2np.engine_protocol import Request as Asked
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter, ScriptedDrafter
 from scheduler import replay

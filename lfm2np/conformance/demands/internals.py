@@ -10,9 +10,9 @@ from lfm2np.conformance.demands import texts
 from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.machines.engine_machine import engine_machine
 from lfm2np.conformance.machines.machines import PoolMachine, SchedulerMachine
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import scenarios
+from lfm2np.engine_protocol import Factory
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import DraftContext, NgramDrafter, ScriptedDrafter
 

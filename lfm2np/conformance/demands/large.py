@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand
 from lfm2np.conformance.machines.machines import PROMPT, SchedulerMachine
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation, generate, require_truth
 from lfm2np.conformance.trials.models import TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, greedy_params, models, prompts, scenarios
+from lfm2np.engine_protocol import Factory
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
 from lfm2np.network.ragged import hidden_states
 from lfm2np.numerics import numerics_named

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand
-from lfm2np.conformance.protocol import Factory
+from lfm2np.engine_protocol import Factory
 from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.machines.compare import demand, demand_at_most
 from lfm2np.conformance.machines.engine_books import sample_names
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation, generate, make, require_equal, require_truth, run
 from lfm2np.conformance.trials.models import loaded
 from lfm2np.conformance.trials.strategies import Scenario, greedy_params, scenarios, scenarios_that_overflow
 from lfm2np.engine.engine import Engine
+from lfm2np.engine_protocol import Factory
 from lfm2np.network.step import forward
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Draft, DraftContext

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
+from lfm2np.engine_protocol import Factory
 from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with

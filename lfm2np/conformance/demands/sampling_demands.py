@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from lfm2np import plain
 from lfm2np.conformance.demands.demands import Property
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.strategies import sampling_params
+from lfm2np.engine_protocol import Factory
 from lfm2np.numerics import numerics_named
 from lfm2np.sampling.choice import (
     NOISE_BITS,

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError, fields
 from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
+from lfm2np.engine_protocol import Factory
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.policy import Load
 from scheduler.request import Status

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from lfm2np import plain
 from lfm2np.checkpoint.loaded import trained_fixture
-from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.trials.driver import Violation
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel, loaded
 from lfm2np.conformance.trials.strategies import Scenario, models, prompts, sampling_params, schedules
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.sequential import alone
+from lfm2np.engine_protocol import Factory, Request
 from lfm2np.loading import Model, load
 from lfm2np.sampling.choice import distribution, request_seed
 from lfm2np.sampling.params import SamplingParams

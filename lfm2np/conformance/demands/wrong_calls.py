@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.demands.wrong_engine_calls import ENGINE, SAMPLING, Case
-from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
+from lfm2np.engine_protocol import Factory
 from scheduler import (
     BlockPool,
     FinishReason,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lfm2np.conformance.machines.compare import demand
-from lfm2np.conformance.protocol import Request as Asked
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
+from lfm2np.engine_protocol import Request as Asked
 from scheduler import Request
 
 NOTHING: dict[str, Any] = {

@@ -10,7 +10,6 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from lfm2np.conformance.protocol import Factory, Request
 from lfm2np.conformance.trials.driver import (
     Outcome,
     Violation,
@@ -22,6 +21,7 @@ from lfm2np.conformance.trials.driver import (
 )
 from lfm2np.conformance.trials.models import AnyModel, TinyModel
 from lfm2np.conformance.trials.strategies import Scenario, models, prompts, sampling_params, sizes
+from lfm2np.engine_protocol import Factory, Request
 from lfm2np.sampling.params import SamplingParams
 
 MOST_STEPS = 3000  # to end at most some dozen requests: a bound on livelock, not on speed

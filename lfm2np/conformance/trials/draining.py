@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lfm2np.conformance.protocol import Completion
+from lfm2np.engine_protocol import Completion
 
 
 class Violation(AssertionError):

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.conformance.protocol import Completion, Factory, Request
 from lfm2np.conformance.trials.draining import Violation as Violation
 from lfm2np.conformance.trials.draining import drain as drain
 from lfm2np.conformance.trials.endings import require_ending, stop_ids
 from lfm2np.conformance.trials.models import AnyModel, TinyModel, checkpoint, loaded
 from lfm2np.conformance.trials.rounding import format_of, require_explained
 from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.engine_protocol import Completion, Factory, Request
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import choose, request_seed
 from lfm2np.sampling.logprobs import token_logprobs

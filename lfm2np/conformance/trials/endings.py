@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
-from lfm2np.conformance.protocol import UNTOLD, Completion, Request
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
+from lfm2np.engine_protocol import UNTOLD, Completion, Request
 from lfm2np.plain import stop_text
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lfm2np.conformance.protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.mixtures import FIELDS as OF_MIXTURES
 from lfm2np.conformance.trials.models import Checkpoint, TinyModel
 from lfm2np.conformance.trials.strategies import LONGEST_PROMPT, MOST_TOKENS, Scenario
+from lfm2np.engine_protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
 from lfm2np.sampling.params import SamplingParams
 
 PLAIN_FIELDS = (

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lfm2np.conformance.protocol import Completion, Factory
 from lfm2np.conformance.trials.draining import Violation
 from lfm2np.conformance.trials.models import AnyModel, loaded
+from lfm2np.engine_protocol import Completion, Factory
 from lfm2np.oracle.check import fitting_tokens
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge

@@ -13,9 +13,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.protocol import Request
 from lfm2np.conformance.trials.lengths import ALPHABET, Lengths, common_text
 from lfm2np.conformance.trials.models import AnyModel, Checkpoint, TinyModel
+from lfm2np.engine_protocol import Request
 from lfm2np.sampling.params import SamplingParams
 
 LONGEST_PROMPT, MOST_TOKENS, MOST_REQUESTS, MOST_SAMPLES = 14, 6, 5, 3
