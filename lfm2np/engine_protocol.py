@@ -17,6 +17,7 @@ level d   each of these by itself:
           metrics() -> the counters of METRICS
           trace() -> the lines of the run so far, for scheduler.replay
           verify(): raises if memory holds anything but what the requests demand
+          encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
 drawn without it, and properties about nothing else are skipped. One for published checkpoints only says
 `lacks = PUBLISHED_ONLY | {...}`. What it raises for an example that it has not declared is a failure which names the
@@ -66,6 +67,7 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "priorities": "priorities other than 0",
     "salts": "cache_salt",
     "sampling": "temperatures other than 0",
+    "reference-noise": "tokens drawn with the reference's noise: without it only their probabilities are checked",
     # of a model
     "convolution-only": "models without attention",
     "attention-only": "models without convolution",
@@ -107,7 +109,7 @@ LEVELS = {  # what a property may need, and the methods that this takes
     "metrics": ("metrics",),
     "trace": ("trace",),
     "verify": ("verify",),
-    "own": ("is_lfm2np",),  # demands on this package's own parts
+    "encode": ("encode",),
     "drawn": (),  # models of the suite's own making: not with --model
 }
 UNTOLD = "untold"  # a stop reason that an engine does not give: None is one
@@ -146,8 +148,7 @@ def missing(engine: Any, needs: Sequence[str]) -> str | None:
             return f"the engine lacks {need}"
         for method in LEVELS.get(need, ()):
             if not hasattr(engine, method):
-                own = "this is asked of lfm2np's own parts only"
-                return own if need == "own" else f"the engine has no {method}()"
+                return f"the engine has no {method}()"
     return None
 
 

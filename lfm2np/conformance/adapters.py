@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.trials.draining import drain
+from lfm2np.conformance.draining import drain
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.engine_protocol import Completion, Request
@@ -102,6 +102,10 @@ class Own:
 
     def verify(self) -> None:
         self.engine.verify()
+
+    def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        model = self.engine.model
+        return list(model.prompt_ids(prompt) if isinstance(prompt, str) else model.tokenizer.encode_chat(prompt))
 
     def _completions(self, output: RequestOutput) -> list[Completion]:
         prompt = None if output.prompt_logprobs is None else tuple(p.logprob for p in output.prompt_logprobs[1:] if p)

@@ -81,8 +81,8 @@ def terms_of(config: pytest.Config) -> Any:
 def given_terms(config: pytest.Config) -> Any:
     """UsageError for a size or a checkpoint that is none."""
     from lfm2np.conformance.runner import Terms
-    from lfm2np.conformance.trials.lengths import lengths_of
-    from lfm2np.conformance.trials.models import Checkpoint, loaded
+    from lfm2np.conformance.strategies.lengths import lengths_of
+    from lfm2np.conformance.strategies.models import Checkpoint, loaded
     from lfm2np.errors import Lfm2npError
 
     sizes: dict[str, Any] = {}

@@ -15,15 +15,15 @@ from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
-from lfm2np.conformance.demands.demands import Machine, Property
-from lfm2np.conformance.trials.driver import Violation, make
-from lfm2np.conformance.trials.features import WORDS, advice, fit, place, promised, sparing_words
-from lfm2np.conformance.trials.lengths import Lengths, lengths_of
-from lfm2np.conformance.trials.mixtures import has_model, mixed, with_some_experts
-from lfm2np.conformance.trials.models import Checkpoint, TinyModel
-from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
-from lfm2np.conformance.trials.shrinking import bounded_shrinking, seconds_left
-from lfm2np.conformance.trials.strategies import size_of
+from lfm2np.conformance.properties.driver import Violation, make
+from lfm2np.conformance.properties.property import Machine, Property
+from lfm2np.conformance.properties.rounding import Rounding, format_of, unjudged
+from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
+from lfm2np.conformance.strategies.features import WORDS, advice, fit, place, promised, sparing_words
+from lfm2np.conformance.strategies.lengths import Lengths, lengths_of
+from lfm2np.conformance.strategies.mixtures import has_model, mixed, with_some_experts
+from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
+from lfm2np.conformance.strategies.scenarios import size_of
 from lfm2np.engine_protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
@@ -320,19 +320,14 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Ca
 
 def totals() -> str:
     """What this process compared so far."""
-    from lfm2np.conformance.machines.machines import SchedulerMachine
-    from lfm2np.conformance.trials.driver import TOTALS
+    from lfm2np.conformance.properties.driver import TOTALS
 
-    return (
-        f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens); "
-        f"{SchedulerMachine.schedules:,} schedules without a model ({SchedulerMachine.steps:,} steps, "
-        f"{SchedulerMachine.tokens:,} rows)"
-    )
+    return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
 
 
 def met() -> str:
     """How often this process met the situations in which engines break, and which of them never."""
-    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+    from lfm2np.conformance.properties.driver import TOTALS, WIDE
 
     counted = {
         "runs with prefix hits": TOTALS.hits,
@@ -348,7 +343,7 @@ def met() -> str:
 
 def unmet() -> list[str]:
     """What was tried and not met, with what may be the reason."""
-    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+    from lfm2np.conformance.properties.driver import TOTALS, WIDE
 
     found = []
     if TOTALS.shared and not TOTALS.hits:

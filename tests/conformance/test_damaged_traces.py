@@ -4,7 +4,7 @@ import pytest
 
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel
-from lfm2np.conformance.demands.misuse import DAMAGES, damaged_traces
+from internal_properties.misuse import DAMAGES, damaged_traces
 
 # The second step comes after the only request has ended.
 ENDED = Scenario(

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.demands import checks
-from lfm2np.conformance.demands.demands import Property
+from lfm2np.conformance.properties import checks
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials import driver
-from lfm2np.conformance.trials.lengths import Lengths, common_text, lengths_of
-from lfm2np.conformance.trials.models import TinyModel
-from lfm2np.conformance.trials.strategies import counts, greedy_params, scenarios
+from lfm2np.conformance.strategies import driver
+from lfm2np.conformance.strategies.lengths import Lengths, common_text, lengths_of
+from lfm2np.conformance.strategies.models import TinyModel
+from lfm2np.conformance.strategies.scenarios import counts, greedy_params, scenarios
 from lfm2np.engine_protocol import TOLD, told
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject

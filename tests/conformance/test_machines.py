@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from lfm2np.conformance.machines.machines import PoolMachine, SchedulerMachine
+from internal_properties.state_machines.scheduler_machine import PoolMachine, SchedulerMachine
 from lfm2np.faults import Edit, Fault, inject
 from scheduler import SchedulerError
 

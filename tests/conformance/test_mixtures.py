@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.demands import checks
-from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.properties import checks
+from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials.mixtures import has_model, mixtures, with_experts, with_some_experts
-from lfm2np.conformance.trials.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
-from lfm2np.conformance.trials.strategies import Scenario, models
+from lfm2np.conformance.strategies.mixtures import has_model, mixtures, with_experts, with_some_experts
+from lfm2np.conformance.strategies.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
+from lfm2np.conformance.strategies.scenarios import Scenario, models
 from lfm2np.errors import NumericsError
 from lfm2np.reference import route
 

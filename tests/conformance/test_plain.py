@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lfm2np import load, plain
 from lfm2np.checkpoint.config import effective_width
-from lfm2np.conformance.trials.models import TinyModel, checkpoint, loaded
+from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
 from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import distribution, uniform
 from lfm2np.sampling.params import SamplingParams

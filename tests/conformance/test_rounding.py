@@ -13,9 +13,9 @@ from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyMode
 from lfm2np.conformance.catalogue import ALL, by_id
 from lfm2np.conformance.plugin import NUMBER_FORMATS
 from lfm2np.conformance.runner import run_property
-from lfm2np.conformance.trials.driver import Violation, generate
-from lfm2np.conformance.trials.models import loaded
-from lfm2np.conformance.trials.rounding import Rounding, require_explained, require_scores
+from lfm2np.conformance.properties.driver import Violation, generate
+from lfm2np.conformance.strategies.models import loaded
+from lfm2np.conformance.properties.rounding import Rounding, require_explained, require_scores
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.oracle.judging.formats import FORMATS

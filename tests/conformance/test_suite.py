@@ -13,8 +13,8 @@ from lfm2np.conformance import adapters
 from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel, check
 from lfm2np.conformance.catalogue import ALL, by_id
 from lfm2np.conformance.runner import run_property, short
-from lfm2np.conformance.trials.driver import Violation
-from lfm2np.conformance.trials.features import fit
+from lfm2np.conformance.properties.driver import Violation
+from lfm2np.conformance.strategies.features import fit
 from lfm2np.engine_protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
 from lfm2np.errors import RequestError
 

@@ -12,11 +12,11 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import by_id
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials import shrinking
-from lfm2np.conformance.trials.draining import Violation
-from lfm2np.conformance.trials.features import fit, line_of, sparing_words
-from lfm2np.conformance.trials.models import TinyModel, raw_config
-from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.conformance.strategies import shrinking
+from lfm2np.conformance.draining import Violation
+from lfm2np.conformance.strategies.features import fit, line_of, sparing_words
+from lfm2np.conformance.strategies.models import TinyModel, raw_config
+from lfm2np.conformance.strategies.scenarios import Scenario
 from lfm2np.engine_protocol import FEATURES, PUBLISHED_ONLY, SIZES, Completion, Request
 from lfm2np.sampling.params import SamplingParams
 

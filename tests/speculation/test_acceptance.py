@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.conformance.demands.sampling_demands import least_noise
+from internal_properties.sampling import least_noise
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.sampling.choice import NOISE_BITS, distribution, draw, philox, uniform
 from lfm2np.speculation.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement
