@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.engine_protocol import Factory
+from lfm2np.conformance.properties.property import Property
 from scheduler import PoolError, Request, Scheduler, SchedulerConfig, check
 from scheduler.request import Status
 
@@ -239,7 +239,7 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
 )
 
 
-def corruption_is_seen(factory: Factory, example: str) -> None:
+def corruption_is_seen(example: str) -> None:
     for message, make, corrupt in CORRUPTIONS:
         subject = make()
         check(subject)
@@ -253,7 +253,7 @@ def corruption_is_seen(factory: Factory, example: str) -> None:
         raise Violation(f"check sees nothing, expected {message!r}")
 
 
-def unwritable(factory: Factory, example: str) -> None:
+def unwritable(example: str) -> None:
     """A block that is published before it is full: the next plan that would write to it is refused."""
     subject = busy()
     subject.abort("c")
@@ -271,23 +271,21 @@ def unwritable(factory: Factory, example: str) -> None:
     raise Violation("a plan writes to a published block")
 
 
-CORRUPTION: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "corruption-is-seen",
         "Whatever does not add up between steps, scheduler.check names.",
         7,
-        ("own",),
-        ("vLLM 14326", "SGLang 35270"),
         lambda: st.just("all"),
         corruption_is_seen,
+        bugs=("vLLM 14326", "SGLang 35270"),
     ),
-    Property(
+    internal(
         "published-blocks-are-not-written",
         "A plan that would write to a published block is refused.",
         5,
-        ("own",),
-        ("SGLang 38319",),
         lambda: st.just("all"),
         unwritable,
+        bugs=("SGLang 38319",),
     ),
 )

@@ -1,25 +1,32 @@
-"""Demands on this package's own parts, which other engines are not asked: machines, drafters, text."""
+"""The state machines of pool and scheduler; prompt lookup, draft models, stop strings."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.demands import texts
-from lfm2np.conformance.properties.property import Machine, Property
-from lfm2np.conformance.properties.engine_machine import engine_machine
+from internal_properties.internal import internal
 from internal_properties.state_machines.scheduler_machine import PoolMachine, SchedulerMachine
+from lfm2np import plain
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.strategies.scenarios import scenarios
-from lfm2np.engine_protocol import Factory
+from lfm2np.conformance.properties.property import Machine, Property
+from lfm2np.conformance.strategies.models import TinyModel, loaded
+from lfm2np.conformance.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
+from lfm2np.engine.draft_model import ModelDrafter
+from lfm2np.engine.engine import Engine
+from lfm2np.engine.sequential import alone
+from lfm2np.loading import Model
+from lfm2np.sampling.choice import distribution, request_seed
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.speculation.drafters import DraftContext, NgramDrafter, ScriptedDrafter
+from lfm2np.sampling.stop_strings import StopChecker
+from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
 
 Ids = tuple[int, ...]
 
 
-def lookup_is_its_definition(factory: Factory, example: tuple[Ids, int, int, int, tuple[int, ...]]) -> None:
+def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]) -> None:
     """What followed the first place where the longest suffix stood before; a script goes on where the output ends."""
     ids, longest, shortest, count, script = example
     shortest = min(shortest, longest)
@@ -43,12 +50,105 @@ def lookup_is_its_definition(factory: Factory, example: tuple[Ids, int, int, int
         raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
 
 
-INTERNALS: tuple[Property | Machine, ...] = (
+def stop_strings(example: tuple[list[str], list[str], bool, int]) -> None:
+    """Pieces of text, one a token: whatever the cuts, the text ends where the definition says."""
+    pieces, stop, include, min_tokens = example
+    checker = StopChecker(stop, include)
+    shown, stopped = "", None
+    for number, piece in enumerate(pieces, start=1):
+        text, stopped = checker.push(piece, number > min_tokens)
+        shown += text
+        if stopped is not None:
+            break
+    if stopped is None:
+        shown += checker.finish()[0]
+    if (shown, stopped) != plain.stop_text(pieces, stop, include, min_tokens):
+        expected = plain.stop_text(pieces, stop, include, min_tokens)
+        raise Violation(f"pieces {pieces} with stop {stop}: {(shown, stopped)}, expected {expected}")
+
+
+def drawn_drafts(example: tuple[Scenario, int]) -> None:
+    """With a draft model that draws, tokens are those of one position after the other, whatever batch, memory and K."""
+    scenario, most = example
+    assert isinstance(scenario.model, TinyModel)
+    model = loaded(scenario.model)
+    small = loaded(replace(scenario.model, layers="c", seed=7))
+    drafter = ModelDrafter(small, model, "random", block_size=2, num_blocks=200)
+    sizes = {**scenario.sizes, "num_speculative_tokens": most, "check": True}
+    engine = Engine(model, drafter=drafter, **sizes)
+    for one in scenario.requests:
+        engine.add_request(one.request_id, one.prompt_token_ids, one.params, one.priority, one.cache_salt)
+    outputs = {output.request_id: output for output in engine.stream()}
+    for one in scenario.requests:
+        seed = request_seed(one.params, 0, one.request_id)
+        for answer in outputs[one.request_id].outputs:
+            slow = ModelDrafter(small, model, "random", num_blocks=200, prefix_caching=False)
+            steps = alone(model, one.prompt_token_ids, one.params, seed, answer.index, slow)
+            expected = tuple(step.token_id for step in steps)
+            if answer.token_ids != expected:
+                raise Violation(f"request {one.request_id}, sample {answer.index}: {answer.token_ids}, not {expected}")
+
+
+@st.composite
+def draft_contexts(draw: st.DrawFn) -> tuple[TinyModel, tuple[DraftContext, ...], str, int]:
+    """A small model, what a step may ask of it, how it draws, and the blocks of its cache."""
+    contexts = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        params = draw(sampling_params())
+        ids = draw(prompts())
+        index, count = draw(st.integers(0, 2)), draw(st.integers(0, 4))
+        contexts.append(DraftContext(name, ids, len(ids), params, draw(st.integers(0, 2**64 - 1)), index, count))
+    model = replace(draw(models()), positions=draw(st.sampled_from([96, 8, 12])))
+    return model, tuple(contexts), draw(st.sampled_from(["greedy", "random"])), draw(st.sampled_from([200, 2]))
+
+
+def draft_models_propose(example: tuple[TinyModel, tuple[DraftContext, ...], str, int]) -> None:
+    """What it says alone, as far as its context and its cache go; drawn, one token more, and the weights of each."""
+    tiny, contexts, sampling, num_blocks = example
+    model, block_size = loaded(tiny), 4
+    drafter = ModelDrafter(model, model, sampling, block_size, num_blocks=num_blocks)
+    if drafter.is_random != (sampling == "random"):
+        raise Violation(f"sampling {sampling!r}, but is_random is {drafter.is_random}")
+    for _ in range(2):  # the second time over what its cache holds
+        drafts = drafter.propose(contexts)
+        if len(drafts) != len(contexts):
+            raise Violation(f"{len(drafts)} drafts for {len(contexts)} contexts")
+        for one, draft in zip(contexts, drafts, strict=True):
+            require_draft(model, one, draft, sampling, min(tiny.positions, num_blocks * block_size + 1))
+
+
+def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: str, longest: int) -> None:
+    """`longest` is the length of a sequence whose last token needs no place in the draft model's cache."""
+    asked = context.params
+    drawn = sampling == "random" and asked.temperature != 0.0
+    params = SamplingParams(
+        temperature=asked.temperature if drawn else 0.0,
+        **{name: getattr(asked, name) for name in ("top_k", "top_p", "min_p", "logit_bias", "profile")},
+        **{name: getattr(asked, name) for name in ("allowed_token_ids", "banned_token_ids")},
+        max_tokens=max(1, min(context.count + drawn, longest - len(context.token_ids))),
+        ignore_eos=True,
+    )
+    said = hashlib.sha256(b"draft" + context.seed.to_bytes(8, "big") + context.sample_index.to_bytes(8, "big"))
+    seed = int.from_bytes(said.digest()[:8], "big")
+    steps = []
+    if context.count + drawn and longest > len(context.token_ids):
+        steps = list(alone(model, context.token_ids, params, seed, 0))
+    expected = tuple(step.token_id for step in steps)
+    if draft.token_ids != expected:
+        raise Violation(f"request {context.request_id}: drafts {draft.token_ids}, the draft model says {expected}")
+    if (draft.weights is not None) != (drawn and bool(steps)):
+        raise Violation(f"request {context.request_id}: weights {draft.weights}, drawn: {drawn}")
+    for index, (step, weights) in enumerate(zip(steps, draft.weights or (), strict=drawn)):
+        if weights.tolist() != distribution(step.logits, params, (), (), ()).tolist():
+            raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")
+
+
+PROPERTIES: tuple[Property | Machine, ...] = (
     Machine(
         "pool-machine",
         "The block pool does what a plain list and a dictionary do; misuse is refused and changes nothing.",
         5,
-        ("own",),
+        (),
         ("mistral.rs 2357", "sglang-jax 982", "vLLM 4764"),
         lambda factory, adapt: PoolMachine,
         steps=25,
@@ -57,28 +157,16 @@ INTERNALS: tuple[Property | Machine, ...] = (
         "scheduler-machine",
         "Over a model whose tokens encode what memory holds, any calls in any order give right tokens and memory.",
         5,
-        ("own",),
+        (),
         ("vLLM 4764", "vLLM 12621", "vLLM 5349", "vLLM 56525", "SGLang 38319", "vLLM 45357"),
         lambda factory, adapt: SchedulerMachine,
         steps=18,
         weight=8.0,
     ),
-    Machine(
-        "engine-machine",
-        "Any calls in any order: every token and logit is the reference's.",
-        2,
-        ("steps",),
-        ("vLLM 43090", "vLLM 5349", "SGLang 16067"),
-        engine_machine,
-        steps=20,
-        weight=1.0,
-    ),
-    Property(
+    internal(
         "lookup-is-its-definition",
         "Prompt lookup proposes what followed the longest suffix where it stood first; a script, its own tokens.",
         2,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple),
             st.sampled_from([4, 1, 2, 3]),
@@ -89,61 +177,35 @@ INTERNALS: tuple[Property | Machine, ...] = (
         lookup_is_its_definition,
         20.0,
     ),
-    Property(
+    internal(
         "stop-strings-are-found",
         "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
         2,
-        ("own",),
-        ("vLLM 3572",),
         lambda: st.tuples(
             st.lists(st.text("a→", max_size=6), max_size=6),
             st.lists(st.text("a→", min_size=1, max_size=6), min_size=1, max_size=2),
             st.booleans(),
             st.integers(0, 3),
         ),
-        texts.stop_strings,
+        stop_strings,
         20.0,
+        bugs=("vLLM 3572",),
     ),
-    Property(
+    internal(
         "drawn-drafts-are-of-their-place",
         "With drafts drawn at random, a token depends on prefix, parameters, seed and draft model, on nothing else.",
         1,
-        ("own", "drawn"),
-        (),
         lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
-        texts.drawn_drafts,
+        drawn_drafts,
         1.0,
     ),
-    Property(
+    internal(
         "draft-models-propose",
         "A draft model proposes what it says alone, as far as there is room, and the weights of what it drew.",
         2,
-        ("own", "drawn"),
-        ("vLLM 50272",),
-        texts.draft_contexts,
-        texts.draft_models_propose,
+        draft_contexts,
+        draft_models_propose,
         3.0,
-    ),
-    Property(
-        "characters-come-whole",
-        "A character that is cut between tokens is shown when it is complete.",
-        2,
-        ("own",),
-        ("vllm-mlx 109", "vLLM 48853"),
-        lambda: st.tuples(
-            st.one_of(st.binary(max_size=8), st.text("é→𝄞a ", max_size=4).map(lambda t: t.encode())), st.just(True)
-        ),
-        texts.split_characters,
-        2.0,
-    ),
-    Property(
-        "one-bos",
-        "A prompt has one BOS token, a chat too.",
-        2,
-        ("own",),
-        ("vLLM 16081", "vLLM 55288", "SGLang 888"),
-        lambda: st.sampled_from(["Hi", "sort: 3 1 2", " ", "é", "a\nb"]),
-        texts.one_bos,
-        0.1,
+        bugs=("vLLM 50272",),
     ),
 )

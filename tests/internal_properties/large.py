@@ -10,13 +10,14 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from internal_properties.state_machines.compare import demand
 from internal_properties.state_machines.scheduler_machine import PROMPT, SchedulerMachine
+from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
-from lfm2np.engine_protocol import Factory
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
 from lfm2np.network.ragged import hidden_states
 from lfm2np.numerics import numerics_named
@@ -28,7 +29,7 @@ LONG = 700  # tokens
 MANY = 560  # requests
 
 
-def large_schedule(factory: Factory, policy: str) -> None:
+def large_schedule(policy: str) -> None:
     """The scheduler's machine, in one program that is written here."""
     machine = SchedulerMachine()
     machine.start(
@@ -59,7 +60,7 @@ def large_schedule(factory: Factory, policy: str) -> None:
     machine.teardown()
 
 
-def long_output(factory: Factory, policy: str) -> None:
+def long_output(policy: str) -> None:
     """One request of hundreds of tokens, with drafts, ends with the last one that it may have."""
     subject = Scheduler(SchedulerConfig(num_blocks=200, block_size=2, policy=policy))
     request = Request("a", (1,), LONG // 2)
@@ -74,7 +75,7 @@ def long_output(factory: Factory, policy: str) -> None:
         raise Violation(f"it ended after {request.num_output_tokens} tokens for {request.finish_reason}")
 
 
-def large_batch(factory: Factory, policy: str) -> None:
+def large_batch(policy: str) -> None:
     """300 requests share one block; under static all are admitted at once, and most of their prompts wait."""
     subject = Scheduler(
         SchedulerConfig(num_blocks=4000, block_size=1, max_num_seqs=300, max_num_batched_tokens=300, policy=policy)
@@ -105,12 +106,12 @@ def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
         machine.trace.add(request, forks)
 
 
-def attention_in_pieces(factory: Factory, example: tuple[Scenario, int]) -> None:
+def attention_in_pieces(example: tuple[Scenario, int]) -> None:
     """So few bytes of scores at once that prompts are cut, as otherwise only those of thousands of tokens are."""
     scenario, scores = example
     with patch("lfm2np.numerics.attention.SCORES", scores):
-        outcome = generate(factory, scenario)
-    require_truth(factory, scenario, outcome)
+        outcome = generate(own, scenario)
+    require_truth(own, scenario, outcome)
 
 
 @st.composite
@@ -126,7 +127,7 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], tuple[int, int],
     )
 
 
-def attention_is_cut(factory: Factory, example: tuple[tuple[tuple[int, int], ...], tuple[int, int], str, int]) -> None:
+def attention_is_cut(example: tuple[tuple[tuple[int, int], ...], tuple[int, int], str, int]) -> None:
     """Each query is computed once, over the positions that it may see, and as much at a time as a piece may hold."""
     requests, (heads, groups), dtype, scores = example
     most, rows, cached, first = scores // np.dtype(dtype).itemsize, [], [], 1
@@ -145,12 +146,12 @@ def attention_is_cut(factory: Factory, example: tuple[tuple[tuple[int, int], ...
     with patch("lfm2np.numerics.attention.SCORES", scores):
         mixed = attend_in_batches(np.zeros((first, heads, 2), dtype), rows, cached, compute)
     todo = [span for batch in batches for span in batch]
-    for (tokens, before), own in zip(requests, rows, strict=True):
-        at = own.start
-        while at < own.stop:
+    for (tokens, before), queries in zip(requests, rows, strict=True):
+        at = queries.start
+        while at < queries.stop:
             span = todo.pop(0)
             demand(
-                (span.rows.start, span.context), (at, before + span.rows.stop - own.start), "rows and positions", own
+                (span.rows.start, span.context), (at, before + span.rows.stop - queries.start), "rows and positions", queries
             )
             seen = np.concatenate([part[0][:, 0, 0] for part in span.parts]).tolist()
             demand(seen, list(range(span.context)), "positions", span.rows)
@@ -170,7 +171,7 @@ def cells_of(batch: list[Span], heads: int) -> int:
     return heads * sum(span.tokens for span in batch) * max(span.context for span in batch)
 
 
-def whole_sequences(factory: Factory, example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
+def whole_sequences(example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
     """Several at once, without a cache, are the reference's alone, bit for bit; one that overflows is named, alone."""
     tiny, sequences, overflows = example
     model = loaded(replace(tiny, overflows=overflows, tied=tiny.tied and not overflows))
@@ -190,70 +191,6 @@ def whole_sequences(factory: Factory, example: tuple[TinyModel, tuple[tuple[int,
                 raise Violation(f"sequence {index}, {ids}: other logits than alone")
 
 
-LARGE: tuple[Property, ...] = (
-    Property(
-        "large-schedules",
-        "With hundreds of requests, blocks and positions everything holds as with a few.",
-        7,
-        ("own",),
-        (),
-        lambda: st.sampled_from(tuple(POLICIES)),
-        large_schedule,
-    ),
-    Property(
-        "large-batches-add-up",
-        "Hundreds of requests that share a block, and whose prompts wait, add up as a few do.",
-        7,
-        ("own",),
-        (),
-        lambda: st.sampled_from(tuple(POLICIES)),
-        large_batch,
-    ),
-    Property(
-        "long-outputs-end",
-        "A request of hundreds of tokens ends with the last one that it may have.",
-        7,
-        ("own",),
-        (),
-        lambda: st.sampled_from(tuple(POLICIES)),
-        long_output,
-    ),
-    Property(
-        "attention-is-cut-to-size",
-        "Attention computes each query once, over what it may see, and as much at a time as a piece holds.",
-        3,
-        ("own",),
-        (),
-        cuts,
-        attention_is_cut,
-        3.0,
-    ),
-    Property(
-        "whole-sequences-are-ragged",
-        "Whole sequences in one flat batch have the reference's logits; one that overflows does so alone.",
-        3,
-        ("own", "drawn"),
-        ("transformers 46588",),
-        lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
-        whole_sequences,
-        4.0,
-    ),
-    Property(
-        "attention-in-pieces",
-        "However attention cuts a prompt into pieces, every token and logit is the reference's.",
-        1,
-        ("own", "generate"),
-        (),
-        lambda lengths=None: st.tuples(
-            scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
-        ),
-        attention_in_pieces,
-        0.5,
-        at_length=True,
-    ),
-)
-
-
 # --- the arrays of the cache
 
 GIBIBYTE = 1024**3
@@ -271,7 +208,7 @@ def cache_sizes(draw: st.DrawFn) -> tuple[TinyModel, str, SchedulerConfig]:
     return draw(models()), draw(st.sampled_from(("exact", "float32", "float64", "bfloat16"))), config
 
 
-def cache_is_sized(factory: Factory, example: tuple[TinyModel, str, SchedulerConfig]) -> None:
+def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     """Everything that the sizes ask for, and nothing else; `bytes_per_block` is what one block more costs."""
     model, name, sizes = example
     config, numerics = loaded(model).config, numerics_named(name)
@@ -308,7 +245,7 @@ def arrays_of(cache: Cache) -> list[Any]:
     return [cache.states, cache.checkpoints, cache.host_states, *(array for layer in layers for array in layer)]
 
 
-def memory_is_bounded(factory: Factory, example: int) -> None:
+def memory_is_bounded(example: int) -> None:
     """With contexts of a million tokens the blocks fill a gibibyte, but for less than one block; one is the least."""
     config, numerics = loaded(TinyModel()).config, numerics_named("exact")
     sizes = SchedulerConfig(num_blocks=1, block_size=example, max_num_seqs=10**7)
@@ -316,23 +253,69 @@ def memory_is_bounded(factory: Factory, example: int) -> None:
     demand(default_blocks(config, numerics, sizes), max(1, GIBIBYTE // one), "blocks by default", example)
 
 
-CACHE_DEMANDS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
+        "large-schedules",
+        "With hundreds of requests, blocks and positions everything holds as with a few.",
+        7,
+        lambda: st.sampled_from(tuple(POLICIES)),
+        large_schedule,
+    ),
+    internal(
+        "large-batches-add-up",
+        "Hundreds of requests that share a block, and whose prompts wait, add up as a few do.",
+        7,
+        lambda: st.sampled_from(tuple(POLICIES)),
+        large_batch,
+    ),
+    internal(
+        "long-outputs-end",
+        "A request of hundreds of tokens ends with the last one that it may have.",
+        7,
+        lambda: st.sampled_from(tuple(POLICIES)),
+        long_output,
+    ),
+    internal(
+        "attention-is-cut-to-size",
+        "Attention computes each query once, over what it may see, and as much at a time as a piece holds.",
+        3,
+        cuts,
+        attention_is_cut,
+        3.0,
+    ),
+    internal(
+        "whole-sequences-are-ragged",
+        "Whole sequences in one flat batch have the reference's logits; one that overflows does so alone.",
+        3,
+        lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
+        whole_sequences,
+        4.0,
+        bugs=("transformers 46588",),
+    ),
+    internal(
+        "attention-in-pieces",
+        "However attention cuts a prompt into pieces, every token and logit is the reference's.",
+        1,
+        lambda lengths=None: st.tuples(
+            scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
+        ),
+        attention_in_pieces,
+        0.5,
+        at_length=True,
+    ),
+    internal(
         "cache-is-sized",
         "The cache has the arrays that the sizes ask for, and knows what they cost.",
         7,
-        ("own",),
-        ("SGLang 35270",),
         cache_sizes,
         cache_is_sized,
         5.0,
+        bugs=("SGLang 35270",),
     ),
-    Property(
+    internal(
         "memory-is-bounded",
         "Without being asked for a size, the cache takes at most a gibibyte, or one block.",
         7,
-        ("own",),
-        (),
         lambda: st.sampled_from((1, 16, 2**40)),
         memory_is_bounded,
     ),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from internal_properties.state_machines.compare import demand
-from lfm2np.engine_protocol import Factory
+from lfm2np.conformance.properties.property import Property
 from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory
 
 
-def fit_is_counted(factory: Factory, example: tuple[int, list[tuple[int, int]], int, int]) -> None:
+def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None:
     """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
     size, wishes, most_tokens, free = example
     memory = Memory(SchedulerConfig(num_blocks=4, block_size=size))
@@ -22,7 +22,7 @@ def fit_is_counted(factory: Factory, example: tuple[int, list[tuple[int, int]], 
     demand(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
 
 
-def growth_is_counted(factory: Factory, example: tuple[int, int, int, bool, int]) -> None:
+def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
     size, computed, count, is_shared, free = example
     memory = Memory(SchedulerConfig(num_blocks=24, block_size=size))
@@ -47,7 +47,7 @@ def growth_is_counted(factory: Factory, example: tuple[int, int, int, bool, int]
     demand(moves, copied, "moves", f"{example}")
 
 
-def drafts_are_counted(factory: Factory, example: tuple[int, int, int, int]) -> None:
+def drafts_are_counted(example: tuple[int, int, int, int]) -> None:
     """As many drafts as the free blocks hold, from the first on."""
     size, free, prompt, wanted = example
     subject = Scheduler(SchedulerConfig(num_blocks=40, block_size=size, prefix_caching=False))
@@ -65,7 +65,7 @@ def drafts_are_counted(factory: Factory, example: tuple[int, int, int, int]) -> 
     demand(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
 
 
-def evictions_are_remembered(factory: Factory, example: tuple[int, int]) -> None:
+def evictions_are_remembered(example: tuple[int, int]) -> None:
     """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
     num_blocks, count = example
     subject = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=1, watermark=0.0))
@@ -81,7 +81,7 @@ def evictions_are_remembered(factory: Factory, example: tuple[int, int]) -> None
     demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
 
 
-def hits_are_counted(factory: Factory, example: tuple[str, int, int, bool, int]) -> None:
+def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
     """A request enters if what no cached block gives it fits into what is free without those blocks.
 
     The blocks are a running request's, or free and kept; the policy asks for the prompt's, or for the whole length's.
@@ -115,7 +115,7 @@ def hits_are_counted(factory: Factory, example: tuple[str, int, int, bool, int])
     demand(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
 
 
-def moves_are_awaited(factory: Factory, example: tuple[str, int, list[int], int, int]) -> None:
+def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
     """Who was split off since the last step waits for its state, and nobody else, whatever block is copied.
 
     A first request has left blocks 0 to 11; the copy goes to the one that is next, whose number may be a slot's.
@@ -138,7 +138,7 @@ def moves_are_awaited(factory: Factory, example: tuple[str, int, list[int], int,
         demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
 
 
-def swapped_in_mid_step(factory: Factory, example: tuple[int, int, int, int]) -> None:
+def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
     """A prompt that grew in this step loses its memory to a decode in the same step: what was computed is swapped out,
     and only that."""
     num_blocks, decoding, prompt, budget = example
@@ -167,13 +167,11 @@ def swapped_in_mid_step(factory: Factory, example: tuple[int, int, int, int]) ->
     demand(subject.has_unfinished, False, "is unfinished:", f"{example}")
 
 
-MEMORY_DEMANDS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "whole-batches-are-counted",
         "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.integers(1, 3),
             st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
@@ -183,41 +181,33 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
         fit_is_counted,
         20.0,
     ),
-    Property(
+    internal(
         "growth-is-counted",
         "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
         growth_is_counted,
         20.0,
     ),
-    Property(
+    internal(
         "drafts-are-counted",
         "A plan takes as many drafts as free blocks hold, from the first on.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 8), st.integers(1, 16)),
         drafts_are_counted,
         3.0,
     ),
-    Property(
+    internal(
         "evictions-are-remembered",
         "Of the keys that were evicted, the latest are known, as many as there are blocks.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
         evictions_are_remembered,
     ),
-    Property(
+    internal(
         "hits-are-counted",
         "A request enters exactly if what it needs beside cached blocks is free.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.sampled_from(("fcfs", "waiting-served", "static")),
             st.integers(1, 4),
@@ -228,22 +218,18 @@ MEMORY_DEMANDS: tuple[Property, ...] = (
         hits_are_counted,
         10.0,
     ),
-    Property(
+    internal(
         "swapped-out-in-mid-step",
         "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
         swapped_in_mid_step,
         5.0,
     ),
-    Property(
+    internal(
         "moves-are-awaited",
         "Exactly those that were split off since the last step wait for their state.",
         7,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.sampled_from(("fcfs", "waiting-served", "static")),
             st.integers(1, 4),

@@ -13,14 +13,15 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from internal_properties.state_machines.compare import demand, demand_at_most
 from internal_properties.state_machines.engine_books import sample_names
-from lfm2np.conformance.properties.driver import Violation, generate, make, require_equal, require_truth, run
+from lfm2np.conformance.adapters import own
+from lfm2np.conformance.properties.driver import Violation, generate, make, require_truth, run
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import loaded
-from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, scenarios, scenarios_that_overflow
+from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, scenarios
 from lfm2np.engine.engine import Engine
-from lfm2np.engine_protocol import Factory
 from lfm2np.network.step import forward
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Draft, DraftContext
@@ -35,10 +36,10 @@ from scheduler import (
 from scheduler.checksum import sealed
 
 
-def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> None:
+def interrupted_steps(example: tuple[Scenario, list[int]]) -> None:
     """Steps that are interrupted while they compute are as if they had not begun."""
     scenario, hits = example
-    engine = make(factory, scenario.model, {**scenario.sizes, "drafter": "ngram"})
+    engine = make(own, scenario.model, {**scenario.sizes, "drafter": "ngram"})
     calls = 0
 
     def interrupted(*arguments: Any) -> Any:
@@ -63,22 +64,10 @@ def interrupted_steps(factory: Factory, example: tuple[Scenario, list[int]]) -> 
 
     with patch("lfm2np.engine.engine.forward", interrupted):
         outcome = run(Patient(), scenario)
-    require_truth(factory, scenario, outcome)
+    require_truth(own, scenario, outcome)
     replay(engine.trace(), is_whole=False)
     if engine.state()["free_blocks"] != engine.state()["num_blocks"]:
         raise Violation("after an interrupt some blocks are lost")
-
-
-def overflowing_drafts(factory: Factory, example: tuple[Scenario, int]) -> None:
-    """A guess that overflows where the truth does not changes nothing: it is computed again without."""
-    scenario, right = example
-    poison = scenario.model.vocab_size - 1
-    plain = generate(factory, scenario)
-    script = {
-        name: [*answers[0].token_ids[:right], *[poison] * 20] for name, answers in plain.completions.items() if answers
-    }
-    other = generate(factory, scenario, drafter=script, num_speculative_tokens=3)
-    require_equal(factory, scenario, plain, other, "with drafts")
 
 
 WRONG_DRAFTS = {  # what a drafter does to a request, and what its error says
@@ -177,10 +166,10 @@ def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], boo
     return scenario, wrong, is_random, number, draw(st.integers(1, 4))
 
 
-def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
+def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
     """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
     scenario, kinds, is_random, number, most = example
-    plain = generate(factory, scenario)
+    plain = generate(own, scenario)
     wrong = {one.request_id: kind for one, kind in zip(scenario.requests, kinds, strict=True) if kind is not None}
     drafter = WrongDrafter(wrong, is_random, number)
     drafter.most = most
@@ -210,7 +199,7 @@ def failing_drafters(factory: Factory, example: tuple[Scenario, tuple[str | None
         demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
 
 
-def drafts_are_used(factory: Factory, example: tuple[list[tuple[int, int]], bool, int]) -> None:
+def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
     """What a step computes with: at most as many as were asked for, and of drawn ones never the last, which decides."""
     pairs, is_random, total = example
     weights = np.zeros(24, np.int64)
@@ -241,7 +230,7 @@ def drafts_are_used(factory: Factory, example: tuple[list[tuple[int, int]], bool
         demand(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
 
 
-def many_leave(factory: Factory, example: tuple[int, int, list[int]]) -> None:
+def many_leave(example: tuple[int, int, list[int]]) -> None:
     """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
     count, every, more = example
     subject = Scheduler(SchedulerConfig(num_blocks=30, max_num_seqs=2))
@@ -264,10 +253,10 @@ def many_leave(factory: Factory, example: tuple[int, int, list[int]]) -> None:
         raise Violation(f"served {served}, expected {stay}")
 
 
-def damaged_traces(factory: Factory, example: tuple[Scenario, int, str]) -> None:
+def damaged_traces(example: tuple[Scenario, int, str]) -> None:
     """A trace with a line missing, twice, renamed or changed does not replay, and the error names a line."""
     scenario, place, damage = example
-    engine = make(factory, scenario.model, scenario.sizes)
+    engine = make(own, scenario.model, scenario.sizes)
     run(engine, scenario)
     lines = engine.trace()
     steps = [index for index, line in enumerate(lines) if '"kind":"step"' in line]
@@ -324,43 +313,28 @@ DAMAGES = (
 )
 
 
-MISUSE: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "interrupted-steps",
         "A step that is interrupted while it computes is as if it had not begun.",
         7,
-        ("own",),
-        ("vLLM 56525",),
         lambda: st.tuples(scenarios(kinds=("abort",), most=3), st.lists(st.integers(1, 12), min_size=1, max_size=3)),
         interrupted_steps,
         0.5,
+        bugs=("vLLM 56525",),
     ),
-    Property(
-        "wrong-drafts-that-overflow",
-        "A guess that overflows where the truth does not changes nothing.",
-        7,
-        ("generate", "drafter", "overflow", "drawn"),
-        ("llama.cpp 23652",),
-        lambda: st.tuples(scenarios_that_overflow(), st.integers(0, 3)),
-        overflowing_drafts,
-        0.3,
-    ),
-    Property(
+    internal(
         "failing-drafters-cost-drafts",
         "A drafter that raises, or whose drafts can't be used, costs the request its drafts, and nobody anything else.",
         7,
-        ("own", "drawn"),
-        (),
         wrong_drafts,
         failing_drafters,
         2.0,
     ),
-    Property(
+    internal(
         "drafts-are-used",
         "A step computes with the drafts that were asked for; the last drawn one only decides the position after them.",
         2,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
             st.booleans(),
@@ -369,22 +343,19 @@ MISUSE: tuple[Property, ...] = (
         drafts_are_used,
         10.0,
     ),
-    Property(
+    internal(
         "many-leave-the-queue",
         "A queue from which most are aborted serves the rest, in order.",
         7,
-        ("own",),
-        ("vLLM 46283",),
         lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
         many_leave,
         0.3,
+        bugs=("vLLM 46283",),
     ),
-    Property(
+    internal(
         "damaged-traces-are-named",
         "A trace with a line missing, twice or changed does not replay, and the error names a line.",
         4,
-        ("own", "trace", "steps"),
-        (),
         lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
         damaged_traces,
     ),

@@ -11,8 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties.property import Property
-from lfm2np.conformance.demands.texts import talks
+from internal_properties.internal import internal
 from internal_properties.state_machines.compare import demand
 from internal_properties.state_machines.engine_books import (
     NOTHING,
@@ -25,13 +24,14 @@ from internal_properties.state_machines.engine_books import (
     sample_name,
     sample_names,
 )
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, request, sampling_params, scenarios
+from lfm2np.conformance.strategies.talks import talks
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import RequestOutput, RunMetrics, static_padding
 from lfm2np.engine.sequential import answer_alone
-from lfm2np.engine_protocol import Factory
 from lfm2np.engine_protocol import Request as Asked
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter, ScriptedDrafter
@@ -59,7 +59,7 @@ ENGINE_DEFAULTS = {
 }
 
 
-def engine_defaults(factory: Factory, example: str) -> None:
+def engine_defaults(example: str) -> None:
     """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority; what an
     engine tells never changes."""
     found = {
@@ -102,7 +102,7 @@ def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
     return replace(scenario, requests=requests), texts, draw(st.integers(0, 2))
 
 
-def outputs_are_those_alone(factory: Factory, example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
+def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
     """Every output of a request, all its fields, is one that the request has alone, without a cache; so is the last."""
     scenario, texts, seed = example
     model = loaded(scenario.model)
@@ -154,7 +154,7 @@ def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
 # --- counters and the clock
 
 
-def run_is_counted(factory: Factory, example: tuple[Scenario, list[bool]]) -> None:
+def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
     """All that metrics say, from the trace, the clock and the scheduler's requests alone; right drafts are accepted."""
     scenario, wrong = example
     books, trace = Books(), io.StringIO()
@@ -274,7 +274,7 @@ def counted_step(
             recount(books, name)
 
 
-def padding(factory: Factory, example: tuple[list[tuple[int, int]], int]) -> None:
+def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     """Request-level batching, cell by cell: a member is there from its first row to the last of its batch."""
     lengths, size = example
     wasted = 0
@@ -287,7 +287,7 @@ def padding(factory: Factory, example: tuple[list[tuple[int, int]], int]) -> Non
     demand(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
 
 
-def overflowing_drafts_are_told(factory: Factory, tiny: TinyModel) -> None:
+def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     """A request whose draft overflows is computed again without, told why, and not drafted for again."""
     model = loaded(replace(tiny, overflows=True, tied=False))
     poison = tiny.vocab_size - 1
@@ -303,7 +303,7 @@ def overflowing_drafts_are_told(factory: Factory, tiny: TinyModel) -> None:
     demand(outputs["a"].outputs[0].token_ids, outputs["b"].outputs[0].token_ids, "tokens", "with drafts that overflow")
 
 
-def warm_prompts(factory: Factory, example: tuple[Scenario, Asked]) -> None:
+def warm_prompts(example: tuple[Scenario, Asked]) -> None:
     """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
     scenario, request = example
     engine = engine_of(scenario, prefix_caching=True, num_blocks=200)
@@ -323,63 +323,52 @@ def warm_prompts(factory: Factory, example: tuple[Scenario, Asked]) -> None:
     demand(last.metrics.cached_tokens, expected, "tokens of the second sample from the cache", "several")
 
 
-ENGINE_DEMANDS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "engine-defaults-are-documented",
         "What an engine is made with unless it is told otherwise is what the documentation names.",
         7,
-        ("own",),
-        (),
         lambda: st.just("all"),
         engine_defaults,
     ),
-    Property(
+    internal(
         "outputs-are-those-alone",
         "All that an output says, log-probabilities, text and reasons, the request says alone and without a cache.",
         2,
-        ("own", "drawn"),
-        (),
         told_talks,
         outputs_are_those_alone,
         0.5,
     ),
-    Property(
+    internal(
         "runs-are-counted",
         "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
         4,
-        ("own", "drawn"),
-        ("vLLM 45238",),
         lambda: st.tuples(
             st.one_of(scenarios(sampling_params(), kinds=("abort",)), talks(("abort",))),
             st.lists(st.booleans(), max_size=3),
         ),
         run_is_counted,
+        bugs=("vLLM 45238",),
     ),
-    Property(
+    internal(
         "warm-prompts-are-taken",
         "A prompt that was computed before comes from the cache, all full blocks, as far as no logits are wanted.",
         4,
-        ("own",),
-        (),
         lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
         warm_prompts,
     ),
-    Property(
+    internal(
         "overflowing-drafts-are-told",
         "A request whose draft overflows is computed again without it, and told why it gets no more.",
         7,
-        ("own", "drawn"),
-        (),
         models,
         overflowing_drafts_are_told,
         0.5,
     ),
-    Property(
+    internal(
         "padding-is-counted",
         "What request-level batching wastes is the cells that no token is in.",
         4,
-        ("own",),
-        (),
         lambda: st.tuples(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=7), st.integers(1, 3)),
         padding,
         2.0,

@@ -6,9 +6,9 @@ from dataclasses import FrozenInstanceError, fields
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.engine_protocol import Factory
+from lfm2np.conformance.properties.property import Property
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.policy import Load
 from scheduler.request import Status
@@ -24,7 +24,7 @@ def turns(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...]]:
     return so_far + draw(st.integers(1, 6)), draw(st.integers(0, so_far + 5)), so_far, tuple(drafts)
 
 
-def answers_are_judged(factory: Factory, example: tuple[int, int, int, tuple[int, ...]]) -> None:
+def answers_are_judged(example: tuple[int, int, int, tuple[int, ...]]) -> None:
     """Right drafts and then any token, up to too many; and drafts that were not planned."""
     drafts = example[3]
     right = [(*drafts[:count], token) for count in range(len(drafts) + 1) for token in (0, 2)]
@@ -115,7 +115,7 @@ NEW: dict[str, object] = {
 }
 
 
-def defaults(factory: Factory, example: str) -> None:
+def defaults(example: str) -> None:
     """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
         raise Violation(f"defaults {SchedulerConfig(1)}, expected {DEFAULTS}")
@@ -146,23 +146,19 @@ def defaults(factory: Factory, example: str) -> None:
         raise Violation(f"{type(one).__name__}.{name} can be changed")
 
 
-SCHEDULER_DEMANDS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "answers-are-judged",
         "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
         7,
-        ("own",),
-        (),
         turns,
         answers_are_judged,
         5.0,
     ),
-    Property(
+    internal(
         "defaults-are-documented",
         "Sizes that nobody asked for are those that the documentation names; sizes and plans never change.",
         7,
-        ("own",),
-        (),
         lambda: st.just("all"),
         defaults,
     ),

@@ -15,11 +15,11 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from internal_properties.internal import internal
 from lfm2np import plain
-from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.properties.driver import Violation
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.scenarios import sampling_params
-from lfm2np.engine_protocol import Factory
 from lfm2np.numerics import numerics_named
 from lfm2np.sampling.choice import (
     NOISE_BITS,
@@ -85,7 +85,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     return tuple(value / 8 for value in row), params, draw(ids) or (3,), draw(ids)
 
 
-def sampling_is_its_definition(factory: Factory, example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
+def sampling_is_its_definition(example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
     row, params, prompt, output = example
     array = np.array(row, np.float32)
     weights = distribution(array, params, prompt, output, EOS)
@@ -119,7 +119,7 @@ def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, ou
         raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
 
 
-def top_p_takes_just_enough(factory: Factory, example: str) -> None:
+def top_p_takes_just_enough(example: str) -> None:
     """On the border: tokens that reach top_p to the unit are enough, and one unit less is not."""
     least = np.float32(-31.2)  # its weight is one unit, where the likeliest has 2**45
     for row, top_p, expected in (
@@ -132,7 +132,7 @@ def top_p_takes_just_enough(factory: Factory, example: str) -> None:
             raise Violation(f"logits {row} with top_p {top_p}: weights {found}, expected {expected}")
 
 
-def logprobs_are_their_definition(factory: Factory, example: tuple[Row, int, int]) -> None:
+def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
     """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
     row, token, count = example
     found = token_logprobs(numerics_named("exact"), np.array(row, np.float32), token, count)
@@ -161,7 +161,7 @@ def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: I
     return len(supports) > 1
 
 
-def noise_is_of_its_place(factory: Factory, example: tuple[int, int, int, int, str, list[int]]) -> None:
+def noise_is_of_its_place(example: tuple[int, int, int, int, str, list[int]]) -> None:
     """Philox of its place; a request without a seed has one of the engine's and its name; draws are by shares."""
     seed, sample, position, purpose, name, weights = example
     words = plain.noise_words(seed, sample, position, purpose)
@@ -197,7 +197,7 @@ def said(least: int) -> st.SearchStrategy[Ids]:
     return st.lists(st.integers(0, 3), min_size=least, max_size=6).map(tuple)
 
 
-def rejection_is_exact(factory: Factory, example: tuple[list[int], list[int]]) -> None:
+def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
     """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
     p, q = (np.array(one, np.int64) for one in example)
     came = [Fraction(0)] * len(p)
@@ -224,7 +224,7 @@ def rejection_is_exact(factory: Factory, example: tuple[list[int], list[int]]) -
             )
 
 
-def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list[int], int, Ids, Ids, int]) -> None:
+def guesses_use_their_own_noise(example: tuple[list[int], list[int], int, Ids, Ids, int]) -> None:
     """A drawn guess is decided by the noise of its place and of purpose 1, and replaced by that of purpose 2."""
     p, q, seed, prompt, output, index = example
     row = np.log(np.maximum(np.array(p, np.float64), 1e-30)).astype(np.float32)
@@ -245,32 +245,27 @@ def guesses_use_their_own_noise(factory: Factory, example: tuple[list[int], list
         raise Violation("a guess changes a greedy token")
 
 
-SAMPLING_DEMANDS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "sampling-is-its-definition",
         "Processors, in the order of the profile, give the documented distribution; greedy takes the lowest of equals.",
         2,
-        ("own",),
-        ("vLLM 5639",),
         rows,
         sampling_is_its_definition,
         16.0,
+        bugs=("vLLM 5639",),
     ),
-    Property(
+    internal(
         "top-p-takes-just-enough",
         "The fewest tokens that together reach top_p stay, to the unit.",
         2,
-        ("own",),
-        (),
         lambda: st.just("all"),
         top_p_takes_just_enough,
     ),
-    Property(
+    internal(
         "logprobs-are-their-definition",
         "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
         2,
-        ("own",),
-        (),
         lambda: st.tuples(
             st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
             st.integers(0, 11),
@@ -279,12 +274,10 @@ SAMPLING_DEMANDS: tuple[Property, ...] = (
         logprobs_are_their_definition,
         2.0,
     ),
-    Property(
+    internal(
         "noise-is-of-its-place",
         "Noise is Philox of (seed, sample, position, purpose); tokens are drawn by their shares of it.",
         2,
-        ("own",),
-        ("vLLM 51226", "vLLM 31081"),
         lambda: st.tuples(
             st.integers(0, 2**64 - 1),
             st.integers(0, 5),
@@ -295,22 +288,19 @@ SAMPLING_DEMANDS: tuple[Property, ...] = (
         ),
         noise_is_of_its_place,
         8.0,
+        bugs=("vLLM 51226", "vLLM 31081"),
     ),
-    Property(
+    internal(
         "rejection-is-exact",
         "A checked guess and its replacement give each token with the model's probability.",
         2,
-        ("own",),
-        (),
         lambda: st.tuples(weights(), weights()),
         rejection_is_exact,
     ),
-    Property(
+    internal(
         "guesses-use-their-own-noise",
         "Whether a guess is taken, and what replaces it, are decided by two noises of its place.",
         2,
-        ("own",),
-        (),
         lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
         guesses_use_their_own_noise,
         8.0,

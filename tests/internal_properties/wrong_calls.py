@@ -13,10 +13,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from lfm2np.conformance.properties.property import Property
+from internal_properties.internal import internal
 from internal_properties.wrong_engine_calls import ENGINE, SAMPLING, Case
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.engine_protocol import Factory
+from lfm2np.conformance.properties.property import Property
 from scheduler import (
     BlockPool,
     FinishReason,
@@ -353,7 +353,7 @@ TRACES: tuple[Case, ...] = (
 ALL = (*SCHEDULER, *SIZES, *POOL, *TRACES, *ENGINE, *SAMPLING)
 
 
-def wrong_calls(factory: Factory, example: str) -> None:
+def wrong_calls(example: str) -> None:
     """All of them, always: there is nothing to draw."""
     for kind, message, call in ALL:
         try:
@@ -365,13 +365,11 @@ def wrong_calls(factory: Factory, example: str) -> None:
         raise Violation(f"a wrong call was not refused, expected {kind.__name__}: {message}")
 
 
-WRONG_CALLS: tuple[Property, ...] = (
-    Property(
+PROPERTIES: tuple[Property, ...] = (
+    internal(
         "wrong-calls-are-refused",
         "A call that can't be right is refused at once, by the error that says so.",
         7,
-        ("own",),
-        (),
         lambda: st.just("all"),
         wrong_calls,
     ),

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from internal_properties.state_machines.accounts import Account
+from internal_properties.state_machines.books import VOCAB_SIZE, Books
 from internal_properties.state_machines.compare import demand
 from internal_properties.state_machines.fake_model import sample, truth
-from internal_properties.state_machines.books import VOCAB_SIZE, Books
 from internal_properties.state_machines.pool_machine import PoolMachine
 from scheduler import (
     POLICIES,
