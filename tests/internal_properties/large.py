@@ -151,7 +151,10 @@ def attention_is_cut(example: tuple[tuple[tuple[int, int], ...], tuple[int, int]
         while at < queries.stop:
             span = todo.pop(0)
             demand(
-                (span.rows.start, span.context), (at, before + span.rows.stop - queries.start), "rows and positions", queries
+                (span.rows.start, span.context),
+                (at, before + span.rows.stop - queries.start),
+                "rows and positions",
+                queries,
             )
             seen = np.concatenate([part[0][:, 0, 0] for part in span.parts]).tolist()
             demand(seen, list(range(span.context)), "positions", span.rows)

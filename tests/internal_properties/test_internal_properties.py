@@ -7,6 +7,9 @@ import pytest
 from internal_properties.catalogue import INTERNAL
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.runner import run_property
+from lfm2np.faults import inject
+
+BY_ID = {prop.id: prop for prop in INTERNAL}
 
 
 @pytest.mark.slow
@@ -15,3 +18,10 @@ def test_it_holds(prop):
     result = run_property(prop, own, os.environ.get("LFM2NP_PROFILE", "quick"))
     assert (result.status, result.message) == ("passed", "")
     assert result.examples >= 1
+
+
+@pytest.mark.slow
+def test_a_fault_in_later_pieces_of_attention_is_found():
+    with inject("later-piece-of-queries-misses-its-own-position"):
+        result = run_property(BY_ID["attention-in-pieces"], own, "quick", shrink=False)
+    assert result.status == "failed"

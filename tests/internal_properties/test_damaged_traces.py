@@ -2,9 +2,8 @@
 
 import pytest
 
-from lfm2np.conformance.adapters import own
-from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel
 from internal_properties.misuse import DAMAGES, damaged_traces
+from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel
 
 # The second step comes after the only request has ended.
 ENDED = Scenario(
@@ -18,4 +17,4 @@ ENDED = Scenario(
 @pytest.mark.parametrize("step", [0, 1])
 @pytest.mark.parametrize("damage", [one for one in DAMAGES if one != "missing"])
 def test_a_step_that_schedules_nothing_can_be_damaged_too(damage: str, step: int):
-    damaged_traces(own, (ENDED, step, damage))
+    damaged_traces((ENDED, step, damage))
