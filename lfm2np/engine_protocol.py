@@ -2,8 +2,8 @@
 
     factory(model: str, sizes: dict[str, object]) -> engine
 
-makes an engine for a checkpoint directory. `sizes` are wishes, by the names of SIZES; an engine honours those that it
-has and ignores the others. An engine is any object with some of these methods:
+makes an engine for a checkpoint directory. `sizes` are hints, by the names of SIZES; an engine ignores those that it
+does not have. An engine is any object with some of these methods:
 
 level a   generate(requests) -> for each request a list of its n completions, in the order of the requests
 level b   score(token_ids) -> the log-probability of each token but the first, given those before it
@@ -19,12 +19,12 @@ level d   each of these by itself:
           verify(): raises if memory holds anything but what the requests demand
           encode(prompt) -> the token ids of a prompt: a text, or the messages of a chat
 What an engine can't do, although it has the method, it names in `lacks`, a set of FEATURES or SIZES: examples are then
-drawn without it, and properties about nothing else are skipped. One for published checkpoints only says
-`lacks = PUBLISHED_ONLY | {...}`. What it raises for an example that it has not declared is a failure which names the
-word that would have spared it.
+drawn without it, and properties about nothing else are skipped. An engine for published checkpoints only has
+`lacks = PUBLISHED_ONLY | {...}`. If it raises on an example that needs an undeclared feature, the failure names the
+feature to add to `lacks`.
 
-Lengths of prompts and outputs are drawn small, and around multiples of the engine's own blocks and chunks. One whose
-sizes are not those that are wished says them in `sizes`, a mapping by names of TOLD: the last is the most tokens of a
+Lengths of prompts and outputs are drawn small, and around multiples of the engine's blocks and chunks. An engine whose
+sizes differ from the hints reports them in `sizes`, a mapping by names of TOLD; max_model_len is the most tokens of a
 request.
 
 A request that can't be met must raise RequestError or ValueError when it is added, and harm no other ("refusals").

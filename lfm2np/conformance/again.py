@@ -1,4 +1,4 @@
-"""For the scripts that a failure prints: `check` and the names that an example is written with."""
+"""For the scripts that a failure prints: `check` and the names in an example."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Checkpoint", "Request", "SamplingParams", "Scenario", "TinyModel", "
 
 
 def check(property_id: str, engine: str, example: Any, number_format: str | None = None) -> None:
-    """Holds one example against a property: a Violation says what is wrong, no answer that nothing is."""
+    """Tries one example of a property on an engine: Violation if it fails."""
     chosen = by_id(property_id)
     if isinstance(chosen, Machine):
         raise RequestError(f"property {property_id!r} is a state machine: run the program that it printed")

@@ -13,9 +13,9 @@ class Violation(AssertionError):
 
 def drain(engine: Any, most: int = 5000) -> dict[str, list[Completion]]:
     """Steps to the end, what came last of each request; Violation after that many: far more than any scenario takes."""
-    found: dict[str, list[Completion]] = {}
+    completions: dict[str, list[Completion]] = {}
     for _ in range(most):
         if not engine.has_unfinished:
-            return found
-        found.update(engine.step())
+            return completions
+        completions.update(engine.step())
     raise Violation(f"no progress: not finished after {most} steps")

@@ -44,7 +44,7 @@ def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
             for prop in properties:
                 result = run_property(prop, own, name)
                 if result.status == "failed":
-                    return found(result, name)
+                    return caught_by(result, name)
     return {"caught": False}
 
 
@@ -62,11 +62,11 @@ def try_variant(name: str, profile: str) -> dict[str, Any]:
             result = run_property(prop, factory, profile)
             examples += result.examples
             if result.status == "failed":
-                return found(result, profile)
+                return caught_by(result, profile)
     return {"caught": False, "examples": examples}
 
 
-def found(result: Result, profile: str) -> dict[str, Any]:
+def caught_by(result: Result, profile: str) -> dict[str, Any]:
     return {
         "caught": True,
         "by": result.id,

@@ -1,4 +1,5 @@
-"""The properties: demands.py says what one is, the others what is demanded and how it is checked.
+"""What is checked of an engine, and how.
 
-conformance/catalogue.py puts them in order; they import machines/, trials/ and protocol.py.
+property.py says what a property is; checks.py, answers.py and engine_machine.py check; driver.py runs an example on an
+engine and compares it with the reference, endings.py, ledger.py and rounding.py say what is right.
 """

@@ -46,7 +46,7 @@ def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
     outcome.completions |= generate_on(engine, others).completions
     size = scenario.sizes.get("block_size", told(engine).get("block_size", Lengths.block_size))
     block = first.prompt_token_ids[:size]
-    TOTALS.shared += sum(len(block) == size and one.prompt_token_ids[:size] == block for one in others)
+    TOTALS.shared += sum(len(block) == size and other.prompt_token_ids[:size] == block for other in others)
     require_truth(factory, scenario, outcome)
 
 
@@ -62,8 +62,10 @@ def in_wide_batches(factory: Factory, scenario: Scenario) -> None:
 
 def batched_is_sequential(factory: Factory, scenario: Scenario) -> None:
     together = generate(factory, scenario)
-    for one in scenario.requests:
-        require_equal(factory, scenario, generate(factory, scenario, [one]), together, "in the batch", [one.request_id])
+    for request in scenario.requests:
+        require_equal(
+            factory, scenario, generate(factory, scenario, [request]), together, "in the batch", [request.request_id]
+        )
 
 
 def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
@@ -74,10 +76,10 @@ def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
 
 def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any, ...]]) -> None:
     scenario, order, ops = example
-    one = run(make(factory, scenario.model, scenario.sizes), scenario)
+    first = run(make(factory, scenario.model, scenario.sizes), scenario)
     shuffled = replace(scenario, requests=tuple(scenario.requests[i] for i in order), ops=ops)
-    other = run(make(factory, scenario.model, scenario.sizes), shuffled)
-    require_equal(factory, scenario, one, other, "in another order of arrival")
+    second = run(make(factory, scenario.model, scenario.sizes), shuffled)
+    require_equal(factory, scenario, first, second, "in another order of arrival")
 
 
 def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) -> None:
@@ -91,27 +93,27 @@ def neighbours(factory: Factory, example: tuple[Scenario, tuple[Request, ...]]) 
 
 def other_sizes(factory: Factory, example: tuple[Scenario, dict[str, Any]]) -> None:
     scenario, wishes = example
-    one, other = generate(factory, scenario), generate(factory, scenario, **wishes)
-    require_equal(factory, scenario, one, other, f"with sizes {wishes}")
+    first, second = generate(factory, scenario), generate(factory, scenario, **wishes)
+    require_equal(factory, scenario, first, second, f"with sizes {wishes}")
 
 
 def preempted(factory: Factory, scenario: Scenario) -> None:
     calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "preempt"))
-    one = run(make(factory, scenario.model, scenario.sizes), calm)
-    other = run(make(factory, scenario.model, scenario.sizes), scenario)
-    require_equal(factory, scenario, one, other, "when it is preempted")
+    undisturbed = run(make(factory, scenario.model, scenario.sizes), calm)
+    disturbed = run(make(factory, scenario.model, scenario.sizes), scenario)
+    require_equal(factory, scenario, undisturbed, disturbed, "when it is preempted")
 
 
 def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
     """The cache switched off; then one engine that serves the same requests three times."""
-    seeded = [replace(one, params=with_seed(one)) for one in scenario.requests]
+    seeded = [replace(request, params=with_seed(request)) for request in scenario.requests]
     off = generate(factory, scenario, seeded, prefix_caching=False)
     engine = make(factory, scenario.model, {**scenario.sizes, "prefix_caching": True})
     for temperature in ("cold", "warm", "hot"):
-        renamed = [replace(one, request_id=f"{one.request_id}-{temperature}") for one in seeded]
+        renamed = [replace(request, request_id=f"{request.request_id}-{temperature}") for request in seeded]
         answers = generate_on(engine, renamed).completions.values()
-        found = Outcome({one.request_id: answer for one, answer in zip(seeded, answers, strict=True)})
-        require_equal(factory, scenario, off, found, f"with a {temperature} prefix cache")
+        outcome = Outcome({request.request_id: answer for request, answer in zip(seeded, answers, strict=True)})
+        require_equal(factory, scenario, off, outcome, f"with a {temperature} prefix cache")
 
 
 def with_seed(request: Request) -> SamplingParams:
@@ -125,13 +127,13 @@ def forks(factory: Factory, scenario: Scenario) -> None:
 
 def aborts(factory: Factory, scenario: Scenario) -> None:
     calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "abort"))
-    one = run(make(factory, scenario.model, scenario.sizes), calm)
-    other = run(make(factory, scenario.model, scenario.sizes), scenario)
-    rest = [request.request_id for request in scenario.requests if request.request_id not in other.aborted]
-    require_equal(factory, scenario, one, other, "when others are aborted", rest)
+    undisturbed = run(make(factory, scenario.model, scenario.sizes), calm)
+    disturbed = run(make(factory, scenario.model, scenario.sizes), scenario)
+    rest = [request.request_id for request in scenario.requests if request.request_id not in disturbed.aborted]
+    require_equal(factory, scenario, undisturbed, disturbed, "when others are aborted", rest)
     whole, cut = Outcome(), Outcome()
-    for name in other.aborted:
-        pairs = list(zip(one.completions[name], other.completions.get(name, []), strict=False))
+    for name in disturbed.aborted:
+        pairs = list(zip(undisturbed.completions[name], disturbed.completions.get(name, []), strict=False))
         cut.completions[name] = [after for _, after in pairs]
         whole.completions[name] = [
             replace(after, token_ids=before.token_ids[: len(after.token_ids)]) for before, after in pairs
@@ -167,14 +169,14 @@ def own_seed(factory: Factory, scenario: Scenario) -> None:
 def seeds_differ(factory: Factory, model: AnyModel) -> None:
     """The control of the property before: samples, seeds, names and positions draw noise of their own."""
     params = SamplingParams(temperature=1e6, n=2, max_tokens=12, ignore_eos=True)
-    made = [
+    requests = [
         Request("a", (3, 4), replace(params, seed=1)),
         Request("b", (3, 4), replace(params, seed=2)),
         Request("c", (3, 4), params),
         Request("d", (3, 4), params),
     ]
-    found = generate(factory, Scenario(model, tuple(made)))
-    texts = [one.token_ids for answers in found.completions.values() for one in answers]
+    outcome = generate(factory, Scenario(model, tuple(requests)))
+    texts = [answer.token_ids for answers in outcome.completions.values() for answer in answers]
     if len(set(texts)) < len(texts):
         raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
     if any(len(set(ids)) < 3 for ids in texts):
@@ -236,9 +238,11 @@ def replays(factory: Factory, scenario: Scenario) -> None:
     for name, answers in outcome.completions.items():
         if name not in outcome.forks and name not in outcome.aborted:
             for index, answer in enumerate(answers):
-                own = name if index == 0 else f"{name}#{index}"
-                if tuple(replayed.outputs.get(own, ())) != answer.token_ids:
-                    raise Violation(f"request {own}: {answer.token_ids}, the replay has {replayed.outputs.get(own)}")
+                sample = name if index == 0 else f"{name}#{index}"
+                if tuple(replayed.outputs.get(sample, ())) != answer.token_ids:
+                    raise Violation(
+                        f"request {sample}: {answer.token_ids}, the replay has {replayed.outputs.get(sample)}"
+                    )
 
 
 # --- what can't be met
@@ -261,8 +265,8 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
     scenario, kind = example
     alone = generate(factory, scenario)
     engine = make(factory, scenario.model, scenario.sizes)
-    for one in scenario.requests:
-        engine.add(one)
+    for request in scenario.requests:
+        engine.add(request)
     params = SamplingParams(temperature=0.0, max_tokens=3)
     bad = [
         Request("bad", (3,) * (scenario.model.positions + 1), params),
@@ -276,8 +280,8 @@ def refusals(factory: Factory, example: tuple[Scenario, int]) -> None:
     except (RequestError, ValueError):
         pass
     except Exception as problem:
-        told = f"{type(problem).__name__}: {problem}"
-        raise Violation(f"{bad!r} raised {told}, expected RequestError or ValueError") from problem
+        message = f"{type(problem).__name__}: {problem}"
+        raise Violation(f"{bad!r} raised {message}, expected RequestError or ValueError") from problem
     else:
         raise Violation(f"{bad!r} was taken, expected a refusal")
     require_equal(factory, scenario, alone, Outcome(drain(engine)), "after another was refused")
@@ -297,11 +301,11 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     mixed = [*scenario.requests[:place], bad, *scenario.requests[place:]]
     for one in mixed:
         engine.add(one)
-    found = drain(engine)
-    if [one.finish_reason for one in found["bad"]] != ["error"]:
-        raise Violation(f"an overflowing request ended for {found['bad'][0].finish_reason}, expected error")
-    del found["bad"]
-    require_equal(factory, scenario, alone, Outcome(found), "beside a request that overflows", found)
+    completions = drain(engine)
+    if [one.finish_reason for one in completions["bad"]] != ["error"]:
+        raise Violation(f"an overflowing request ended for {completions['bad'][0].finish_reason}, expected error")
+    del completions["bad"]
+    require_equal(factory, scenario, alone, Outcome(completions), "beside a request that overflows", completions)
     engine.add(replace(bad, request_id="again"))
     again = drain(engine)["again"]
     if [one.finish_reason for one in again] != ["error"]:

@@ -70,7 +70,7 @@ def generate_on(engine: Any, requests: Sequence[Request]) -> Outcome:
     lists = engine.generate(list(requests))
     if len(lists) != len(requests):
         raise Violation(f"{len(lists)} answers for {len(requests)} requests")
-    outcome = Outcome({one.request_id: list(answer) for one, answer in zip(requests, lists, strict=True)})
+    outcome = Outcome({request.request_id: list(answer) for request, answer in zip(requests, lists, strict=True)})
     TOTALS.crowds += len(requests) > WIDE
     TOTALS.hits += cached_tokens(engine) > before
     count(outcome)
@@ -152,7 +152,7 @@ def disturb(engine: Any, kind: str, request: Request, whom: Sequence[Any], outco
 
 def require_completions(call: str, answers: Any) -> None:
     """Violation, which says what the protocol asks for, where a call gave something else."""
-    if not isinstance(answers, Sequence) or not all(hasattr(one, "token_ids") for one in answers):
+    if not isinstance(answers, Sequence) or not all(hasattr(answer, "token_ids") for answer in answers):
         raise Violation(f"{call} returned {answers!r}, expected the request's completions so far, a list of Completion")
 
 
@@ -176,14 +176,14 @@ def step_bound(scenario: Scenario) -> int:
 
 
 def is_finished(completions: Iterable[Completion]) -> bool:
-    reasons = [one.finish_reason for one in completions]
+    reasons = [completion.finish_reason for completion in completions]
     return bool(reasons) and None not in reasons
 
 
 def count(outcome: Outcome) -> None:
     TOTALS.runs += 1
     TOTALS.steps += outcome.steps
-    TOTALS.tokens += sum(len(one.token_ids) for answer in outcome.completions.values() for one in answer)
+    TOTALS.tokens += sum(len(completion.token_ids) for answer in outcome.completions.values() for completion in answer)
 
 
 # --- the truth
@@ -234,20 +234,20 @@ def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Itera
             yield Sample(where, request, answer, [seed] * len(answer.token_ids), index, name in outcome.aborted)
     for name, (parent, seed, taken) in outcome.forks.items():
         (answer,) = outcome.completions.get(name, [Completion(())])
-        own = request_seed(parent.params, engine_seed, parent.request_id)
-        seeds = [own if position < taken else seed for position in range(len(answer.token_ids))]
+        parents_seed = request_seed(parent.params, engine_seed, parent.request_id)
+        seeds = [parents_seed if position < taken else seed for position in range(len(answer.token_ids))]
         yield Sample(f"fork {name}", parent, answer, seeds)
 
 
 def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> None:
     """Violation at the first sample, token or bit that differs from each request alone through reference.py."""
-    number_format, found = format_of(factory), list(samples(scenario, outcome))
-    for one in found:
-        require_ending(scenario.model, one.where, one.request, one.answer, one.aborted)
+    number_format, every = format_of(factory), list(samples(scenario, outcome))
+    for sample in every:
+        require_ending(scenario.model, sample.where, sample.request, sample.answer, sample.aborted)
         if number_format is None:
-            require_sample(scenario.model, one)
+            require_sample(scenario.model, sample)
     if number_format is not None:
-        said = [(one.where, one.request.prompt_token_ids, one.answer) for one in found]
+        said = [(sample.where, sample.request.prompt_token_ids, sample.answer) for sample in every]
         require_explained(number_format, scenario.model, said)
 
 
@@ -261,8 +261,8 @@ def require_sample(model: AnyModel, sample: Sample) -> None:
         place = f"{where}, output token {position}"
         row = rows[len(prompt) - 1 + position]
         if answer.logits is not None and answer.logits[position] != row.tobytes():
-            mine = np.frombuffer(answer.logits[position], row.dtype)
-            far = float(np.abs(mine - row).max()) if mine.shape == row.shape else float("nan")
+            shown = np.frombuffer(answer.logits[position], row.dtype)
+            far = float(np.abs(shown - row).max()) if shown.shape == row.shape else float("nan")
             raise Violation(f"{place}: logits differ from the reference, by up to {far:.3g}")
         expected = choose(row, params, prompt, ids[:position], eos, sample.seeds[position], sample.index)
         if token != expected:
@@ -278,21 +278,21 @@ def require_logprobs(
     if answer.logprobs is not None:
         if len(answer.logprobs) != len(answer.token_ids):
             raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.token_ids)} tokens")
-        for position, (token, mine) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        for position, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
             expected = token_logprobs(numerics, rows[len(prompt) - 1 + position], token, 0).logprob
-            if mine != expected:
-                raise Violation(f"{where}, output token {position}: log-probability {mine}, expected {expected}")
+            if logprob != expected:
+                raise Violation(f"{where}, output token {position}: log-probability {logprob}, expected {expected}")
     if answer.prompt_logprobs is not None and answer.finish_reason in ("stop", "length"):
         if len(answer.prompt_logprobs) != len(prompt) - 1:
             raise Violation(f"{where}: {len(answer.prompt_logprobs)} prompt log-probabilities of {len(prompt) - 1}")
-        for position, mine in enumerate(answer.prompt_logprobs):
+        for position, logprob in enumerate(answer.prompt_logprobs):
             expected = token_logprobs(numerics, rows[position], prompt[position + 1], 0).logprob
-            if mine != expected:
-                raise Violation(f"{where}, prompt token {position + 1}: log-probability {mine}, expected {expected}")
+            if logprob != expected:
+                raise Violation(f"{where}, prompt token {position + 1}: log-probability {logprob}, expected {expected}")
 
 
 def require_equal(
-    factory: Factory, scenario: Scenario, one: Outcome, other: Outcome, how: str, names: Iterable[str] | None = None
+    factory: Factory, scenario: Scenario, first: Outcome, second: Outcome, how: str, names: Iterable[str] | None = None
 ) -> None:
     """Violation at the first request whose answers differ between two runs of one engine, the first of which is plain.
 
@@ -301,10 +301,14 @@ def require_equal(
     """
     number_format, said = format_of(factory), []
     requests = {request.request_id: request for request in scenario.requests}
-    requests |= {name: parent for name, (parent, _, _) in one.forks.items()}
-    for name in one.completions if names is None else names:
-        mine, theirs, stops = one.completions[name], other.completions[name], stop_ids(scenario.model, requests[name])
-        for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+    requests |= {name: parent for name, (parent, _, _) in first.forks.items()}
+    for name in first.completions if names is None else names:
+        before, after, stops = (
+            first.completions[name],
+            second.completions[name],
+            stop_ids(scenario.model, requests[name]),
+        )
+        for index, (a, b) in enumerate(zip(before, after, strict=True)):
             where = f"request {name}, sample {index}" if index else f"request {name}"
             if number_format is None and a != b:
                 raise Violation(f"{where}: {first_difference(a, b)} {how}")

@@ -57,7 +57,7 @@ def engine_machine(factory: Factory, adapt: Callable[[Any], Any]) -> type[RuleBa
         @precondition(lambda self: self.alive)
         @rule(kind=st.sampled_from(("abort", "preempt", "fork")), which=st.integers(0, 9), seed=st.integers(0, 1))
         def disturb(self, kind: str, which: int, seed: int) -> None:
-            originals = [one for one in self.requests if one.request_id in self.alive]
+            originals = [request for request in self.requests if request.request_id in self.alive]
             if originals and hasattr(self.engine, kind):
                 disturb(self.engine, kind, originals[which % len(originals)], (0, seed), self.outcome, self.alive)
 

@@ -47,9 +47,9 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
             lines |= {name: Line() for name in names}
         if entry["kind"] == "step":
             _require_step(config, entry, lines, ends, counted)
-    for name, mine in counted.items():
-        if metrics[name] != mine:
-            raise Violation(f"metric {name}: {metrics[name]}, the trace says {mine}")
+    for name, count in counted.items():
+        if metrics[name] != count:
+            raise Violation(f"metric {name}: {metrics[name]}, the trace says {count}")
     for request in scenario.requests:
         for index, answer in enumerate(outcome.completions[request.request_id]):
             line = lines[request.request_id if index == 0 else f"{request.request_id}#{index}"]

@@ -13,7 +13,7 @@ from lfm2np.engine_protocol import Factory
 
 @dataclass(frozen=True)
 class Property:
-    """One demand on an engine, tried with many examples. `check` raises for one that breaks it.
+    """A statement about an engine, tried with many examples. `check` raises for an example that breaks it.
 
     law    of the design: 1 order cannot matter; 2 one truth, reference.py; 3 a batch is one flat array; 4 the plan is
            plain data; 5 publish after write, write only what one owns; 7 fail early, and harm no one else

@@ -1,4 +1,4 @@
-"""Engines that round: an answer need not be the exact one, but must lie within what the number format explains.
+"""Engines that round: an answer need not be exact, but must lie within the rounding error of the number format.
 
 A factory says how its engine computes with an attribute `number_format`, a name of `FORMATS` in
 oracle/judging/formats.py. Where the suite would demand equal answers, of two runs or of a run and the reference, each
@@ -80,9 +80,9 @@ def require_explained(
                 raise Violation(f"{where}: {checked.error}")
             pairs.append((ask, checked))
     positions = judge(loaded(model), number_format, pairs, known=known_of(model))
-    for one in positions:
-        if one.verdict in (Verdict.BUG, Verdict.DRIFT):
-            raise Violation(f"{described(one, number_format)} {how}".rstrip())
+    for position in positions:
+        if position.verdict in (Verdict.BUG, Verdict.DRIFT):
+            raise Violation(f"{described(position, number_format)} {how}".rstrip())
     flips, chance = flip_probability(positions)
     if chance < FLIPS_LIMIT:
         likely = f"probability {probability_words(chance)} together in {number_format}"
@@ -92,20 +92,19 @@ def require_explained(
 def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
     """Log-probabilities of all tokens but the first."""
     pair = (Ask("score", "conformance", token_ids, 1), Answer("score", (0,), prompt_logprobs=tuple(scores)))
-    for one in judge(loaded(model), number_format, [pair], known=known_of(model)):
-        if one.verdict is Verdict.DRIFT:
-            raise Violation(described(one, number_format))
+    for position in judge(loaded(model), number_format, [pair], known=known_of(model)):
+        if position.verdict is Verdict.DRIFT:
+            raise Violation(described(position, number_format))
 
 
-def described(one: Position, number_format: str) -> str:
-    output = one.row + 1 - len(one.ask.prompt_token_ids)
-    place = f"{one.ask.id}, output token {output}" if one.is_new else f"{one.ask.id}, prompt token {one.row + 1}"
-    if one.verdict is Verdict.BUG:
-        return (
-            f"{place}: {one.token_id}, the reference has {one.best}, {one.gap:.3g} nats ahead: "
-            f"{one.gap_ratio:.1f} times the noise of {number_format}"
-        )
-    return (
-        f"{place}: log-probability off by {one.error:.3g}: {abs(one.error_ratio or 0.0):.1f} times the noise of "
-        f"{number_format}"
+def described(position: Position, number_format: str) -> str:
+    number = position.row + 1
+    where = (
+        f"output token {number - len(position.ask.prompt_token_ids)}" if position.is_new else f"prompt token {number}"
     )
+    if position.verdict is Verdict.BUG:
+        what = f"{position.token_id}, the reference has {position.best}, {position.gap:.3g} nats ahead"
+        ratio = position.gap_ratio
+    else:
+        what, ratio = f"log-probability off by {position.error:.3g}", abs(position.error_ratio or 0.0)
+    return f"{position.ask.id}, {where}: {what}: {ratio:.1f} times the noise of {number_format}"

@@ -26,7 +26,7 @@ HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples
 def fit(example: Any, lacks: frozenset[str]) -> Any:
     """The example without what an engine lacks."""
     if isinstance(example, tuple):
-        return tuple(fit(one, lacks) for one in example)
+        return tuple(fit(part, lacks) for part in example)
     if isinstance(example, TinyModel):
         return fitting_model(example, lacks)
     if isinstance(example, Scenario):
@@ -84,8 +84,8 @@ def fitting_mixture(model: TinyModel, lacks: frozenset[str]) -> dict[str, Any]:
     if "odd-mixtures" in lacks:
         first = max(1, model.dense_layers)
         layers = model.layers if len(model.layers) > first else model.layers + model.layers[-1]
-        own = {"expert_width": model.expert_width, "dense_layers": first, "layers": layers}
-        changed |= {**DENSE, "experts": 8, "experts_a_token": 4, **own}
+        kept = {"expert_width": model.expert_width, "dense_layers": first, "layers": layers}
+        changed |= {**DENSE, "experts": 8, "experts_a_token": 4, **kept}
     if "widths" in lacks:
         changed["expert_width"] = WIDTH
     return changed
@@ -120,7 +120,7 @@ def place(example: Any, model: Checkpoint | None) -> Any:
     if model is None:
         return example
     if isinstance(example, tuple):
-        return tuple(place(one, model) for one in example)
+        return tuple(place(part, model) for part in example)
     if isinstance(example, TinyModel):
         return model
     if isinstance(example, Scenario):

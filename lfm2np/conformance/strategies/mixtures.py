@@ -45,7 +45,7 @@ def mixed(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 def with_experts(example: Any, mixture: Mixture) -> Any:
     """The example with this mixture in every drawn model, in its last layer at least."""
     if isinstance(example, tuple):
-        return tuple(with_experts(one, mixture) for one in example)
+        return tuple(with_experts(part, mixture) for part in example)
     if isinstance(example, Scenario):
         return replace(example, model=with_experts(example.model, mixture))
     if isinstance(example, TinyModel):

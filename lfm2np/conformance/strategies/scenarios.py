@@ -67,7 +67,7 @@ def models_at(lengths: Lengths | None) -> st.SearchStrategy[TinyModel]:
 
 def counts(lengths: Lengths, most: int) -> st.SearchStrategy[int]:
     """Numbers of tokens from 1 to `most`: a multiple of a block or a chunk, one more or one less."""
-    units = st.sampled_from([min(one, most) for one in (lengths.block_size, lengths.chunk)])
+    units = st.sampled_from([min(size, most) for size in (lengths.block_size, lengths.chunk)])
     around = units.flatmap(lambda unit: st.integers(0, most // unit).map(lambda times: unit * times))
     return st.tuples(around, st.sampled_from([0, 1, -1])).map(lambda pair: max(1, min(most, sum(pair))))
 
@@ -248,7 +248,7 @@ def with_logprobs(
     )
     memory = {
         "block_size": lengths.block_size,
-        "num_blocks": sum(-(-positions_of(one) // lengths.block_size) + 1 for one in chosen),
+        "num_blocks": sum(-(-positions_of(request) // lengths.block_size) + 1 for request in chosen),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": steps or draw(st.sampled_from([lengths.chunk, max(1, lengths.chunk // 2 + 1)])),
         "prefix_caching": True,
@@ -257,8 +257,8 @@ def with_logprobs(
     return Scenario(draw(models_at(lengths)), chosen, memory, ops)
 
 
-def positions_of(one: Request) -> int:
-    return len(one.prompt_token_ids) + (one.params.max_tokens or 0)
+def positions_of(request: Request) -> int:
+    return len(request.prompt_token_ids) + (request.params.max_tokens or 0)
 
 
 def scenarios_that_overflow() -> st.SearchStrategy[Scenario]:
