@@ -3,8 +3,8 @@
 import pytest
 
 from lfm2np.conformance.catalogue import by_id
-from lfm2np.conformance.runner import Terms, run_property
 from lfm2np.conformance.properties.rounding import Rounding
+from lfm2np.conformance.runner import Terms, run_property
 from lfm2np.engine_protocol import PUBLISHED_ONLY, Completion
 
 pytestmark = pytest.mark.peers
