@@ -1,6 +1,6 @@
 """All of them, and the order in which a fault meets everything.
 
-The state machines of pool and scheduler come first: what they find is a program of a few calls.
+State machines come first, since what they find is a program of a few calls; then what names the part that is wrong.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from internal_properties import (
     sampling,
     wrong_calls,
 )
+from internal_properties.internal import properties_of
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.conformance.properties.property import Machine, Property
 
-FILES = (drafts, sampling, policies, plans, misuse, wrong_calls, corruptions, large, memory, outputs)
-INTERNAL: tuple[Property | Machine, ...] = tuple(each for file in FILES for each in file.PROPERTIES)
-MACHINES = tuple(each for each in INTERNAL if isinstance(each, Machine))
-EVERYTHING = (*MACHINES, *ALL, *(each for each in INTERNAL if each not in MACHINES))
+EARLY = (drafts, sampling, policies, plans)
+LATE = (misuse, wrong_calls, corruptions, large, memory, outputs)
+early, late = ([each for module in modules for each in properties_of(module)] for modules in (EARLY, LATE))
+INTERNAL: tuple[Property | Machine, ...] = (*drafts.MACHINES, *early, *late)
+engine_machine, *others = ALL
+EVERYTHING = (*drafts.MACHINES, engine_machine, *early, *others, *late)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Property
 from scheduler import PoolError, Request, Scheduler, SchedulerConfig, check
 from scheduler.request import Status
 
@@ -239,6 +238,13 @@ CORRUPTIONS: tuple[tuple[str, Callable[[], Scheduler], Callable[[Scheduler], Non
 )
 
 
+@internal(
+    "corruption-is-seen",
+    "Whatever does not add up between steps, scheduler.check names.",
+    7,
+    lambda: st.just("all"),
+    bugs=("vLLM 14326", "SGLang 35270"),
+)
 def corruption_is_seen(example: str) -> None:
     for message, make, corrupt in CORRUPTIONS:
         subject = make()
@@ -253,6 +259,13 @@ def corruption_is_seen(example: str) -> None:
         raise Violation(f"check sees nothing, expected {message!r}")
 
 
+@internal(
+    "published-blocks-are-not-written",
+    "A plan that would write to a published block is refused.",
+    5,
+    lambda: st.just("all"),
+    bugs=("SGLang 38319",),
+)
 def unwritable(example: str) -> None:
     """A block that is published before it is full: the next plan that would write to it is refused."""
     subject = busy()
@@ -269,23 +282,3 @@ def unwritable(example: str) -> None:
             ) from None
         return
     raise Violation("a plan writes to a published block")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "corruption-is-seen",
-        "Whatever does not add up between steps, scheduler.check names.",
-        7,
-        lambda: st.just("all"),
-        corruption_is_seen,
-        bugs=("vLLM 14326", "SGLang 35270"),
-    ),
-    internal(
-        "published-blocks-are-not-written",
-        "A plan that would write to a published block is refused.",
-        5,
-        lambda: st.just("all"),
-        unwritable,
-        bugs=("SGLang 38319",),
-    ),
-)

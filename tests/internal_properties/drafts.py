@@ -11,7 +11,7 @@ from internal_properties.internal import internal
 from internal_properties.state_machines.scheduler_machine import PoolMachine, SchedulerMachine
 from lfm2np import plain
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Machine, Property
+from lfm2np.conformance.properties.property import Machine
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, prompts, sampling_params, scenarios
 from lfm2np.engine.draft_model import ModelDrafter
@@ -26,6 +26,19 @@ from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter, Scrip
 Ids = tuple[int, ...]
 
 
+@internal(
+    "lookup-is-its-definition",
+    "Prompt lookup proposes what followed the longest suffix where it stood first; a script, its own tokens.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple),
+        st.sampled_from([4, 1, 2, 3]),
+        st.integers(1, 2),
+        st.integers(0, 4),
+        st.lists(st.integers(0, 9), max_size=14).map(tuple),
+    ),
+    weight=20.0,
+)
 def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]) -> None:
     """What followed the first place where the longest suffix stood before; a script goes on where the output ends."""
     ids, longest, shortest, count, script = example
@@ -50,6 +63,19 @@ def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]
         raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
 
 
+@internal(
+    "stop-strings-are-found",
+    "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.text("a→", max_size=6), max_size=6),
+        st.lists(st.text("a→", min_size=1, max_size=6), min_size=1, max_size=2),
+        st.booleans(),
+        st.integers(0, 3),
+    ),
+    weight=20.0,
+    bugs=("vLLM 3572",),
+)
 def stop_strings(example: tuple[list[str], list[str], bool, int]) -> None:
     """Pieces of text, one a token: whatever the cuts, the text ends where the definition says."""
     pieces, stop, include, min_tokens = example
@@ -67,6 +93,13 @@ def stop_strings(example: tuple[list[str], list[str], bool, int]) -> None:
         raise Violation(f"pieces {pieces} with stop {stop}: {(shown, stopped)}, expected {expected}")
 
 
+@internal(
+    "drawn-drafts-are-of-their-place",
+    "With drafts drawn at random, a token depends on prefix, parameters, seed and draft model, on nothing else.",
+    1,
+    lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
+    weight=1.0,
+)
 def drawn_drafts(example: tuple[Scenario, int]) -> None:
     """With a draft model that draws, tokens are those of one position after the other, whatever batch, memory and K."""
     scenario, most = example
@@ -102,6 +135,14 @@ def draft_contexts(draw: st.DrawFn) -> tuple[TinyModel, tuple[DraftContext, ...]
     return model, tuple(contexts), draw(st.sampled_from(["greedy", "random"])), draw(st.sampled_from([200, 2]))
 
 
+@internal(
+    "draft-models-propose",
+    "A draft model proposes what it says alone, as far as there is room, and the weights of what it drew.",
+    2,
+    draft_contexts,
+    weight=3.0,
+    bugs=("vLLM 50272",),
+)
 def draft_models_propose(example: tuple[TinyModel, tuple[DraftContext, ...], str, int]) -> None:
     """What it says alone, as far as its context and its cache go; drawn, one token more, and the weights of each."""
     tiny, contexts, sampling, num_blocks = example
@@ -143,7 +184,7 @@ def require_draft(model: Model, context: DraftContext, draft: Draft, sampling: s
             raise Violation(f"request {context.request_id}, draft {index}: not the weights that it was drawn from")
 
 
-PROPERTIES: tuple[Property | Machine, ...] = (
+MACHINES = (
     Machine(
         "pool-machine",
         "The block pool does what a plain list and a dictionary do; misuse is refused and changes nothing.",
@@ -162,50 +203,5 @@ PROPERTIES: tuple[Property | Machine, ...] = (
         lambda factory, adapt: SchedulerMachine,
         steps=18,
         weight=8.0,
-    ),
-    internal(
-        "lookup-is-its-definition",
-        "Prompt lookup proposes what followed the longest suffix where it stood first; a script, its own tokens.",
-        2,
-        lambda: st.tuples(
-            st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple),
-            st.sampled_from([4, 1, 2, 3]),
-            st.integers(1, 2),
-            st.integers(0, 4),
-            st.lists(st.integers(0, 9), max_size=14).map(tuple),
-        ),
-        lookup_is_its_definition,
-        20.0,
-    ),
-    internal(
-        "stop-strings-are-found",
-        "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
-        2,
-        lambda: st.tuples(
-            st.lists(st.text("a→", max_size=6), max_size=6),
-            st.lists(st.text("a→", min_size=1, max_size=6), min_size=1, max_size=2),
-            st.booleans(),
-            st.integers(0, 3),
-        ),
-        stop_strings,
-        20.0,
-        bugs=("vLLM 3572",),
-    ),
-    internal(
-        "drawn-drafts-are-of-their-place",
-        "With drafts drawn at random, a token depends on prefix, parameters, seed and draft model, on nothing else.",
-        1,
-        lambda: st.tuples(scenarios(most=2), st.integers(1, 4)),
-        drawn_drafts,
-        1.0,
-    ),
-    internal(
-        "draft-models-propose",
-        "A draft model proposes what it says alone, as far as there is room, and the weights of what it drew.",
-        2,
-        draft_contexts,
-        draft_models_propose,
-        3.0,
-        bugs=("vLLM 50272",),
     ),
 )

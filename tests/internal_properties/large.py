@@ -15,7 +15,6 @@ from internal_properties.state_machines.compare import demand
 from internal_properties.state_machines.scheduler_machine import PROMPT, SchedulerMachine
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
-from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
 from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
@@ -29,6 +28,12 @@ LONG = 700  # tokens
 MANY = 560  # requests
 
 
+@internal(
+    "large-schedules",
+    "With hundreds of requests, blocks and positions everything holds as with a few.",
+    7,
+    lambda: st.sampled_from(tuple(POLICIES)),
+)
 def large_schedule(policy: str) -> None:
     """The scheduler's machine, in one program that is written here."""
     machine = SchedulerMachine()
@@ -60,6 +65,12 @@ def large_schedule(policy: str) -> None:
     machine.teardown()
 
 
+@internal(
+    "long-outputs-end",
+    "A request of hundreds of tokens ends with the last one that it may have.",
+    7,
+    lambda: st.sampled_from(tuple(POLICIES)),
+)
 def long_output(policy: str) -> None:
     """One request of hundreds of tokens, with drafts, ends with the last one that it may have."""
     subject = Scheduler(SchedulerConfig(num_blocks=200, block_size=2, policy=policy))
@@ -75,6 +86,12 @@ def long_output(policy: str) -> None:
         raise Violation(f"it ended after {request.num_output_tokens} tokens for {request.finish_reason}")
 
 
+@internal(
+    "large-batches-add-up",
+    "Hundreds of requests that share a block, and whose prompts wait, add up as a few do.",
+    7,
+    lambda: st.sampled_from(tuple(POLICIES)),
+)
 def large_batch(policy: str) -> None:
     """300 requests share one block; under static all are admitted at once, and most of their prompts wait."""
     subject = Scheduler(
@@ -106,6 +123,16 @@ def add(machine: SchedulerMachine, request: Request, samples: int) -> None:
         machine.trace.add(request, forks)
 
 
+@internal(
+    "attention-in-pieces",
+    "However attention cuts a prompt into pieces, every token and logit is the reference's.",
+    1,
+    lambda lengths=None: st.tuples(
+        scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
+    ),
+    weight=0.5,
+    at_length=True,
+)
 def attention_in_pieces(example: tuple[Scenario, int]) -> None:
     """So few bytes of scores at once that prompts are cut, as otherwise only those of thousands of tokens are."""
     scenario, scores = example
@@ -127,6 +154,13 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], tuple[int, int],
     )
 
 
+@internal(
+    "attention-is-cut-to-size",
+    "Attention computes each query once, over what it may see, and as much at a time as a piece holds.",
+    3,
+    cuts,
+    weight=3.0,
+)
 def attention_is_cut(example: tuple[tuple[tuple[int, int], ...], tuple[int, int], str, int]) -> None:
     """Each query is computed once, over the positions that it may see, and as much at a time as a piece may hold."""
     requests, (heads, groups), dtype, scores = example
@@ -174,6 +208,14 @@ def cells_of(batch: list[Span], heads: int) -> int:
     return heads * sum(span.tokens for span in batch) * max(span.context for span in batch)
 
 
+@internal(
+    "whole-sequences-are-ragged",
+    "Whole sequences in one flat batch have the reference's logits; one that overflows does so alone.",
+    3,
+    lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
+    weight=4.0,
+    bugs=("transformers 46588",),
+)
 def whole_sequences(example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]) -> None:
     """Several at once, without a cache, are the reference's alone, bit for bit; one that overflows is named, alone."""
     tiny, sequences, overflows = example
@@ -211,6 +253,14 @@ def cache_sizes(draw: st.DrawFn) -> tuple[TinyModel, str, SchedulerConfig]:
     return draw(models()), draw(st.sampled_from(("exact", "float32", "float64", "bfloat16"))), config
 
 
+@internal(
+    "cache-is-sized",
+    "The cache has the arrays that the sizes ask for, and knows what they cost.",
+    7,
+    cache_sizes,
+    weight=5.0,
+    bugs=("SGLang 35270",),
+)
 def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     """Everything that the sizes ask for, and nothing else; `bytes_per_block` is what one block more costs."""
     model, name, sizes = example
@@ -248,78 +298,15 @@ def arrays_of(cache: Cache) -> list[Any]:
     return [cache.states, cache.checkpoints, cache.host_states, *(array for layer in layers for array in layer)]
 
 
+@internal(
+    "memory-is-bounded",
+    "Without being asked for a size, the cache takes at most a gibibyte, or one block.",
+    7,
+    lambda: st.sampled_from((1, 16, 2**40)),
+)
 def memory_is_bounded(example: int) -> None:
     """With contexts of a million tokens the blocks fill a gibibyte, but for less than one block; one is the least."""
     config, numerics = loaded(TinyModel()).config, numerics_named("exact")
     sizes = SchedulerConfig(num_blocks=1, block_size=example, max_num_seqs=10**7)
     one = bytes_per_block(config, numerics, sizes)
     demand(default_blocks(config, numerics, sizes), max(1, GIBIBYTE // one), "blocks by default", example)
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "large-schedules",
-        "With hundreds of requests, blocks and positions everything holds as with a few.",
-        7,
-        lambda: st.sampled_from(tuple(POLICIES)),
-        large_schedule,
-    ),
-    internal(
-        "large-batches-add-up",
-        "Hundreds of requests that share a block, and whose prompts wait, add up as a few do.",
-        7,
-        lambda: st.sampled_from(tuple(POLICIES)),
-        large_batch,
-    ),
-    internal(
-        "long-outputs-end",
-        "A request of hundreds of tokens ends with the last one that it may have.",
-        7,
-        lambda: st.sampled_from(tuple(POLICIES)),
-        long_output,
-    ),
-    internal(
-        "attention-is-cut-to-size",
-        "Attention computes each query once, over what it may see, and as much at a time as a piece holds.",
-        3,
-        cuts,
-        attention_is_cut,
-        3.0,
-    ),
-    internal(
-        "whole-sequences-are-ragged",
-        "Whole sequences in one flat batch have the reference's logits; one that overflows does so alone.",
-        3,
-        lambda: st.tuples(models(), st.lists(prompts(), min_size=1, max_size=4).map(tuple), st.booleans()),
-        whole_sequences,
-        4.0,
-        bugs=("transformers 46588",),
-    ),
-    internal(
-        "attention-in-pieces",
-        "However attention cuts a prompt into pieces, every token and logit is the reference's.",
-        1,
-        lambda lengths=None: st.tuples(
-            scenarios(greedy_params(), most=3, lengths=lengths), st.sampled_from((1, 100, 1000, 10_000))
-        ),
-        attention_in_pieces,
-        0.5,
-        at_length=True,
-    ),
-    internal(
-        "cache-is-sized",
-        "The cache has the arrays that the sizes ask for, and knows what they cost.",
-        7,
-        cache_sizes,
-        cache_is_sized,
-        5.0,
-        bugs=("SGLang 35270",),
-    ),
-    internal(
-        "memory-is-bounded",
-        "Without being asked for a size, the cache takes at most a gibibyte, or one block.",
-        7,
-        lambda: st.sampled_from((1, 16, 2**40)),
-        memory_is_bounded,
-    ),
-)

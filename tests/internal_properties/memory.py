@@ -6,11 +6,22 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from internal_properties.state_machines.compare import demand
-from lfm2np.conformance.properties.property import Property
 from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory
 
 
+@internal(
+    "whole-batches-are-counted",
+    "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
+    7,
+    lambda: st.tuples(
+        st.integers(1, 3),
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
+        st.integers(1, 12),
+        st.integers(0, 30),
+    ),
+    weight=20.0,
+)
 def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None:
     """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
     size, wishes, most_tokens, free = example
@@ -22,6 +33,13 @@ def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None
     demand(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
 
 
+@internal(
+    "growth-is-counted",
+    "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
+    7,
+    lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
+    weight=20.0,
+)
 def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
     size, computed, count, is_shared, free = example
@@ -47,6 +65,13 @@ def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     demand(moves, copied, "moves", f"{example}")
 
 
+@internal(
+    "drafts-are-counted",
+    "A plan takes as many drafts as free blocks hold, from the first on.",
+    7,
+    lambda: st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 8), st.integers(1, 16)),
+    weight=3.0,
+)
 def drafts_are_counted(example: tuple[int, int, int, int]) -> None:
     """As many drafts as the free blocks hold, from the first on."""
     size, free, prompt, wanted = example
@@ -65,6 +90,12 @@ def drafts_are_counted(example: tuple[int, int, int, int]) -> None:
     demand(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
 
 
+@internal(
+    "evictions-are-remembered",
+    "Of the keys that were evicted, the latest are known, as many as there are blocks.",
+    7,
+    lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
+)
 def evictions_are_remembered(example: tuple[int, int]) -> None:
     """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
     num_blocks, count = example
@@ -81,6 +112,19 @@ def evictions_are_remembered(example: tuple[int, int]) -> None:
     demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
 
 
+@internal(
+    "hits-are-counted",
+    "A request enters exactly if what it needs beside cached blocks is free.",
+    7,
+    lambda: st.tuples(
+        st.sampled_from(("fcfs", "waiting-served", "static")),
+        st.integers(1, 4),
+        st.integers(1, 12),
+        st.booleans(),
+        st.integers(-2, 2),
+    ),
+    weight=10.0,
+)
 def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
     """A request enters if what no cached block gives it fits into what is free without those blocks.
 
@@ -115,6 +159,19 @@ def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
     demand(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
 
 
+@internal(
+    "moves-are-awaited",
+    "Exactly those that were split off since the last step wait for their state.",
+    7,
+    lambda: st.tuples(
+        st.sampled_from(("fcfs", "waiting-served", "static")),
+        st.integers(1, 4),
+        st.lists(st.integers(1, 6), min_size=1, max_size=5),
+        st.integers(0, 4),
+        st.integers(0, 8),
+    ),
+    weight=10.0,
+)
 def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
     """Who was split off since the last step waits for its state, and nobody else, whatever block is copied.
 
@@ -138,6 +195,13 @@ def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
         demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
 
 
+@internal(
+    "swapped-out-in-mid-step",
+    "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
+    7,
+    lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
+    weight=5.0,
+)
 def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
     """A prompt that grew in this step loses its memory to a decode in the same step: what was computed is swapped out,
     and only that."""
@@ -165,79 +229,3 @@ def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
         subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
         check(subject)
     demand(subject.has_unfinished, False, "is unfinished:", f"{example}")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "whole-batches-are-counted",
-        "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
-        7,
-        lambda: st.tuples(
-            st.integers(1, 3),
-            st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
-            st.integers(1, 12),
-            st.integers(0, 30),
-        ),
-        fit_is_counted,
-        20.0,
-    ),
-    internal(
-        "growth-is-counted",
-        "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
-        7,
-        lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
-        growth_is_counted,
-        20.0,
-    ),
-    internal(
-        "drafts-are-counted",
-        "A plan takes as many drafts as free blocks hold, from the first on.",
-        7,
-        lambda: st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 8), st.integers(1, 16)),
-        drafts_are_counted,
-        3.0,
-    ),
-    internal(
-        "evictions-are-remembered",
-        "Of the keys that were evicted, the latest are known, as many as there are blocks.",
-        7,
-        lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
-        evictions_are_remembered,
-    ),
-    internal(
-        "hits-are-counted",
-        "A request enters exactly if what it needs beside cached blocks is free.",
-        7,
-        lambda: st.tuples(
-            st.sampled_from(("fcfs", "waiting-served", "static")),
-            st.integers(1, 4),
-            st.integers(1, 12),
-            st.booleans(),
-            st.integers(-2, 2),
-        ),
-        hits_are_counted,
-        10.0,
-    ),
-    internal(
-        "swapped-out-in-mid-step",
-        "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
-        7,
-        lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
-        swapped_in_mid_step,
-        5.0,
-    ),
-    internal(
-        "moves-are-awaited",
-        "Exactly those that were split off since the last step wait for their state.",
-        7,
-        lambda: st.tuples(
-            st.sampled_from(("fcfs", "waiting-served", "static")),
-            st.integers(1, 4),
-            st.lists(st.integers(1, 6), min_size=1, max_size=5),
-            st.integers(0, 4),
-            st.integers(0, 8),
-        ),
-        moves_are_awaited,
-        10.0,
-    ),
-)

@@ -18,7 +18,6 @@ from internal_properties.state_machines.compare import demand, demand_at_most
 from internal_properties.state_machines.engine_books import sample_names
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, make, require_truth, run
-from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, scenarios
 from lfm2np.engine.engine import Engine
@@ -36,6 +35,14 @@ from scheduler import (
 from scheduler.checksum import sealed
 
 
+@internal(
+    "interrupted-steps",
+    "A step that is interrupted while it computes is as if it had not begun.",
+    7,
+    lambda: st.tuples(scenarios(kinds=("abort",), most=3), st.lists(st.integers(1, 12), min_size=1, max_size=3)),
+    weight=0.5,
+    bugs=("vLLM 56525",),
+)
 def interrupted_steps(example: tuple[Scenario, list[int]]) -> None:
     """Steps that are interrupted while they compute are as if they had not begun."""
     scenario, hits = example
@@ -166,6 +173,13 @@ def wrong_drafts(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], boo
     return scenario, wrong, is_random, number, draw(st.integers(1, 4))
 
 
+@internal(
+    "failing-drafters-cost-drafts",
+    "A drafter that raises, or whose drafts can't be used, costs the request its drafts, and nobody anything else.",
+    7,
+    wrong_drafts,
+    weight=2.0,
+)
 def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str, int]) -> None:
     """A drafter that fails costs its request the drafts, tells why, and is not asked for it again; no one else's."""
     scenario, kinds, is_random, number, most = example
@@ -199,6 +213,17 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
         demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
 
 
+@internal(
+    "drafts-are-used",
+    "A step computes with the drafts that were asked for; the last drawn one only decides the position after them.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
+        st.booleans(),
+        st.sampled_from([2, 2**62, 2**62 + 1]),
+    ),
+    weight=10.0,
+)
 def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
     """What a step computes with: at most as many as were asked for, and of drawn ones never the last, which decides."""
     pairs, is_random, total = example
@@ -230,6 +255,14 @@ def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
         demand(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
 
 
+@internal(
+    "many-leave-the-queue",
+    "A queue from which most are aborted serves the rest, in order.",
+    7,
+    lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
+    weight=0.3,
+    bugs=("vLLM 46283",),
+)
 def many_leave(example: tuple[int, int, list[int]]) -> None:
     """A long queue from which most are aborted while they wait: the rest is served, in order, and counted right."""
     count, every, more = example
@@ -253,6 +286,12 @@ def many_leave(example: tuple[int, int, list[int]]) -> None:
         raise Violation(f"served {served}, expected {stay}")
 
 
+@internal(
+    "damaged-traces-are-named",
+    "A trace with a line missing, twice or changed does not replay, and the error names a line.",
+    4,
+    lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
+)
 def damaged_traces(example: tuple[Scenario, int, str]) -> None:
     """A trace with a line missing, twice, renamed or changed does not replay, and the error names a line."""
     scenario, place, damage = example
@@ -310,53 +349,4 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
 
 DAMAGES = (
     *("twice", "renamed", "checksum", "free blocks", "number", "rows", "moves", "endings", "no tokens", "missing"),
-)
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "interrupted-steps",
-        "A step that is interrupted while it computes is as if it had not begun.",
-        7,
-        lambda: st.tuples(scenarios(kinds=("abort",), most=3), st.lists(st.integers(1, 12), min_size=1, max_size=3)),
-        interrupted_steps,
-        0.5,
-        bugs=("vLLM 56525",),
-    ),
-    internal(
-        "failing-drafters-cost-drafts",
-        "A drafter that raises, or whose drafts can't be used, costs the request its drafts, and nobody anything else.",
-        7,
-        wrong_drafts,
-        failing_drafters,
-        2.0,
-    ),
-    internal(
-        "drafts-are-used",
-        "A step computes with the drafts that were asked for; the last drawn one only decides the position after them.",
-        2,
-        lambda: st.tuples(
-            st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=3),
-            st.booleans(),
-            st.sampled_from([2, 2**62, 2**62 + 1]),
-        ),
-        drafts_are_used,
-        10.0,
-    ),
-    internal(
-        "many-leave-the-queue",
-        "A queue from which most are aborted serves the rest, in order.",
-        7,
-        lambda: st.tuples(st.integers(1, 202), st.integers(1, 40), st.lists(st.integers(0, 199), max_size=3)),
-        many_leave,
-        0.3,
-        bugs=("vLLM 46283",),
-    ),
-    internal(
-        "damaged-traces-are-named",
-        "A trace with a line missing, twice or changed does not replay, and the error names a line.",
-        4,
-        lambda: st.tuples(scenarios(greedy_params(), most=2), st.integers(0, 20), st.sampled_from(DAMAGES)),
-        damaged_traces,
-    ),
 )

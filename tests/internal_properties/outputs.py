@@ -24,7 +24,6 @@ from internal_properties.state_machines.engine_books import (
     sample_name,
     sample_names,
 )
-from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models, request, sampling_params, scenarios
 from lfm2np.conformance.strategies.talks import talks
@@ -59,6 +58,12 @@ ENGINE_DEFAULTS = {
 }
 
 
+@internal(
+    "engine-defaults-are-documented",
+    "What an engine is made with unless it is told otherwise is what the documentation names.",
+    7,
+    lambda: st.just("all"),
+)
 def engine_defaults(example: str) -> None:
     """Sizes go by their names only; a request without parameters has those of SamplingParams and no priority; what an
     engine tells never changes."""
@@ -102,6 +107,13 @@ def told_talks(draw: st.DrawFn) -> tuple[Scenario, tuple[str | None, ...], int]:
     return replace(scenario, requests=requests), texts, draw(st.integers(0, 2))
 
 
+@internal(
+    "outputs-are-those-alone",
+    "All that an output says, log-probabilities, text and reasons, the request says alone and without a cache.",
+    2,
+    told_talks,
+    weight=0.5,
+)
 def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int]) -> None:
     """Every output of a request, all its fields, is one that the request has alone, without a cache; so is the last."""
     scenario, texts, seed = example
@@ -154,6 +166,16 @@ def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
 # --- counters and the clock
 
 
+@internal(
+    "runs-are-counted",
+    "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
+    4,
+    lambda: st.tuples(
+        st.one_of(scenarios(sampling_params(), kinds=("abort",)), talks(("abort",))),
+        st.lists(st.booleans(), max_size=3),
+    ),
+    bugs=("vLLM 45238",),
+)
 def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
     """All that metrics say, from the trace, the clock and the scheduler's requests alone; right drafts are accepted."""
     scenario, wrong = example
@@ -274,6 +296,13 @@ def counted_step(
             recount(books, name)
 
 
+@internal(
+    "padding-is-counted",
+    "What request-level batching wastes is the cells that no token is in.",
+    4,
+    lambda: st.tuples(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=7), st.integers(1, 3)),
+    weight=2.0,
+)
 def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     """Request-level batching, cell by cell: a member is there from its first row to the last of its batch."""
     lengths, size = example
@@ -287,6 +316,13 @@ def padding(example: tuple[list[tuple[int, int]], int]) -> None:
     demand(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
 
 
+@internal(
+    "overflowing-drafts-are-told",
+    "A request whose draft overflows is computed again without it, and told why it gets no more.",
+    7,
+    models,
+    weight=0.5,
+)
 def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     """A request whose draft overflows is computed again without, told why, and not drafted for again."""
     model = loaded(replace(tiny, overflows=True, tied=False))
@@ -303,6 +339,12 @@ def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     demand(outputs["a"].outputs[0].token_ids, outputs["b"].outputs[0].token_ids, "tokens", "with drafts that overflow")
 
 
+@internal(
+    "warm-prompts-are-taken",
+    "A prompt that was computed before comes from the cache, all full blocks, as far as no logits are wanted.",
+    4,
+    lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
+)
 def warm_prompts(example: tuple[Scenario, Asked]) -> None:
     """The second time, all full blocks before the first position whose logits are wanted come from the cache."""
     scenario, request = example
@@ -321,56 +363,3 @@ def warm_prompts(example: tuple[Scenario, Asked]) -> None:
     assert last.metrics is not None
     expected = len(request.prompt_token_ids) // size * size  # it waits for the slot with its first token
     demand(last.metrics.cached_tokens, expected, "tokens of the second sample from the cache", "several")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "engine-defaults-are-documented",
-        "What an engine is made with unless it is told otherwise is what the documentation names.",
-        7,
-        lambda: st.just("all"),
-        engine_defaults,
-    ),
-    internal(
-        "outputs-are-those-alone",
-        "All that an output says, log-probabilities, text and reasons, the request says alone and without a cache.",
-        2,
-        told_talks,
-        outputs_are_those_alone,
-        0.5,
-    ),
-    internal(
-        "runs-are-counted",
-        "What metrics say of a run and of each request, times included, is what the trace and the clock say.",
-        4,
-        lambda: st.tuples(
-            st.one_of(scenarios(sampling_params(), kinds=("abort",)), talks(("abort",))),
-            st.lists(st.booleans(), max_size=3),
-        ),
-        run_is_counted,
-        bugs=("vLLM 45238",),
-    ),
-    internal(
-        "warm-prompts-are-taken",
-        "A prompt that was computed before comes from the cache, all full blocks, as far as no logits are wanted.",
-        4,
-        lambda: st.tuples(scenarios(), request("a", sampling_params(), None)),
-        warm_prompts,
-    ),
-    internal(
-        "overflowing-drafts-are-told",
-        "A request whose draft overflows is computed again without it, and told why it gets no more.",
-        7,
-        models,
-        overflowing_drafts_are_told,
-        0.5,
-    ),
-    internal(
-        "padding-is-counted",
-        "What request-level batching wastes is the cells that no token is in.",
-        4,
-        lambda: st.tuples(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=7), st.integers(1, 3)),
-        padding,
-        2.0,
-    ),
-)

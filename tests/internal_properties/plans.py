@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Property
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
 from scheduler.policy import Load
 from scheduler.request import Status
@@ -24,6 +23,13 @@ def turns(draw: st.DrawFn) -> tuple[int, int, int, tuple[int, ...]]:
     return so_far + draw(st.integers(1, 6)), draw(st.integers(0, so_far + 5)), so_far, tuple(drafts)
 
 
+@internal(
+    "answers-are-judged",
+    "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
+    7,
+    turns,
+    weight=5.0,
+)
 def answers_are_judged(example: tuple[int, int, int, tuple[int, ...]]) -> None:
     """Right drafts and then any token, up to too many; and drafts that were not planned."""
     drafts = example[3]
@@ -115,6 +121,12 @@ NEW: dict[str, object] = {
 }
 
 
+@internal(
+    "defaults-are-documented",
+    "Sizes that nobody asked for are those that the documentation names; sizes and plans never change.",
+    7,
+    lambda: st.just("all"),
+)
 def defaults(example: str) -> None:
     """The sizes of vLLM and the ratio of TGI, see SchedulerConfig; configurations and plans never change."""
     if SchedulerConfig(1) != DEFAULTS:
@@ -144,22 +156,3 @@ def defaults(example: str) -> None:
         except FrozenInstanceError:
             continue
         raise Violation(f"{type(one).__name__}.{name} can be changed")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "answers-are-judged",
-        "What does not answer the plan is refused, what does is taken, and a request ends where it must.",
-        7,
-        turns,
-        answers_are_judged,
-        5.0,
-    ),
-    internal(
-        "defaults-are-documented",
-        "Sizes that nobody asked for are those that the documentation names; sizes and plans never change.",
-        7,
-        lambda: st.just("all"),
-        defaults,
-    ),
-)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Property
 from scheduler import BatchPlan, Request, Scheduler, SchedulerConfig
 
 LONGEST_WAIT = 9  # steps between two tokens of a decode under prefill-first: eight without, then one with
@@ -18,6 +17,13 @@ def answer(subject: Scheduler, plan: BatchPlan) -> None:
     subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
 
 
+@internal(
+    "waiting-served-counts",
+    "Under waiting-served the queue is let in as soon as the ratio, or the count of decode steps, says so.",
+    4,
+    lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(0, 6)),
+    weight=5.0,
+)
 def waiting_served_counts(example: tuple[int, int, int, int]) -> None:
     """TGI's rule: the queue is let in once floor(running * ratio) wait, or after so many decode steps."""
     running, waiting, quarters, most = example
@@ -49,6 +55,13 @@ def waiting_served_counts(example: tuple[int, int, int, int]) -> None:
         raise Violation("the queue is let in, but decoding does not pause")
 
 
+@internal(
+    "batches-meet-limits",
+    "Under waiting-served a batch enters up to the last slot and the last block beside the watermark.",
+    7,
+    lambda: st.tuples(st.integers(1, 6), st.integers(0, 9), st.integers(-1, 2), st.integers(-1, 2), st.integers(0, 4)),
+    weight=10.0,
+)
 def batches_meet_limits(example: tuple[int, int, int, int, int]) -> None:
     """As many run as the batch must have; slots, or blocks beside the watermark, are about as many as that takes."""
     running, waiting, spare_slots, spare_blocks, watermark = example
@@ -93,6 +106,13 @@ def crowds(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[int, int]], list
     return config, early, late
 
 
+@internal(
+    "batches-fit",
+    "Under waiting-served and static exactly those enter that fit together, with their whole length.",
+    7,
+    crowds,
+    weight=20.0,
+)
 def batches_fit(example: tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]) -> None:
     """Whole requests enter, in order, as long as they fit; under waiting-served a batch that is too small does not."""
     wishes, early, late = example
@@ -150,6 +170,12 @@ def expected_batch(subject: Scheduler) -> list[str]:
     return [one.request_id for one in entered] if len(entered) >= least else []
 
 
+@internal(
+    "decodes-wait-their-turn",
+    "Under prefill-first a decode waits eight steps behind prompts, no more and no less.",
+    7,
+    lambda: st.tuples(st.integers(2, 10), st.integers(3, 5), st.integers(1, 12)),
+)
 def decodes_wait_their_turn(example: tuple[int, int, int]) -> None:
     """Prompts that fill every step and end with their first token: the worst stream for a decode."""
     budget, slots, chunks = example
@@ -170,6 +196,12 @@ def decodes_wait_their_turn(example: tuple[int, int, int]) -> None:
         raise Violation(f"behind prompts a decode is served in steps {served}, expected {expected}")
 
 
+@internal(
+    "decodes-go-first",
+    "Under prefill-first a decode that is due goes before an older prompt.",
+    7,
+    lambda: st.tuples(st.integers(2, 5), st.integers(1, 14)),
+)
 def decodes_go_first(example: tuple[int, int]) -> None:
     """A long prompt that is computed again, and that came before: a decode waits eight steps behind it, no more."""
     budget, chunks = example
@@ -194,6 +226,13 @@ def decodes_go_first(example: tuple[int, int]) -> None:
         answer(subject, plan)
 
 
+@internal(
+    "priority-is-worth-steps",
+    "One level of priority is worth a thousand steps of waiting, no more and no less.",
+    7,
+    lambda: st.tuples(st.integers(0, 2), st.integers(-1, 1), st.integers(1, 1500)),
+    weight=3.0,
+)
 def priority_is_worth_steps(example: tuple[int, int, int]) -> None:
     """One level of priority is worth a thousand steps of waiting: who came so much earlier goes first."""
     levels, later, step = example
@@ -208,55 +247,3 @@ def priority_is_worth_steps(example: tuple[int, int, int]) -> None:
         raise Violation(
             f"{subject.step - step} steps after one of priority {levels}: {plan.admitted}, expected {first}"
         )
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "waiting-served-counts",
-        "Under waiting-served the queue is let in as soon as the ratio, or the count of decode steps, says so.",
-        4,
-        lambda: st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.integers(0, 6)),
-        waiting_served_counts,
-        5.0,
-    ),
-    internal(
-        "batches-fit",
-        "Under waiting-served and static exactly those enter that fit together, with their whole length.",
-        7,
-        crowds,
-        batches_fit,
-        20.0,
-    ),
-    internal(
-        "batches-meet-limits",
-        "Under waiting-served a batch enters up to the last slot and the last block beside the watermark.",
-        7,
-        lambda: st.tuples(
-            st.integers(1, 6), st.integers(0, 9), st.integers(-1, 2), st.integers(-1, 2), st.integers(0, 4)
-        ),
-        batches_meet_limits,
-        10.0,
-    ),
-    internal(
-        "decodes-wait-their-turn",
-        "Under prefill-first a decode waits eight steps behind prompts, no more and no less.",
-        7,
-        lambda: st.tuples(st.integers(2, 10), st.integers(3, 5), st.integers(1, 12)),
-        decodes_wait_their_turn,
-    ),
-    internal(
-        "decodes-go-first",
-        "Under prefill-first a decode that is due goes before an older prompt.",
-        7,
-        lambda: st.tuples(st.integers(2, 5), st.integers(1, 14)),
-        decodes_go_first,
-    ),
-    internal(
-        "priority-is-worth-steps",
-        "One level of priority is worth a thousand steps of waiting, no more and no less.",
-        7,
-        lambda: st.tuples(st.integers(0, 2), st.integers(-1, 1), st.integers(1, 1500)),
-        priority_is_worth_steps,
-        3.0,
-    ),
-)

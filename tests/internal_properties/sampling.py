@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from internal_properties.internal import internal
 from lfm2np import plain
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.strategies.scenarios import sampling_params
 from lfm2np.numerics import numerics_named
 from lfm2np.sampling.choice import (
@@ -85,6 +84,14 @@ def rows(draw: st.DrawFn) -> tuple[Row, SamplingParams, Ids, Ids]:
     return tuple(value / 8 for value in row), params, draw(ids) or (3,), draw(ids)
 
 
+@internal(
+    "sampling-is-its-definition",
+    "Processors, in the order of the profile, give the documented distribution; greedy takes the lowest of equals.",
+    2,
+    rows,
+    weight=16.0,
+    bugs=("vLLM 5639",),
+)
 def sampling_is_its_definition(example: tuple[Row, SamplingParams, Ids, Ids]) -> None:
     row, params, prompt, output = example
     array = np.array(row, np.float32)
@@ -119,6 +126,12 @@ def require_weights(array: NDArray[Any], params: SamplingParams, prompt: Ids, ou
         raise Violation(f"processed logits {processed.tolist()}, expected 0 for the largest, and 2**45 as its weight")
 
 
+@internal(
+    "top-p-takes-just-enough",
+    "The fewest tokens that together reach top_p stay, to the unit.",
+    2,
+    lambda: st.just("all"),
+)
 def top_p_takes_just_enough(example: str) -> None:
     """On the border: tokens that reach top_p to the unit are enough, and one unit less is not."""
     least = np.float32(-31.2)  # its weight is one unit, where the likeliest has 2**45
@@ -132,6 +145,17 @@ def top_p_takes_just_enough(example: str) -> None:
             raise Violation(f"logits {row} with top_p {top_p}: weights {found}, expected {expected}")
 
 
+@internal(
+    "logprobs-are-their-definition",
+    "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
+    2,
+    lambda: st.tuples(
+        st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
+        st.integers(0, 11),
+        st.integers(0, 12),
+    ),
+    weight=2.0,
+)
 def logprobs_are_their_definition(example: tuple[Row, int, int]) -> None:
     """Of one token and of the likeliest ones, best first, of equal ones the lower id first."""
     row, token, count = example
@@ -161,6 +185,21 @@ def on_a_border(row: list[float], params: SamplingParams, prompt: Ids, output: I
     return len(supports) > 1
 
 
+@internal(
+    "noise-is-of-its-place",
+    "Noise is Philox of (seed, sample, position, purpose); tokens are drawn by their shares of it.",
+    2,
+    lambda: st.tuples(
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 5),
+        st.integers(0, 200),
+        st.integers(0, 2),
+        st.text("ab#é", max_size=4),
+        weights(),
+    ),
+    weight=8.0,
+    bugs=("vLLM 51226", "vLLM 31081"),
+)
 def noise_is_of_its_place(example: tuple[int, int, int, int, str, list[int]]) -> None:
     """Philox of its place; a request without a seed has one of the engine's and its name; draws are by shares."""
     seed, sample, position, purpose, name, weights = example
@@ -197,6 +236,12 @@ def said(least: int) -> st.SearchStrategy[Ids]:
     return st.lists(st.integers(0, 3), min_size=least, max_size=6).map(tuple)
 
 
+@internal(
+    "rejection-is-exact",
+    "A checked guess and its replacement give each token with the model's probability.",
+    2,
+    lambda: st.tuples(weights(), weights()),
+)
 def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
     """Over all guesses and noises, a token comes as often as the model gives it: to 2**-120, in fractions."""
     p, q = (np.array(one, np.int64) for one in example)
@@ -224,6 +269,13 @@ def rejection_is_exact(example: tuple[list[int], list[int]]) -> None:
             )
 
 
+@internal(
+    "guesses-use-their-own-noise",
+    "Whether a guess is taken, and what replaces it, are decided by two noises of its place.",
+    2,
+    lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
+    weight=8.0,
+)
 def guesses_use_their_own_noise(example: tuple[list[int], list[int], int, Ids, Ids, int]) -> None:
     """A drawn guess is decided by the noise of its place and of purpose 1, and replaced by that of purpose 2."""
     p, q, seed, prompt, output, index = example
@@ -243,66 +295,3 @@ def guesses_use_their_own_noise(example: tuple[list[int], list[int], int, Ids, I
     greedy = SamplingParams(temperature=0.0)
     if next_token(row, greedy, prompt, output, (), seed, index, guess) != int(np.argmax(row)):
         raise Violation("a guess changes a greedy token")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "sampling-is-its-definition",
-        "Processors, in the order of the profile, give the documented distribution; greedy takes the lowest of equals.",
-        2,
-        rows,
-        sampling_is_its_definition,
-        16.0,
-        bugs=("vLLM 5639",),
-    ),
-    internal(
-        "top-p-takes-just-enough",
-        "The fewest tokens that together reach top_p stay, to the unit.",
-        2,
-        lambda: st.just("all"),
-        top_p_takes_just_enough,
-    ),
-    internal(
-        "logprobs-are-their-definition",
-        "Log-probabilities are those of the raw logits, and the likeliest tokens are told in their order.",
-        2,
-        lambda: st.tuples(
-            st.lists(st.integers(-16, 16).map(lambda value: value / 8), min_size=12, max_size=12).map(tuple),
-            st.integers(0, 11),
-            st.integers(0, 12),
-        ),
-        logprobs_are_their_definition,
-        2.0,
-    ),
-    internal(
-        "noise-is-of-its-place",
-        "Noise is Philox of (seed, sample, position, purpose); tokens are drawn by their shares of it.",
-        2,
-        lambda: st.tuples(
-            st.integers(0, 2**64 - 1),
-            st.integers(0, 5),
-            st.integers(0, 200),
-            st.integers(0, 2),
-            st.text("ab#é", max_size=4),
-            weights(),
-        ),
-        noise_is_of_its_place,
-        8.0,
-        bugs=("vLLM 51226", "vLLM 31081"),
-    ),
-    internal(
-        "rejection-is-exact",
-        "A checked guess and its replacement give each token with the model's probability.",
-        2,
-        lambda: st.tuples(weights(), weights()),
-        rejection_is_exact,
-    ),
-    internal(
-        "guesses-use-their-own-noise",
-        "Whether a guess is taken, and what replaces it, are decided by two noises of its place.",
-        2,
-        lambda: st.tuples(weights(), weights(), st.integers(0, 99), said(1), said(0), st.integers(0, 2)),
-        guesses_use_their_own_noise,
-        8.0,
-    ),
-)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from internal_properties.internal import internal
 from internal_properties.wrong_engine_calls import ENGINE, SAMPLING, Case
 from lfm2np.conformance.properties.driver import Violation
-from lfm2np.conformance.properties.property import Property
 from scheduler import (
     BlockPool,
     FinishReason,
@@ -353,6 +352,12 @@ TRACES: tuple[Case, ...] = (
 ALL = (*SCHEDULER, *SIZES, *POOL, *TRACES, *ENGINE, *SAMPLING)
 
 
+@internal(
+    "wrong-calls-are-refused",
+    "A call that can't be right is refused at once, by the error that says so.",
+    7,
+    lambda: st.just("all"),
+)
 def wrong_calls(example: str) -> None:
     """All of them, always: there is nothing to draw."""
     for kind, message, call in ALL:
@@ -363,14 +368,3 @@ def wrong_calls(example: str) -> None:
                 raise Violation(f"a wrong call is refused with {str(error)!r}, expected {message!r}") from None
             continue
         raise Violation(f"a wrong call was not refused, expected {kind.__name__}: {message}")
-
-
-PROPERTIES: tuple[Property, ...] = (
-    internal(
-        "wrong-calls-are-refused",
-        "A call that can't be right is refused at once, by the error that says so.",
-        7,
-        lambda: st.just("all"),
-        wrong_calls,
-    ),
-)
