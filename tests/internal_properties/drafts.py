@@ -63,33 +63,41 @@ def lookup_is_its_definition(example: tuple[Ids, int, int, int, tuple[int, ...]]
         raise Violation(f"script {script} after {len(ids) - 1} tokens: {scripted.token_ids}, expected {rest}")
 
 
+@st.composite
+def stopped_texts(draw: st.DrawFn) -> tuple[list[str], list[str], bool, int, int]:
+    """A text cut into tokens, stop strings of its letters, `include`, the tokens that can't stop, and characters of the
+    last token that come with `finish`, as those of an unfinished character do."""
+    text = draw(st.text("ab\ufffd", max_size=12))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    stop = draw(st.lists(st.text("ab\ufffd", min_size=1, max_size=4), max_size=3))
+    return pieces, stop, draw(st.booleans()), draw(st.integers(0, len(pieces) + 1)), draw(st.sampled_from([0, 0, 1, 5]))
+
+
 @internal(
     "stop-strings-are-found",
     "A stop string ends the text across any token border, inside a token too, and not before min_tokens.",
     2,
-    lambda: st.tuples(
-        st.lists(st.text("a→", max_size=6), max_size=6),
-        st.lists(st.text("a→", min_size=1, max_size=6), min_size=1, max_size=2),
-        st.booleans(),
-        st.integers(0, 3),
-    ),
+    stopped_texts,
     weight=20.0,
     bugs=("vLLM 3572",),
 )
-def stop_strings(example: tuple[list[str], list[str], bool, int]) -> None:
+def stop_strings(example: tuple[list[str], list[str], bool, int, int]) -> None:
     """Pieces of text, one a token: whatever the cuts, the text ends where the definition says."""
-    pieces, stop, include, min_tokens = example
+    pieces, stop, include, min_tokens, late = example
     checker = StopChecker(stop, include)
+    border = max(len(pieces[-1]) - late, 0)
     shown, stopped = "", None
-    for number, piece in enumerate(pieces, start=1):
+    for number, piece in enumerate([*pieces[:-1], pieces[-1][:border]], start=1):
         text, stopped = checker.push(piece, number > min_tokens)
         shown += text
         if stopped is not None:
             break
     if stopped is None:
-        shown += checker.finish()[0]
-    if (shown, stopped) != plain.stop_text(pieces, stop, include, min_tokens):
-        expected = plain.stop_text(pieces, stop, include, min_tokens)
+        text, stopped = checker.finish(pieces[-1][border:])
+        shown += text
+    expected = plain.stop_text(pieces, stop, include, min_tokens)
+    if (shown, stopped) != expected:
         raise Violation(f"pieces {pieces} with stop {stop}: {(shown, stopped)}, expected {expected}")
 
 

@@ -25,13 +25,7 @@ from lfm2np.network.step import forward
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import Draft, DraftContext
 from lfm2np.speculation.proposals import propose
-from scheduler import (
-    Request,
-    Scheduler,
-    SchedulerConfig,
-    TraceError,
-    replay,
-)
+from scheduler import Request, Scheduler, SchedulerConfig, TraceError, replay
 from scheduler.checksum import sealed
 
 
@@ -324,10 +318,7 @@ def damaged(line: dict[str, Any], damage: str) -> tuple[dict[str, Any], str]:
     """A step's line, changed, and what the error must say."""
     plan, free = line["plan"], line["free_blocks"]
     if damage == "renamed":
-        return {
-            **line,
-            "kind": "leap",
-        }, "kind 'leap': expected add, finish, fork, preempt, step, abandon, "
+        return {**line, "kind": "leap"}, "kind 'leap': expected add, finish, fork, preempt, step, abandon, "
     if damage == "free blocks":
         return {**line, "free_blocks": free + 1}, f"free_blocks: the replay has {free}, the trace {free + 1}"
     if damage == "number":

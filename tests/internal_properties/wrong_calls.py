@@ -141,11 +141,7 @@ SCHEDULER: tuple[Case, ...] = (
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("z", budget=8)),
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early("A", budget=8)),
     (PlanError, "step 0: drafts for 'a', which can't take any", lambda: drafts_too_early(None, budget=2)),
-    (
-        PlanError,
-        f"update() for step 0, {OTHER}",
-        lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]})),
-    ),
+    (PlanError, f"update() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.update(replace(p), {"a": [5, 9]}))),
     (PlanError, f"abandon() for step 0, {OTHER}", lambda: with_plan(lambda s, p: s.abandon(replace(p)))),
     (RequestRefused, "request id 'a' is already in use", lambda: settled().add(Request("a", (1,), 1))),
     (
@@ -253,11 +249,7 @@ POOL: tuple[Case, ...] = (
     (PoolError, "block 300: expected 0 to 299", lambda: BlockPool(300).share(300)),
     (PoolError, "no block is free: all 300 are owned", lambda: exhausted(300)),
     (PoolError, "block -1: expected 0 to 2", lambda: pool(0, 0, lambda p: p.release(-1))),
-    (
-        PoolError,
-        "block 1 is released, but no one owns it: a double free",
-        lambda: pool(1, 0, lambda p: p.release(1)),
-    ),
+    (PoolError, "block 1 is released, but no one owns it: a double free", lambda: pool(1, 0, lambda p: p.release(1))),
     (
         PoolError,
         "block 1 is released, but no one owns it: a double free",

@@ -162,11 +162,7 @@ ENGINE: tuple[Case, ...] = (
     (RequestError, "request id 'a' is already in use", lambda: lonely().fork("a", "a")),
     (RequestError, "request id 'a': 2 samples, expected 1 to fork", several_samples),
     (RequestError, "request id 'a' is already in use", lambda: lonely().add_request("a", [3])),
-    (
-        RequestError,
-        "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1",
-        too_large,
-    ),
+    (RequestError, "request 'a': 3 prompt tokens and max_tokens=9 need 6 blocks of 2; the pool has 1", too_large),
     (RequestError, "abort(): called from inside a step; wait until it is over", called_from_inside),
     (RequestError, "step(): an earlier call was interrupted in its bookkeeping; make a new engine", half_kept_books),
     (RequestError, "verify: the engine was made without check=True", lambda: own_engine().verify()),

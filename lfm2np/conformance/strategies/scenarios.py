@@ -92,10 +92,7 @@ def prompts(longest: int = LONGEST_PROMPT) -> st.SearchStrategy[tuple[int, ...]]
 def greedy_params(most_tokens: int = MOST_TOKENS) -> st.SearchStrategy[SamplingParams]:
     """No randomness, and nothing but what every engine has."""
     return st.builds(
-        SamplingParams,
-        temperature=st.just(0.0),
-        max_tokens=st.integers(1, most_tokens),
-        ignore_eos=st.just(True),
+        SamplingParams, temperature=st.just(0.0), max_tokens=st.integers(1, most_tokens), ignore_eos=st.just(True)
     )
 
 
