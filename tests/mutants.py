@@ -209,14 +209,15 @@ def survives(file: str, source: str, profiles: Sequence[str]) -> bool:
     sys.meta_path.insert(0, Replacing(file, source))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.setitimer(signal.ITIMER_PROF, SECONDS["quick"])
+    from internal_properties.catalogue import EVERYTHING
+
     from lfm2np.conformance.adapters import own
-    from lfm2np.conformance.catalogue import ALL
     from lfm2np.conformance.runner import run_property
 
     first = FIRST[max((place for place in FIRST if file.startswith(place)), key=len)]
-    rest = [one.id for one in ALL if one.id not in first]
+    rest = [one.id for one in EVERYTHING if one.id not in first]
     order = [*first, *(name for name in rest if name not in LAST), *(name for name in rest if name in LAST)]
-    ordered = sorted(ALL, key=lambda one: order.index(one.id))
+    ordered = sorted(EVERYTHING, key=lambda one: order.index(one.id))
     for profile in profiles:
         for one in ordered:
             signal.setitimer(signal.ITIMER_PROF, SECONDS[profile])

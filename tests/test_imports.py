@@ -25,7 +25,8 @@ COMPUTE = {*READ, "lfm2np.reference", "lfm2np.network"}
 RUN = {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "lfm2np.engine", "lfm2np.work", "lfm2np.scoring"}
 CALL = {*RUN, "lfm2np.loading", "lfm2np.memory", "lfm2np", "scheduler"}
 ORACLE = {"lfm2np.oracle", "lfm2np.oracle.targets", "lfm2np.oracle.judging"}
-PROTOCOL, TRIALS, MACHINES = (f"lfm2np.conformance.{name}" for name in ("protocol", "trials", "machines"))
+PROTOCOL = "lfm2np.engine_protocol"
+SUITE = [f"lfm2np.conformance.{name}" for name in ("draining", "strategies", "properties")]
 ROOMS: dict[str, set[str]] = {
     "scheduler": set(),
     "lfm2np.before_numpy": set(),
@@ -62,10 +63,10 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.oracle.recorders": {*CALL, *ORACLE, "lfm2np.oracle.locate", PROTOCOL},
     "lfm2np.oracle.wrong_engine": {*CALL, PROTOCOL, "lfm2np.oracle.recorders"},
     "lfm2np.oracle.vectors": {*CALL, *ORACLE, "lfm2np.oracle.locate", "lfm2np.oracle.recorders"},
-    TRIALS: {*CALL, *ORACLE, "lfm2np.plain", PROTOCOL},
-    MACHINES: {"lfm2np.sampling", "lfm2np.engine", "scheduler", PROTOCOL, TRIALS},
-    "lfm2np.conformance.demands": {*CALL, "lfm2np.plain", PROTOCOL, TRIALS, MACHINES},
-    "lfm2np.conformance": {*CALL, PROTOCOL, TRIALS, MACHINES, "lfm2np.conformance.demands", "lfm2np.faults"},
+    SUITE[0]: {PROTOCOL},
+    SUITE[1]: {*CALL, PROTOCOL, *SUITE[:1]},
+    SUITE[2]: {*CALL, *ORACLE, "lfm2np.plain", PROTOCOL, *SUITE[:2]},
+    "lfm2np.conformance": {*CALL, PROTOCOL, *SUITE, "lfm2np.faults"},
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},

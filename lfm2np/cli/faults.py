@@ -43,13 +43,13 @@ def run_faults(arguments: argparse.Namespace) -> None:
         for done, result in enumerate(tried(chosen, arguments.profile, arguments.jobs), start=1):
             results[result["name"]] = result
             show(done, len(chosen))
-    faults = [{**about(one), **results[one.name]} for one in chosen if isinstance(one, Fault)]
-    benign = [{**about(one), **results[one.name]} for one in chosen if isinstance(one, Variant)]
+    faults = [{**about(each), **results[each.name]} for each in chosen if isinstance(each, Fault)]
+    benign = [{**about(each), **results[each.name]} for each in chosen if isinstance(each, Variant)]
     if arguments.json:
         print(json.dumps({"profile": arguments.profile, "faults": faults, "benign": benign}))
     else:
         print_table(faults, benign, arguments.show)
-    wrong = [one["name"] for one in faults if not one["caught"]] + [one["name"] for one in benign if one["caught"]]
+    wrong = [row["name"] for row in faults if not row["caught"]] + [row["name"] for row in benign if row["caught"]]
     if wrong:
         raise ProofError(f"faults that survive, or variants that are flagged: {', '.join(wrong)}")
 
@@ -57,7 +57,7 @@ def run_faults(arguments: argparse.Namespace) -> None:
 def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterator[dict[str, Any]]:
     """Each in a process of its own, as they end."""
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(try_one, one, profile) for one in chosen]
+        futures = [pool.submit(try_one, change, profile) for change in chosen]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -66,22 +66,27 @@ def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterato
                 future.cancel()
 
 
-def try_one(one: Fault | Variant, profile: str) -> dict[str, Any]:
-    extra = dict(one.environment) if isinstance(one, Variant) else {}
-    command = [sys.executable, "-m", "lfm2np.conformance.fault_trial", one.name, profile]
+def try_one(change: Fault | Variant, profile: str) -> dict[str, Any]:
+    extra = dict(change.environment) if isinstance(change, Variant) else {}
+    command = [sys.executable, "-m", "lfm2np.conformance.fault_trial", change.name, profile]
     ended = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True, check=False)
     if ended.returncode:  # no verdict: wrong for a fault and for a variant
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         problem = f"no verdict: its process ended with code {ended.returncode}: {last}"
-        return {"name": one.name, "caught": isinstance(one, Variant), "by": problem, "message": ended.stderr}
+        return {"name": change.name, "caught": isinstance(change, Variant), "by": problem, "message": ended.stderr}
     answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return answer
 
 
-def about(one: Fault | Variant) -> dict[str, Any]:
-    if isinstance(one, Variant):
-        return {"name": one.name, "sentence": one.sentence}
-    return {"name": one.name, "section": one.section, "sentence": one.sentence, "seen_in": list(one.seen_in)}
+def about(change: Fault | Variant) -> dict[str, Any]:
+    if isinstance(change, Variant):
+        return {"name": change.name, "sentence": change.sentence}
+    return {
+        "name": change.name,
+        "section": change.section,
+        "sentence": change.sentence,
+        "seen_in": list(change.seen_in),
+    }
 
 
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
@@ -89,35 +94,39 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
     if faults:
         print("| | fault | seen in | caught by | examples | size |")
         print("|---|---|---|---|---|---|")
-    for one in faults:
-        survives = f"**survives** {one.get('by', '')}".rstrip()
-        how = [one["by"], str(one["examples"]), str(one["size"] or "")] if one["caught"] else [survives, "", ""]
-        print(f"| {one['section']} | {one['name']} | {', '.join(one['seen_in'])} | {' | '.join(how)} |")
-        if show and one["caught"]:
-            print(f"\n{one['message']}\n")
-    caught = [one for one in faults if one["caught"]]
+    for row in faults:
+        survives = f"**survives** {row.get('by', '')}".rstrip()
+        how = [row["by"], str(row["examples"]), str(row["size"] or "")] if row["caught"] else [survives, "", ""]
+        print(f"| {row['section']} | {row['name']} | {', '.join(row['seen_in'])} | {' | '.join(how)} |")
+        if show and row["caught"]:
+            print(f"\n{row['message']}\n")
+    caught = [row for row in faults if row["caught"]]
     if caught:
-        median = statistics.median(one["examples"] for one in caught)
-        quick = sum(one["profile"] == "quick" for one in caught)
+        median = statistics.median(row["examples"] for row in caught)
+        quick = sum(row["profile"] == "quick" for row in caught)
         counts = f"{len(caught)} of {len(faults)} faults caught, {quick} of them under quick"
         print(f"\n{counts}; examples to the first failure: median {median:g}")
     if benign:
         print("\n| benign variant | what it changes | flagged |")
         print("|---|---|---|")
-    for one in benign:
-        print(f"| {one['name']} | {one['sentence']} | {'**by ' + one['by'] + '**' if one['caught'] else 'no'} |")
-        if show and one["caught"]:
-            print(f"\n{one['message']}\n")
+    for row in benign:
+        print(f"| {row['name']} | {row['sentence']} | {'**by ' + row['by'] + '**' if row['caught'] else 'no'} |")
+        if show and row["caught"]:
+            print(f"\n{row['message']}\n")
 
 
 def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
     if as_object:
-        faults = [about(one) for one in chosen if isinstance(one, Fault)]
-        print(json.dumps({"faults": faults, "benign": [about(one) for one in chosen if isinstance(one, Variant)]}))
+        faults = [about(change) for change in chosen if isinstance(change, Fault)]
+        print(
+            json.dumps(
+                {"faults": faults, "benign": [about(change) for change in chosen if isinstance(change, Variant)]}
+            )
+        )
         return
-    for one in chosen:
-        seen = f" ({', '.join(one.seen_in)})" if isinstance(one, Fault) and one.seen_in else ""
-        print(f"{one.section if isinstance(one, Fault) else '-'}  {one.name}\n     {one.sentence}{seen}")
+    for change in chosen:
+        seen = f" ({', '.join(change.seen_in)})" if isinstance(change, Fault) and change.seen_in else ""
+        print(f"{change.section if isinstance(change, Fault) else '-'}  {change.name}\n     {change.sentence}{seen}")
 
 
 def add_faults(command: AddCommand) -> None:

@@ -19,7 +19,7 @@ from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import AddCommand, one_line
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
-from lfm2np.conformance.protocol import load_factory
+from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.targets.target import TargetError

@@ -1,7 +1,7 @@
-"""The property-based suite: batched ragged decoding equals sequential generation, for this engine and for any other.
+"""The property suite: batched ragged decoding equals sequential generation, for this engine and for any other.
 
     pytest --pyargs lfm2np.conformance --engine package.module:factory --profile quick
 
-protocol.py says what an engine must offer, demands/ what is demanded of it, on what trials/ draw and machines/ do;
-adapters.py, plugin.py and runner.py run it, fault_trial.py against a fault.
+catalogue.py lists the properties: what is drawn (strategies/) and how it is checked (properties/). An engine offers the
+methods of lfm2np/engine_protocol.py. plugin.py and runner.py run the suite, fault_trial.py runs it against a fault.
 """

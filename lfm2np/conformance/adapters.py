@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Completion, Request
-from lfm2np.conformance.trials.draining import drain
+from lfm2np.conformance.draining import drain
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
+from lfm2np.engine_protocol import Completion, Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
 from lfm2np.scoring import teacher_forcing
@@ -43,15 +43,15 @@ class Own:
 
     # level a, b
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        for one in requests:
-            self.add(one)
-        found = drain(self)
-        return [found[one.request_id] for one in requests]
+        for request in requests:
+            self.add(request)
+        completions = drain(self)
+        return [completions[request.request_id] for request in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         model = self.engine.model
         scores = teacher_forcing.score(model.weights, model.config, model.numerics, model.prompt_ids(token_ids))
-        return [one.logprob for one in scores]
+        return [score.logprob for score in scores]
 
     # level c
     def add(self, request: Request) -> None:
@@ -103,20 +103,24 @@ class Own:
     def verify(self) -> None:
         self.engine.verify()
 
+    def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        model = self.engine.model
+        return list(model.prompt_ids(prompt) if isinstance(prompt, str) else model.tokenizer.encode_chat(prompt))
+
     def _completions(self, output: RequestOutput) -> list[Completion]:
         prompt = None if output.prompt_logprobs is None else tuple(p.logprob for p in output.prompt_logprobs[1:] if p)
-        return [self._completion(output.request_id, one, prompt) for one in output.outputs]
+        return [self._completion(output.request_id, sample, prompt) for sample in output.outputs]
 
-    def _completion(self, name: str, one: CompletionOutput, prompt: tuple[float, ...] | None) -> Completion:
-        rows = self._rows.get(name if one.index == 0 else f"{name}#{one.index}", [])
+    def _completion(self, request_id: str, sample: CompletionOutput, prompt: tuple[float, ...] | None) -> Completion:
+        rows = self._rows.get(request_id if sample.index == 0 else f"{request_id}#{sample.index}", [])
         return Completion(
-            token_ids=one.token_ids,
-            finish_reason=one.finish_reason,
-            logprobs=None if one.logprobs is None else tuple(each.logprob for each in one.logprobs),
-            prompt_logprobs=prompt if one.index == 0 else None,
+            token_ids=sample.token_ids,
+            finish_reason=sample.finish_reason,
+            logprobs=None if sample.logprobs is None else tuple(each.logprob for each in sample.logprobs),
+            prompt_logprobs=prompt if sample.index == 0 else None,
             logits=tuple(rows),
-            text=one.text,
-            stop_reason=one.stop_reason,
+            text=sample.text,
+            stop_reason=sample.stop_reason,
         )
 
 
@@ -216,21 +220,21 @@ class TransformersPadded:
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         import torch
 
-        longest = max(len(one.prompt_token_ids) for one in requests)
-        for one in requests:
-            if one.params.temperature != 0.0 or one.params.n != 1:
-                raise RequestError(f"request {one.request_id!r}: this adapter is greedy")
-        padding = [longest - len(one.prompt_token_ids) for one in requests]
+        longest = max(len(request.prompt_token_ids) for request in requests)
+        for request in requests:
+            if request.params.temperature != 0.0 or request.params.n != 1:
+                raise RequestError(f"request {request.request_id!r}: this adapter is greedy")
+        padding = [longest - len(request.prompt_token_ids) for request in requests]
         ids = torch.tensor([[0] * pad + list(r.prompt_token_ids) for pad, r in zip(padding, requests, strict=True)])
         mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
-        most = max(one.params.max_tokens or 1 for one in requests)
+        most = max(request.params.max_tokens or 1 for request in requests)
         with torch.no_grad():
             out = self._model.generate(
                 ids, attention_mask=mask, max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         return [
-            [Completion(tuple(row[longest : longest + (one.params.max_tokens or 1)].tolist()))]
-            for row, one in zip(out, requests, strict=True)
+            [Completion(tuple(row[longest : longest + (request.params.max_tokens or 1)].tolist()))]
+            for row, request in zip(out, requests, strict=True)
         ]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:

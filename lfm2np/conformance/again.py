@@ -1,15 +1,15 @@
-"""For the scripts that a failure prints: `check` and the names that an example is written with."""
+"""For the scripts that a failure prints: `check` and the names in an example."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lfm2np.conformance.catalogue import by_id
-from lfm2np.conformance.demands.demands import Machine
-from lfm2np.conformance.protocol import Request, load_factory
-from lfm2np.conformance.trials.models import Checkpoint, TinyModel
-from lfm2np.conformance.trials.rounding import Rounding
-from lfm2np.conformance.trials.strategies import Scenario
+from lfm2np.conformance.properties.property import Machine
+from lfm2np.conformance.properties.rounding import Rounding
+from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
+from lfm2np.conformance.strategies.scenarios import Scenario
+from lfm2np.engine_protocol import Request, load_factory
 from lfm2np.errors import RequestError
 from lfm2np.sampling.params import SamplingParams
 
@@ -17,7 +17,7 @@ __all__ = ["Checkpoint", "Request", "SamplingParams", "Scenario", "TinyModel", "
 
 
 def check(property_id: str, engine: str, example: Any, number_format: str | None = None) -> None:
-    """Holds one example against a property: a Violation says what is wrong, no answer that nothing is."""
+    """Tries one example of a property on an engine: Violation if it fails."""
     chosen = by_id(property_id)
     if isinstance(chosen, Machine):
         raise RequestError(f"property {property_id!r} is a state machine: run the program that it printed")

@@ -3,33 +3,48 @@
     python -m lfm2np.conformance.fault_trial NAME PROFILE
 
 A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
-variant goes through the whole suite.
+variant goes through the whole suite. In a checkout the suite is that of tests/internal_properties too, from which an
+installed copy is cut off.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from hypothesis.internal.conjecture import engine as hypothesis_engine
 
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.catalogue import ALL
+from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.runner import Result, run_property
 from lfm2np.faults import Fault, by_name, inject
 
 MOST_SECONDS_OF_SHRINKING = 20  # Hypothesis takes up to 300; a table of sizes need not show the very least
 
 
+def suite() -> tuple[Property | Machine, ...]:
+    """The properties of any engine; in a checkout also those of this package's own parts, which stand in tests/."""
+    tests = Path(__file__).parents[2] / "tests"
+    if not (tests / "internal_properties").is_dir():
+        return ALL
+    sys.path.append(str(tests))
+    everything: tuple[Property | Machine, ...] = importlib.import_module("internal_properties.catalogue").EVERYTHING
+    return everything
+
+
 def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
     """Which property catches it first."""
+    properties = suite()
     with inject(fault):
         for name in dict.fromkeys(("quick", profile)):
-            for prop in ALL:
+            for prop in properties:
                 result = run_property(prop, own, name)
                 if result.status == "failed":
-                    return found(result, name)
+                    return caught_by(result, name)
     return {"caught": False}
 
 
@@ -41,17 +56,17 @@ def try_variant(name: str, profile: str) -> dict[str, Any]:
     def factory(model: str, sizes: dict[str, Any]) -> Any:
         return own(model, {**sizes, **variant.sizes})
 
-    examples = 0
+    examples, properties = 0, suite()
     with inject(variant):
-        for prop in ALL:
+        for prop in properties:
             result = run_property(prop, factory, profile)
             examples += result.examples
             if result.status == "failed":
-                return found(result, profile)
+                return caught_by(result, profile)
     return {"caught": False, "examples": examples}
 
 
-def found(result: Result, profile: str) -> dict[str, Any]:
+def caught_by(result: Result, profile: str) -> dict[str, Any]:
     return {
         "caught": True,
         "by": result.id,

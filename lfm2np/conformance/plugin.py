@@ -19,7 +19,7 @@ PROFILES = ("quick", "ci", "deep")
 NUMBER_FORMATS = ("float32", "float16", "bfloat16", "q8", "w8a8", "int8", "int4")
 
 
-SIZES = {  # option -> its name in protocol.TOLD, and what it is
+SIZES = {  # option -> its name in engine_protocol.TOLD, and what it is
     "--block-size": ("block_size", "tokens of one of the engine's blocks"),
     "--chunk": ("max_num_batched_tokens", "most tokens of a step of the engine"),
     "--max-num-seqs": ("max_num_seqs", "requests that the engine runs at once"),
@@ -81,8 +81,8 @@ def terms_of(config: pytest.Config) -> Any:
 def given_terms(config: pytest.Config) -> Any:
     """UsageError for a size or a checkpoint that is none."""
     from lfm2np.conformance.runner import Terms
-    from lfm2np.conformance.trials.lengths import lengths_of
-    from lfm2np.conformance.trials.models import Checkpoint, loaded
+    from lfm2np.conformance.strategies.lengths import lengths_of
+    from lfm2np.conformance.strategies.models import Checkpoint, loaded
     from lfm2np.errors import Lfm2npError
 
     sizes: dict[str, Any] = {}
@@ -111,14 +111,14 @@ def known_failures(path: str | None) -> dict[str, str]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise pytest.UsageError(f"--xfails {path}: {problem}") from None
-    found = {}
+    failures = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        name, _, comment = (part.strip() for part in line.partition("#"))
-        if name and name not in {one.id for one in ALL}:
-            raise pytest.UsageError(f"--xfails {path}, line {number}: {name!r} is no property")
-        if name:
-            found[name] = comment or "known to fail"
-    return found
+        property_id, _, comment = (part.strip() for part in line.partition("#"))
+        if property_id and property_id not in {prop.id for prop in ALL}:
+            raise pytest.UsageError(f"--xfails {path}, line {number}: {property_id!r} is no property")
+        if property_id:
+            failures[property_id] = comment or "known to fail"
+    return failures
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -128,11 +128,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         xfails = known_failures(option(metafunc.config, "xfails"))
         cases: Iterator[object] = (
             pytest.param(
-                one,
-                id=one.id,
-                marks=[pytest.mark.xfail(reason=xfails[one.id], strict=True)] if one.id in xfails else [],
+                prop,
+                id=prop.id,
+                marks=[pytest.mark.xfail(reason=xfails[prop.id], strict=True)] if prop.id in xfails else [],
             )
-            for one in ALL
+            for prop in ALL
         )
         metafunc.parametrize("property_", list(cases))
 

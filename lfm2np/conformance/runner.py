@@ -15,16 +15,16 @@ from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
-from lfm2np.conformance.demands.demands import Machine, Property
-from lfm2np.conformance.protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
-from lfm2np.conformance.trials.driver import Violation, make
-from lfm2np.conformance.trials.features import WORDS, advice, fit, place, promised, sparing_words
-from lfm2np.conformance.trials.lengths import Lengths, lengths_of
-from lfm2np.conformance.trials.mixtures import has_model, mixed, with_some_experts
-from lfm2np.conformance.trials.models import Checkpoint, TinyModel
-from lfm2np.conformance.trials.rounding import Rounding, format_of, unjudged
-from lfm2np.conformance.trials.shrinking import bounded_shrinking, seconds_left
-from lfm2np.conformance.trials.strategies import size_of
+from lfm2np.conformance.properties.driver import Violation, make
+from lfm2np.conformance.properties.property import Machine, Property
+from lfm2np.conformance.properties.rounding import Rounding, format_of, unjudged
+from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
+from lfm2np.conformance.strategies.features import WORDS, advice, fit, place, promised, sparing_words
+from lfm2np.conformance.strategies.lengths import Lengths, lengths_of
+from lfm2np.conformance.strategies.mixtures import has_model, mixed, with_some_experts
+from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
+from lfm2np.conformance.strategies.scenarios import size_of
+from lfm2np.engine_protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
@@ -50,7 +50,7 @@ class Terms:
     """What a run is made on, beside the engine."""
 
     model: Checkpoint | None = None  # in the place of drawn models
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of protocol.TOLD; they go before what the engine tells
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of engine_protocol.TOLD, before the engine's
     lacks: frozenset[str] = frozenset()  # what the engine was found not to do, though it does not declare it
     spent: float = 0.0  # seconds on properties that failed: less is left to shrink the next
 
@@ -85,7 +85,7 @@ def run_property(
         return Result(prop.id, "skipped", message=reason)
     trial = Trial(prop, factory, profile(name, prop.weight, shrink), lengths_at(engine, terms), terms.model)
     with bounded_shrinking(seconds_left("deep" if hasattr(engine, "is_lfm2np") else name, terms.spent)) as stopped:
-        run, found, notes = tried(trial, engine, lacks, terms)
+        run, undeclared, notes = tried(trial, engine, lacks, terms)
     after = [*stopped[:1], *(promised(prop.needs, lacks) if isinstance(run.error, Violation) else ())]
     return Result(
         id=prop.id,
@@ -94,28 +94,28 @@ def run_property(
         seconds=time.perf_counter() - began,
         message="\n".join([notes + run.message, *after]),
         size=run.size,
-        undeclared=found,
-        advice=advice(terms.lacks | found, lacking(engine)) if found else "",
+        undeclared=undeclared,
+        advice=advice(terms.lacks | undeclared, lacking(engine)) if undeclared else "",
     )
 
 
 def tried(trial: Trial, engine: Any, lacks: frozenset[str], terms: Terms) -> tuple[Run, frozenset[str], str]:
     """The run, without what the engine raises on and does not declare; the words of that, and what to say of them."""
     prop = trial.prop
-    run, found, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
+    run, undeclared, notes = trial.run(lacks | terms.lacks), frozenset[str](), ""
     while run.error is not None and not hasattr(engine, "is_lfm2np"):
-        words = trial.sparing(run, lacks | terms.lacks | found)
+        words = trial.sparing(run, lacks | terms.lacks | undeclared)
         if not words:
             break
-        found |= words
-        notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | found)
-        if found.intersection(prop.needs):
+        undeclared |= words
+        notes += asked_to_declare(run, words, lacking(engine) | terms.lacks | undeclared)
+        if undeclared.intersection(prop.needs):
             run = Run(run.examples)
             notes += "Without that nothing of this property is left."
             break
-        run = trial.run(lacks | terms.lacks | found)
+        run = trial.run(lacks | terms.lacks | undeclared)
         notes += "Without that: " + ("" if run.error else f"it holds, with {run.examples} examples.")
-    return run, found, notes
+    return run, undeclared, notes
 
 
 def first_engine(factory: Factory, terms: Terms) -> Any:
@@ -189,7 +189,7 @@ class Trial:
         prop = self.prop
         most, few = self.chosen.max_examples, 0
         if isinstance(prop, Machine):
-            run = self.programs(lambda one: one, most, lacks)
+            run = self.programs(lambda example: example, most, lacks)
         else:
             if prop.at_length and "long-contexts" not in lacks:
                 few = max(2 + (most >= EXAMPLES["quick"]), int(most * SHARE_AT_LENGTH))  # the first is the smallest
@@ -229,10 +229,10 @@ class Trial:
         assert isinstance(self.prop, Machine)
         has_models = False
 
-        def adapt(one: Any) -> Any:
+        def adapt(example: Any) -> Any:
             nonlocal has_models
-            has_models = has_models or has_model(one)
-            return place(fit(changed(one), lacks), self.model)
+            has_models = has_models or has_model(example)
+            return place(fit(changed(example), lacks), self.model)
 
         run = _run_machine(self.prop, self.factory, settings(self.chosen, max_examples=most), adapt)
         return replace(run, has_models=has_models)
@@ -320,19 +320,14 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Ca
 
 def totals() -> str:
     """What this process compared so far."""
-    from lfm2np.conformance.machines.machines import SchedulerMachine
-    from lfm2np.conformance.trials.driver import TOTALS
+    from lfm2np.conformance.properties.driver import TOTALS
 
-    return (
-        f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens); "
-        f"{SchedulerMachine.schedules:,} schedules without a model ({SchedulerMachine.steps:,} steps, "
-        f"{SchedulerMachine.tokens:,} rows)"
-    )
+    return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
 
 
 def met() -> str:
     """How often this process met the situations in which engines break, and which of them never."""
-    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+    from lfm2np.conformance.properties.driver import TOTALS, WIDE
 
     counted = {
         "runs with prefix hits": TOTALS.hits,
@@ -348,21 +343,21 @@ def met() -> str:
 
 def unmet() -> list[str]:
     """What was tried and not met, with what may be the reason."""
-    from lfm2np.conformance.trials.driver import TOTALS, WIDE
+    from lfm2np.conformance.properties.driver import TOTALS, WIDE
 
-    found = []
+    warnings = []
     if TOTALS.shared and not TOTALS.hits:
-        found.append(
+        warnings.append(
             f"prefix hits: {TOTALS.shared:,} requests began with full blocks of an earlier one, and the engine's "
             "metrics() gave no cached_tokens: it has no prefix cache, does not count, or its blocks are larger than "
             "its `sizes` say (block_size, or --block-size)"
         )
     if TOTALS.crowds and not TOTALS.wide:
-        found.append(
+        warnings.append(
             f"batches over {WIDE}: {TOTALS.crowds:,} times that many requests were there at once, and no step gave "
             "each of them a token: the engine's max_num_seqs or max_num_batched_tokens is less, or it has no step()"
         )
-    return found
+    return warnings
 
 
 def described(error: BaseException) -> str:

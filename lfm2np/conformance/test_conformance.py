@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lfm2np.conformance.demands.demands import Machine, Property
 from lfm2np.conformance.plugin import ADVICE, TERMS, chosen_profile, option, terms_of
-from lfm2np.conformance.protocol import load_factory
+from lfm2np.conformance.properties.property import Machine, Property
+from lfm2np.conformance.properties.rounding import Rounding
 from lfm2np.conformance.runner import run_property
-from lfm2np.conformance.trials.rounding import Rounding
+from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import RequestError
 
 

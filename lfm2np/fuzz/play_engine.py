@@ -1,4 +1,4 @@
-"""Carries out a trace on a Python engine, step by step (level c of protocol.py), or in rounds on any target.
+"""Carries out a trace on a Python engine, step by step (level c of engine_protocol.py), or in rounds on any target.
 
 An engine that steps is deterministic: a request that is sent after k tokens of another is added before the step that
 follows them. A pause means nothing there.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Request, lacking, load_factory, missing
+from lfm2np.engine_protocol import Request, lacking, load_factory, missing
 from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace

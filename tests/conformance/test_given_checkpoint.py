@@ -11,8 +11,8 @@ from lfm2np.conformance import adapters
 from lfm2np.conformance.again import Checkpoint, Request, SamplingParams, Scenario, TinyModel, check
 from lfm2np.conformance.catalogue import ALL
 from lfm2np.conformance.runner import Terms, run_property, short
-from lfm2np.conformance.trials.features import place
-from lfm2np.conformance.trials.models import checkpoint
+from lfm2np.conformance.strategies.features import place
+from lfm2np.conformance.strategies.models import checkpoint
 from lfm2np.faults import inject
 
 TRAINED = Checkpoint(str(lfm2np.load().path))

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.demands import checks
-from lfm2np.conformance.demands.demands import Property
-from lfm2np.conformance.protocol import TOLD, told
+from lfm2np.conformance.properties import checks, driver
+from lfm2np.conformance.properties.property import Property
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials import driver
-from lfm2np.conformance.trials.lengths import Lengths, common_text, lengths_of
-from lfm2np.conformance.trials.models import TinyModel
-from lfm2np.conformance.trials.strategies import counts, greedy_params, scenarios
+from lfm2np.conformance.strategies.lengths import Lengths, common_text, lengths_of
+from lfm2np.conformance.strategies.models import TinyModel
+from lfm2np.conformance.strategies.scenarios import counts, greedy_params, scenarios
+from lfm2np.engine_protocol import TOLD, told
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 
@@ -148,7 +147,6 @@ def test_an_engine_may_tell_known_sizes_only():
     [
         ("positions-stop-at-40", "equals-reference"),
         ("chunk-deep-in-a-prompt-ignores-the-past-state", "every-schedule"),
-        ("later-piece-of-queries-misses-its-own-position", "attention-in-pieces"),
     ],
 )
 def test_what_goes_wrong_only_at_length_is_found_under_quick(fault: str, name: str):
@@ -173,8 +171,8 @@ def test_what_goes_wrong_on_small_requests_is_still_shown_with_small_ones():
     assert result.size < 10
 
 
-def test_most_demands_on_an_engine_are_tried_at_length():
-    assert len(AT_LENGTH) == 22
+def test_most_properties_are_tried_at_length():
+    assert len(AT_LENGTH) == 21
     for one in AT_LENGTH:
         assert drawn(one.strategy(Lengths()), 2)
     assert TinyModel().positions == 96

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.demands import checks
-from lfm2np.conformance.demands.demands import Machine, Property
+from lfm2np.conformance.properties import answers
+from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials.mixtures import has_model, mixtures, with_experts, with_some_experts
-from lfm2np.conformance.trials.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
-from lfm2np.conformance.trials.strategies import Scenario, models
+from lfm2np.conformance.strategies.mixtures import has_model, mixtures, with_experts, with_some_experts
+from lfm2np.conformance.strategies.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
+from lfm2np.conformance.strategies.scenarios import Scenario, models
 from lfm2np.errors import NumericsError
 from lfm2np.reference import route
 
@@ -155,13 +155,13 @@ def test_the_last_token_overflows_in_a_mixture_too(first: int):
         model.logits([3, 4, 23])
 
 
-def test_rows_from_a_near_choice_on_are_not_held_against_float64(monkeypatch: pytest.MonkeyPatch):
+def test_rows_from_a_near_choice_on_are_not_compared_with_float64(monkeypatch: pytest.MonkeyPatch):
     """Where rounding may send a token to another expert, float64 is no judge of it, nor of what comes after it."""
     tiny = TinyModel(layers="cA", experts=4, seed=3)
-    rows, _ = checks.plain_logits(tiny, tuple(IDS))
+    rows, _ = answers.plain_logits(tiny, tuple(IDS))
     assert len(rows) == len(IDS)
-    monkeypatch.setattr(checks, "LEAST_MARGIN", 0.05)
-    fewer, _ = checks.plain_logits(tiny, tuple(IDS))
+    monkeypatch.setattr(answers, "LEAST_MARGIN", 0.05)
+    fewer, _ = answers.plain_logits(tiny, tuple(IDS))
     assert 0 < len(fewer) < len(rows)
     assert fewer == rows[: len(fewer)]
 

@@ -12,10 +12,10 @@ from lfm2np.cli import main
 from lfm2np.conformance import adapters
 from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel, check
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
+from lfm2np.conformance.properties.driver import Violation
 from lfm2np.conformance.runner import run_property, short
-from lfm2np.conformance.trials.driver import Violation
-from lfm2np.conformance.trials.features import fit
+from lfm2np.conformance.strategies.features import fit
+from lfm2np.engine_protocol import FEATURES, LEVELS, SIZES, lacking, load_factory, missing
 from lfm2np.errors import RequestError
 
 
@@ -90,7 +90,7 @@ def test_check_is_silent_for_what_holds_and_refuses_machines():
     scenario = Scenario(TinyModel(), (Request("a", (3, 4), SamplingParams(temperature=0.0, max_tokens=3)),))
     check("equals-reference", "lfm2np.conformance.adapters:own", scenario)
     with pytest.raises(RequestError, match="state machine"):
-        check("pool-machine", "lfm2np.conformance.adapters:own", None)
+        check("engine-machine", "lfm2np.conformance.adapters:own", None)
     with pytest.raises(RequestError, match="property 'nothing'"):
         check("nothing", "lfm2np.conformance.adapters:own", None)
 
@@ -118,7 +118,7 @@ def test_examples_are_drawn_without_what_an_engine_lacks():
         assert results[name].status == "passed", results[name].message
     assert results["every-schedule"].message == "the engine has no add()"
     assert results["noise-differs"].message == "the engine lacks sampling"
-    assert results["one-bos"].message == "this is asked of lfm2np's own parts only"
+    assert results["one-bos"].message == "the engine has no encode()"
     assert fit(TinyModel(layers="cc"), Greedy.lacks).layers == "ccA"
 
 
@@ -250,7 +250,7 @@ def test_the_properties_can_be_listed(capsys: pytest.CaptureFixture[str]):
     rows = json.loads(capsys.readouterr().out)["properties"]
     assert [row["id"] for row in rows] == [one.id for one in ALL]
     assert main(["conformance", "list"]) == 0
-    assert "scheduler-machine  (law 5; needs own)" in capsys.readouterr().out
+    assert "engine-machine  (law 2; needs steps)" in capsys.readouterr().out
 
 
 def test_an_admitted_request_may_wait_for_its_first_tokens():

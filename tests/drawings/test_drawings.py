@@ -19,11 +19,10 @@ import lfm2np
 from lfm2np import reference
 from lfm2np.cli import main
 from lfm2np.conformance.adapters import own
-from lfm2np.conformance.protocol import Request
-from lfm2np.conformance.trials.driver import make
-from lfm2np.conformance.trials.driver import run as run_scenario
-from lfm2np.conformance.trials.models import TinyModel
-from lfm2np.conformance.trials.strategies import Scenario, scenarios
+from lfm2np.conformance.properties.driver import make
+from lfm2np.conformance.properties.driver import run as run_scenario
+from lfm2np.conformance.strategies.models import TinyModel
+from lfm2np.conformance.strategies.scenarios import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.page.markup import Markup, element, escaped, harmless, number, visible
@@ -46,6 +45,7 @@ from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.sampling.params import SamplingParams

@@ -8,9 +8,9 @@ from hypothesis import given
 
 import lfm2np
 from lfm2np.conformance.adapters import own
-from lfm2np.conformance.trials.driver import make
-from lfm2np.conformance.trials.driver import run as run_scenario
-from lfm2np.conformance.trials.strategies import Scenario, scenarios
+from lfm2np.conformance.properties.driver import make
+from lfm2np.conformance.properties.driver import run as run_scenario
+from lfm2np.conformance.strategies.scenarios import Scenario, scenarios
 from lfm2np.drawings import demo
 from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import num_kept

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from internal_properties.catalogue import EVERYTHING as PROPERTIES
 
 import lfm2np
 from lfm2np import RequestError, faults
 from lfm2np.cli import faults as cli_faults
 from lfm2np.cli import main
-from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
 from lfm2np.faults.inject import find
 
@@ -154,7 +154,7 @@ def test_the_page_has_a_row_for_every_fault_and_variant():
     text = (Path(__file__).parents[2] / "docs" / "why" / "fault-table.md").read_text(encoding="utf-8")
     faults_in_it = re.findall(r"^\| [A-E] \| (\S+) \|.*\| ([a-z0-9-]+) \| \d+ \| \d* \|$", text, re.MULTILINE)
     assert [name for name, _ in faults_in_it] == [one.name for one in FAULTS]
-    assert {by for _, by in faults_in_it} <= {one.id for one in ALL}
+    assert {by for _, by in faults_in_it} <= {prop.id for prop in PROPERTIES}
     variants_in_it = re.findall(r"^\| (\S+) \| .* \| (?:no|no, under quick) \|$", text, re.MULTILINE)
     assert variants_in_it == [one.name for one in VARIANTS]
 

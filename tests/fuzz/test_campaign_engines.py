@@ -11,7 +11,7 @@ from served_here import folder, model
 
 import lfm2np
 from lfm2np.conformance.adapters import Own
-from lfm2np.conformance.protocol import Completion, Request
+from lfm2np.engine_protocol import Completion, Request
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.fuzz.alphabet import alphabet_of

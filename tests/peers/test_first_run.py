@@ -3,9 +3,9 @@
 import pytest
 
 from lfm2np.conformance.catalogue import by_id
-from lfm2np.conformance.protocol import PUBLISHED_ONLY, Completion
+from lfm2np.conformance.properties.rounding import Rounding
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.trials.rounding import Rounding
+from lfm2np.engine_protocol import PUBLISHED_ONLY, Completion
 
 pytestmark = pytest.mark.peers
 

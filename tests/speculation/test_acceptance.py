@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from internal_properties.sampling import least_noise
 
 import lfm2np
 from lfm2np import Engine, SamplingParams
-from lfm2np.conformance.demands.sampling_demands import least_noise
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.sampling.choice import NOISE_BITS, distribution, draw, philox, uniform
 from lfm2np.speculation.acceptance import ACCEPT, REPLACE, Guess, is_accepted, next_token, replacement

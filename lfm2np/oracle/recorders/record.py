@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.checkpoint.gguf.container import open_container
-from lfm2np.conformance.protocol import load_factory
+from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import load
 from lfm2np.numerics import NAMES

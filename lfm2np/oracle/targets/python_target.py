@@ -1,4 +1,4 @@
-"""package.module:factory: an engine in this process, by the levels of lfm2np/conformance/protocol.py.
+"""package.module:factory: an engine in this process, by the levels of lfm2np/engine_protocol.py.
 
     level a   generate(requests)
     level b   score(token_ids): the prompt's log-probabilities, where completions don't carry them
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.conformance.protocol import Request, lacking, load_factory, missing, sizes_of, told
+from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json

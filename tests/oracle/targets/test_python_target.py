@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lfm2np
-from lfm2np.conformance.protocol import Completion, Request
+from lfm2np.engine_protocol import Completion, Request
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import NO_ABORT
 from lfm2np.oracle.targets.python_target import PythonTarget

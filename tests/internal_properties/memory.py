@@ -1,0 +1,231 @@
+"""Demands on what requests hold, asked of the memory itself: who fits, who grows, what is remembered of evictions."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from internal_properties.internal import internal
+from internal_properties.state_machines.compare import demand
+from scheduler import Move, Request, Scheduler, SchedulerConfig, check
+from scheduler.memory import Memory
+
+
+@internal(
+    "whole-batches-are-counted",
+    "Requests fit together exactly if their blocks do, and their tokens unless one is alone.",
+    7,
+    lambda: st.tuples(
+        st.integers(1, 3),
+        st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), max_size=4),
+        st.integers(1, 12),
+        st.integers(0, 30),
+    ),
+    weight=20.0,
+)
+def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None:
+    """Whole requests, counted at once: blocks for all of it, and a place among the tokens unless it is alone."""
+    size, wishes, most_tokens, free = example
+    memory = Memory(SchedulerConfig(num_blocks=4, block_size=size))
+    requests = [Request(str(index), (1,) * prompt, most) for index, (prompt, most) in enumerate(wishes)]
+    blocks = sum(-(-(prompt + most - 1) // size) for prompt, most in wishes)
+    tokens = sum(prompt for prompt, _ in wishes)
+    expected = blocks <= free and (len(wishes) < 2 or tokens <= most_tokens)
+    demand(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
+
+
+@internal(
+    "growth-is-counted",
+    "A request grows exactly if the blocks that it needs are free, the copy of a shared one included.",
+    7,
+    lambda: st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.integers(0, 6)),
+    weight=20.0,
+)
+def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
+    """Blocks for the tokens to come, and one more for the copy of a half-filled one that others share."""
+    size, computed, count, is_shared, free = example
+    memory = Memory(SchedulerConfig(num_blocks=24, block_size=size))
+    request = Request("a", (1,) * (computed + 1), 9)
+    request.num_computed_tokens = computed
+    table = tuple(memory.pool.allocate()[0] for _ in range(-(-computed // size)))
+    request.block_table = table
+    for block in table if is_shared else ():
+        memory.pool.share(block)
+    while memory.pool.num_free > free:
+        memory.pool.allocate()
+    copies = is_shared and computed % size != 0
+    more = -(-(computed + count) // size) - len(table)
+    moves: list[Move] = []
+    done = memory.grow(request, count, moves)
+    demand(done, more + copies <= free, "grows:", f"{example}")
+    demand(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
+    demand(len(request.block_table), len(table) + (more if done else 0), "blocks", f"{example}")
+    kept = len(table) - (copies and done)
+    demand(request.block_table[:kept], table[:kept], "blocks that stay", f"{example}")
+    copied = [Move("copy_block", table[-1], request.block_table[len(table) - 1])] if copies and done else []
+    demand(moves, copied, "moves", f"{example}")
+
+
+@internal(
+    "drafts-are-counted",
+    "A plan takes as many drafts as free blocks hold, from the first on.",
+    7,
+    lambda: st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 8), st.integers(1, 16)),
+    weight=3.0,
+)
+def drafts_are_counted(example: tuple[int, int, int, int]) -> None:
+    """As many drafts as the free blocks hold, from the first on."""
+    size, free, prompt, wanted = example
+    subject = Scheduler(SchedulerConfig(num_blocks=40, block_size=size, prefix_caching=False))
+    subject.add(Request("a", (1,) * prompt, 40 - prompt))
+    subject.update(subject.schedule(), {"a": [2]})
+    plan = subject.schedule()
+    while subject.pool.num_free > free:
+        subject.pool.allocate()
+    drafts = tuple(range(3, 3 + wanted))
+    (entry,) = subject.add_drafts(plan, {"a": drafts}).scheduled
+    in_last_block = -(prompt + 1) % size
+    fitting = drafts[: in_last_block + free * size]
+    demand(entry.token_ids, (2, *fitting), "tokens", f"{example}")
+    demand(entry.num_drafts, len(fitting), "drafts", f"{example}")
+    demand(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
+
+
+@internal(
+    "evictions-are-remembered",
+    "Of the keys that were evicted, the latest are known, as many as there are blocks.",
+    7,
+    lambda: st.tuples(st.integers(1, 6), st.integers(1, 20)),
+)
+def evictions_are_remembered(example: tuple[int, int]) -> None:
+    """Why a prefix is not found: the last evicted keys, one a block of the pool, are told from those never seen."""
+    num_blocks, count = example
+    subject = Scheduler(SchedulerConfig(num_blocks=num_blocks, block_size=1, watermark=0.0))
+    for token in range(count):
+        subject.add(Request(str(token), (token,), 1))
+        subject.update(subject.schedule(), {str(token): [0]})
+    expected = []
+    for token in range(count):
+        newer = count - 1 - token
+        reason = "complete" if newer < num_blocks else "evicted" if newer < 2 * num_blocks else "unknown"
+        expected.append(reason)
+    found = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
+    demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
+
+
+@internal(
+    "hits-are-counted",
+    "A request enters exactly if what it needs beside cached blocks is free.",
+    7,
+    lambda: st.tuples(
+        st.sampled_from(("fcfs", "waiting-served", "static")),
+        st.integers(1, 4),
+        st.integers(1, 12),
+        st.booleans(),
+        st.integers(-2, 2),
+    ),
+    weight=10.0,
+)
+def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
+    """A request enters if what no cached block gives it fits into what is free without those blocks.
+
+    The blocks are a running request's, or free and kept; the policy asks for the prompt's, or for the whole length's.
+    """
+    policy, size, prompt, is_running, spare = example
+    config = SchedulerConfig(
+        num_blocks=24,
+        block_size=size,
+        policy=policy,
+        watermark=0.0,
+        waiting_served_ratio=1.0,
+        max_num_batched_tokens=64,
+    )
+    subject = Scheduler(config)
+    ids = tuple(range(prompt))
+    subject.add(Request("first", ids, 9))
+    subject.update(subject.schedule(), {"first": [7]})
+    if not is_running:
+        subject.abort("first")
+    hits = (prompt - 1) // size
+    tokens = prompt + 3 if subject.policy.reserves else prompt
+    needed = -(-tokens // size) - hits
+    cached = 0 if is_running else prompt // size  # free blocks that hold something
+    while subject.pool.num_free > max(cached, needed + spare + (0 if is_running else hits)):
+        subject.pool.allocate()
+    free = subject.pool.num_free - (0 if is_running else hits)
+    if is_running and policy == "fcfs":
+        free -= -(-(prompt + 1) // size) - -(-prompt // size)  # for its own next token; none left: it is preempted
+    subject.add(Request("second", ids, 4))
+    admitted = 0 <= free >= needed and not (is_running and policy == "static")
+    demand(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
+
+
+@internal(
+    "moves-are-awaited",
+    "Exactly those that were split off since the last step wait for their state.",
+    7,
+    lambda: st.tuples(
+        st.sampled_from(("fcfs", "waiting-served", "static")),
+        st.integers(1, 4),
+        st.lists(st.integers(1, 6), min_size=1, max_size=5),
+        st.integers(0, 4),
+        st.integers(0, 8),
+    ),
+    weight=10.0,
+)
+def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
+    """Who was split off since the last step waits for its state, and nobody else, whatever block is copied.
+
+    A first request has left blocks 0 to 11; the copy goes to the one that is next, whose number may be a slot's.
+    """
+    policy, size, prompts, which, skipped = example
+    subject = Scheduler(SchedulerConfig(num_blocks=60, block_size=size, policy=policy, prefix_caching=False))
+    subject.add(Request("first", (0,) * (12 * size), 1))
+    for index, length in enumerate(prompts):
+        subject.add(Request(str(index), (index,) * length, 3, cache_salt="xy"))
+    plan = subject.schedule()
+    subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+    while subject.pool.num_free > 12 - skipped:
+        subject.pool.allocate()
+    parent = subject.running[which % len(subject.running)]
+    salt = "".join(("x", "y"))  # equal, but another object
+    shares = subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt))
+    demand(shares, True, "shares:", f"child, {example}")
+    for request in subject.running:
+        awaits = subject.awaits_moves(request)
+        demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
+
+
+@internal(
+    "swapped-out-in-mid-step",
+    "Of a request that grew in the step in which it is preempted, what was computed is swapped out.",
+    7,
+    lambda: st.tuples(st.integers(4, 14), st.integers(1, 3), st.integers(2, 13), st.integers(2, 4)),
+    weight=5.0,
+)
+def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
+    """A prompt that grew in this step loses its memory to a decode in the same step: what was computed is swapped out,
+    and only that."""
+    num_blocks, decoding, prompt, budget = example
+    subject = Scheduler(
+        SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=1,
+            max_num_batched_tokens=budget,
+            policy="prefill-first",
+            prefix_caching=False,
+            num_host_blocks=num_blocks,
+            watermark=0.0,
+        )
+    )
+    subject.add(Request("decoding", (1,) * decoding, num_blocks - decoding))
+    subject.add(Request("prompt", (2,) * min(prompt, num_blocks), 1))
+    for _ in range(20 * num_blocks):
+        if not subject.has_unfinished:
+            break
+        before = {one.request_id: one.num_computed_tokens for one in subject.requests.values()}
+        plan = subject.schedule()
+        saved = [move for move in plan.moves if move.kind == "save_block"]
+        demand(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")
+        subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
+        check(subject)
+    demand(subject.has_unfinished, False, "is unfinished:", f"{example}")
