@@ -15,7 +15,7 @@ from pathlib import Path
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -65,50 +65,6 @@ EXAMPLE = """lfm2np check http://127.0.0.1:8000 --model LFM2-350M --format bfloa
   lfm2np check http://127.0.0.1:8080 --model LFM2-350M-Q4_K_M.gguf --format auto"""
 PADDED = "padded:"
 ACTIVATIONS = {8: "bfloat16", 11: "float16"}  # by their significant bits
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Beside --model and --json."""
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
-    )
-    formats.add_options(parser)
-    parser.add_argument(
-        "--at-once",
-        metavar="N",
-        type=int,
-        help=f"most requests in flight together (as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})",
-    )
-    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
-    parser.add_argument("--name", metavar="NAME", help="of the model, for a server that serves several")
-    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
-    parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
-    parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
-    parser.add_argument(
-        "--locate",
-        metavar="TARGET",
-        nargs="?",
-        const="",
-        help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
-        f"itself (of a server or process: how to dump that request), or {FORMS}",
-    )
-    parser.add_argument(
-        "--first",
-        action="store_true",
-        help="end with the first answer that is wrong beyond doubt; a right engine is asked everything",
-    )
-    parser.add_argument(
-        "--constants",
-        action="store_true",
-        help="look for wrong constants that the format's rounding hides, in each layer, however long it takes; of a "
-        "small model those of the whole network are looked for in any case",
-    )
-    work.add_options(parser)
-    parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
-    parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -262,8 +218,9 @@ def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
         yield transcript
 
 
-def add_check(command: AddCommand) -> None:
-    sub = command(
+def add_check(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "check",
         run,
         "hold another engine against the oracle, under the noise that its number format is entitled to",
@@ -271,4 +228,43 @@ def add_check(command: AddCommand) -> None:
         tokenizer=True,
         exit_codes=EXIT_CODES,
     )
-    add_options(sub)
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
+    )
+    formats.add_options(parser)
+    parser.add_argument(
+        "--at-once",
+        metavar="N",
+        type=int,
+        help=f"most requests in flight together (as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})",
+    )
+    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
+    parser.add_argument("--name", metavar="NAME", help="of the model, for a server that serves several")
+    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
+    parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
+    parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
+    parser.add_argument(
+        "--locate",
+        metavar="TARGET",
+        nargs="?",
+        const="",
+        help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
+        f"itself (of a server or process: how to dump that request), or {FORMS}",
+    )
+    parser.add_argument(
+        "--first",
+        action="store_true",
+        help="end with the first answer that is wrong beyond doubt; a right engine is asked everything",
+    )
+    parser.add_argument(
+        "--constants",
+        action="store_true",
+        help="look for wrong constants that the format's rounding hides, in each layer, however long it takes; of a "
+        "small model those of the whole network are looked for in any case",
+    )
+    work.add_options(parser)
+    parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
+    parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")

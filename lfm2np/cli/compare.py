@@ -13,7 +13,7 @@ from typing import Any
 from lfm2np.checkpoint.files import checkpoint_sha256
 from lfm2np.checkpoint.loaded import WEIGHTS
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.requests import prompt_and_completion, read_named_lines
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, read_file, terminal_text
 from lfm2np.errors import NumericsError, RequestError
@@ -106,25 +106,28 @@ def what_is_scored(model: Model, quantised: list[Quantised], arguments: argparse
     return scored or own_texts(model.tokenizer, most)
 
 
-def add_compare(command: AddCommand) -> None:
-    sub = command(
+def add_compare(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "compare",
         run_compare,
         "what quantising costs: KL divergence, flips and perplexity of quantised checkpoints, both sides exact",
         EXAMPLE,
         model=False,
     )
-    sub.add_argument("base", metavar="BASE", help="checkpoint directory, or a GGUF file: what is right")
-    sub.add_argument("quantised", metavar="QUANTISED", nargs="+", help="the same network in other numbers; a row each")
-    sub.add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
-    sub.add_argument("--text", metavar="FILE", help="a text whose perplexity is told, - for standard input")
+    parser.add_argument("base", metavar="BASE", help="checkpoint directory, or a GGUF file: what is right")
+    parser.add_argument(
+        "quantised", metavar="QUANTISED", nargs="+", help="the same network in other numbers; a row each"
+    )
+    parser.add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
+    parser.add_argument("--text", metavar="FILE", help="a text whose perplexity is told, - for standard input")
     window_help = f"tokens of a window of the text (the context, {MOST_WINDOW} at most)"
-    sub.add_argument("--window", metavar="N", type=int, help=window_help)
+    parser.add_argument("--window", metavar="N", type=int, help=window_help)
     greedy_help = "also let both answer each request greedily, and tell where they part, within N tokens (0)"
-    sub.add_argument("--max-tokens", metavar="N", type=int, default=0, help=greedy_help)
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=0, help=greedy_help)
     by_help = "also quantise each layer alone, or each tensor, to tell what it costs (layer)"
-    sub.add_argument("--by", choices=BY, default="layer", help=by_help)
+    parser.add_argument("--by", choices=BY, default="layer", help=by_help)
     streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
-    sub.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
-    work.add_options(sub)
-    sub.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
+    parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
+    work.add_options(parser)
+    parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.errors import RequestError
 
 
@@ -35,12 +35,13 @@ def require_hypothesis() -> None:
         raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
 
 
-def add_conformance(command: AddCommand) -> None:
-    sub = command(
+def add_conformance(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "conformance",
         run_conformance,
         "print the properties of the suite, which pytest runs on any engine",
         "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
         model=False,
     )
-    sub.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")
+    parser.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from lfm2np.cli.shared.parser import TOKENIZER_HELP, AddCommand
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -28,21 +28,6 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw run.jsonl --terminal --step 3"""
 
 PARTIAL = "take a trace without its end: its run goes on, or broke off"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
-    source.add_argument("--demo", action="store_true", help="a run that shows everything")
-    parser.add_argument(
-        "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
-    )
-    parser.add_argument("--tokenizer", metavar="DIR", help=f"of --model: {TOKENIZER_HELP}")
-    parser.add_argument("--partial", action="store_true", help=PARTIAL)
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
-    target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
-    parser.add_argument("--step", metavar="N", type=int, help="of --terminal (the last)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -96,15 +81,27 @@ def read(arguments: argparse.Namespace, model: Model) -> Run:
         raise RequestError(f"{arguments.trace}: {error}") from None
 
 
-def add_draw(command: AddCommand) -> None:
-    sub = command(
+def add_draw(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "draw",
         run,
         "show a recorded run step by step: one HTML page, or a step in the terminal",
         EXAMPLE,
         model=False,
     )
-    add_options(sub)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
+    source.add_argument("--demo", action="store_true", help="a run that shows everything")
+    parser.add_argument(
+        "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
+    )
+    parser.add_argument("--tokenizer", metavar="DIR", help=f"of --model: {TOKENIZER_HELP}")
+    parser.add_argument("--partial", action="store_true", help=PARTIAL)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
+    target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
+    parser.add_argument("--step", metavar="N", type=int, help="of --terminal (the last)")
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
@@ -123,13 +120,14 @@ def run_replay(arguments: argparse.Namespace) -> None:
     )
 
 
-def add_replay(command: AddCommand) -> None:
-    sub = command(
+def add_replay(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "replay",
         run_replay,
         "re-execute a trace's schedule without the model, and confirm plans, tokens and endings",
         "lfm2np replay trace.jsonl",
         model=False,
     )
-    sub.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
-    sub.add_argument("--partial", action="store_true", help=PARTIAL)
+    parser.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
+    parser.add_argument("--partial", action="store_true", help=PARTIAL)

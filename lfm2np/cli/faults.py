@@ -13,20 +13,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from lfm2np.cli.conformance import require_hypothesis
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
 
 PROFILES = ("quick", "ci")
-
-
-def add_fault_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all of both)")
-    parser.add_argument("--profile", choices=PROFILES, default="ci", help="examples of each property (ci)")
-    parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--list", action="store_true", help="print what each is, and run nothing")
-    parser.add_argument("--show", action="store_true", help="print also how each was caught: example and script")
 
 
 def run_faults(arguments: argparse.Namespace) -> None:
@@ -129,12 +121,17 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
         print(f"{change.section if isinstance(change, Fault) else '-'}  {change.name}\n     {change.sentence}{seen}")
 
 
-def add_faults(command: AddCommand) -> None:
-    sub = command(
+def add_faults(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "faults",
         run_faults,
         "put real engines' bugs into this one, and see the property suite catch them",
         "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
         model=False,
     )
-    add_fault_options(sub)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all of both)")
+    parser.add_argument("--profile", choices=PROFILES, default="ci", help="examples of each property (ci)")
+    parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--list", action="store_true", help="print what each is, and run nothing")
+    parser.add_argument("--show", action="store_true", help="print also how each was caught: example and script")

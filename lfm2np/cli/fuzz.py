@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lfm2np.cli.check import target_of
 from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared import formats, work
-from lfm2np.cli.shared.parser import AddCommand, one_line
+from lfm2np.cli.shared.parser import Commands, add_command, one_line
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
@@ -44,56 +44,6 @@ BLOCK, CHUNK, SLOTS = 16, 512, 8
 EXAMPLES, REPLAYS, EARLIER_REPLAYS = 200, 10, 3
 LEAST_CONTEXT = 4  # tokens: a BOS, a token, and an answer to it, with one to spare
 QUICK = 10.0  # seconds in which a server is started anew for each replay
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Beside --model and --json."""
-    add = parser.add_argument
-    add(
-        "target", metavar="TARGET", help="http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND"
-    )
-    formats.add_options(parser)
-    add("--minutes", metavar="N", type=float, help="draw for so long")
-    add("--examples", metavar="N", type=int, help=f"draw so many traces ({EXAMPLES}, without --minutes)")
-    add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
-    add("--findings", metavar="N", type=int, default=1, help="end after so many (1)")
-    add("--out", metavar="DIR", default="lfm2np-findings", help="where findings are put (lfm2np-findings)")
-    add(
-        "--replay",
-        metavar="FILE",
-        action="append",
-        help=f"play this trace.json, up to {REPLAYS} times until it fails, and draw nothing",
-    )
-    add("--shrink-minutes", metavar="N", type=float, default=5.0, help="for making one finding small (5)")
-    add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens of the engine's cache blocks ({BLOCK})")
-    add(
-        "--max-num-batched-tokens",
-        "--chunk",
-        dest="chunk",
-        metavar="N",
-        type=int,
-        default=CHUNK,
-        help=f"most tokens of its steps ({CHUNK})",
-    )
-    add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
-    add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
-    add(
-        "--without",
-        metavar="NAMES",
-        default="",
-        help="draw no left, cold, sampled, several, stop or streamed requests; text: do not compare texts",
-    )
-    add("--name", metavar="NAME", help="of the model, for a server that serves several")
-    add(
-        "--timeout",
-        metavar="S",
-        type=float,
-        default=60.0,
-        help="seconds for one answer; one that takes longer hangs (60)",
-    )
-    add("--start", metavar="COMMAND", help="starts the server, and again where it is gone or hangs")
-    add("--start-seconds", metavar="S", type=float, default=300.0, help="that it may take until it answers (300)")
-    work.add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -351,8 +301,9 @@ def rate_of(one: dict[str, Any]) -> str:
     return f"fails in {one['failed']} of {one['replays']} replays, each with {tokens}{before}"
 
 
-def add_fuzz(command: AddCommand) -> None:
-    sub = command(
+def add_fuzz(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "fuzz",
         run,
         "try a running engine with timed traces of many requests, and make what fails small",
@@ -360,4 +311,49 @@ def add_fuzz(command: AddCommand) -> None:
         tokenizer=True,
         exit_codes=EXIT_CODES,
     )
-    add_options(sub)
+    add = parser.add_argument
+    add(
+        "target", metavar="TARGET", help="http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND"
+    )
+    formats.add_options(parser)
+    add("--minutes", metavar="N", type=float, help="draw for so long")
+    add("--examples", metavar="N", type=int, help=f"draw so many traces ({EXAMPLES}, without --minutes)")
+    add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
+    add("--findings", metavar="N", type=int, default=1, help="end after so many (1)")
+    add("--out", metavar="DIR", default="lfm2np-findings", help="where findings are put (lfm2np-findings)")
+    add(
+        "--replay",
+        metavar="FILE",
+        action="append",
+        help=f"play this trace.json, up to {REPLAYS} times until it fails, and draw nothing",
+    )
+    add("--shrink-minutes", metavar="N", type=float, default=5.0, help="for making one finding small (5)")
+    add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens of the engine's cache blocks ({BLOCK})")
+    add(
+        "--max-num-batched-tokens",
+        "--chunk",
+        dest="chunk",
+        metavar="N",
+        type=int,
+        default=CHUNK,
+        help=f"most tokens of its steps ({CHUNK})",
+    )
+    add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
+    add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
+    add(
+        "--without",
+        metavar="NAMES",
+        default="",
+        help="draw no left, cold, sampled, several, stop or streamed requests; text: do not compare texts",
+    )
+    add("--name", metavar="NAME", help="of the model, for a server that serves several")
+    add(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="seconds for one answer; one that takes longer hangs (60)",
+    )
+    add("--start", metavar="COMMAND", help="starts the server, and again where it is gone or hangs")
+    add("--start-seconds", metavar="S", type=float, default=300.0, help="that it may take until it answers (300)")
+    work.add_options(parser)

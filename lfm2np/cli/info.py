@@ -10,7 +10,7 @@ from lfm2np import trusted
 from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model, print_json
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.network import digest
@@ -44,11 +44,11 @@ def show_trusted(as_json: bool) -> None:
             print(f"{one.lines:>8}  lfm2np/{one.file}")
 
 
-def add_info(command: AddCommand) -> None:
+def add_info(commands: Commands) -> None:
     example = "lfm2np info --json\n  lfm2np info --trust"
-    sub = command("info", run_info, "shape, memory and proved bounds of a checkpoint", example)
+    parser = add_command(commands, "info", run_info, "shape, memory and proved bounds of a checkpoint", example)
     trust = "instead: which files of this program have to be believed, with their lines; all others are compared"
-    sub.add_argument("--trust", action="store_true", help=trust)
+    parser.add_argument("--trust", action="store_true", help=trust)
 
 
 def run_digest(arguments: argparse.Namespace) -> None:
@@ -61,11 +61,12 @@ def run_digest(arguments: argparse.Namespace) -> None:
         print(value)
 
 
-def add_digest(command: AddCommand) -> None:
-    sub = command(
+def add_digest(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "digest",
         run_digest,
         "SHA-256 of the logits' bits for a fixed set of prompts",
         "lfm2np digest --model LFM2-350M",
     )
-    add_arithmetic_options(sub)
+    add_arithmetic_options(parser)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
@@ -26,23 +26,6 @@ EXIT_CODES = """exit codes:
   2    inconclusive: the dump has too few tensors to tell
   3    the dump or the model can't be read, or they do not fit each other
   130  interrupted"""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Beside --model and --json."""
-    parser.add_argument(
-        "dump",
-        metavar="DUMP",
-        help="safetensors file: token_ids [T], and outputs of modules named as transformers does",
-    )
-    parser.add_argument(
-        "--names", metavar="FILE", help='JSON object of the file\'s names to those; "{layer}" stands for a number'
-    )
-    parser.add_argument(
-        "--format",
-        choices=list(PRECISIONS),
-        help="what the engine computes in (default: what the dump says, or is stored in)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -83,12 +66,25 @@ def as_json(report: Report, model: str) -> dict[str, Any]:
     return {"model": model, "conclusive": report.is_conclusive, **fields}
 
 
-def add_locate(command: AddCommand) -> None:
-    sub = command(
+def add_locate(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "locate",
         run,
         "name the first tensor of an engine's activations that its own inputs do not explain",
         "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
         exit_codes=EXIT_CODES,
     )
-    add_options(sub)
+    parser.add_argument(
+        "dump",
+        metavar="DUMP",
+        help="safetensors file: token_ids [T], and outputs of modules named as transformers does",
+    )
+    parser.add_argument(
+        "--names", metavar="FILE", help='JSON object of the file\'s names to those; "{layer}" stands for a number'
+    )
+    parser.add_argument(
+        "--format",
+        choices=list(PRECISIONS),
+        help="what the engine computes in (default: what the dump says, or is stored in)",
+    )

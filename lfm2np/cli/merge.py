@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import RequestError
@@ -17,14 +17,6 @@ MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.json
   lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another
   lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
   lfm2np score --requests all.jsonl --results results.jsonl         # nothing is computed any more"""
-
-
-def add_merge_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="files of --results, of one checkpoint")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace, as a whole")
-    check_help = "compute K of the items again, and refuse if a bit differs (0)"
-    parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the items that are drawn (0)")
 
 
 def run_merge(arguments: argparse.Namespace) -> None:
@@ -44,11 +36,16 @@ def run_merge(arguments: argparse.Namespace) -> None:
     print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
 
 
-def add_merge(command: AddCommand) -> None:
-    sub = command(
+def add_merge(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "merge",
         run_merge,
         "put files of results together, of score, check or vectors, and compute some of them again",
         MERGE_EXAMPLE,
     )
-    add_merge_options(sub)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="files of --results, of one checkpoint")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace, as a whole")
+    check_help = "compute K of the items again, and refuse if a bit differs (0)"
+    parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the items that are drawn (0)")

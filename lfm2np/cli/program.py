@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lfm2np
-from lfm2np.cli.shared.parser import EXIT_CODES, TOKENIZER_HELP, AddCommand, Command, OneLineParser, fail, one_line
+from lfm2np.cli.shared.parser import EXIT_CODES, Commands, OneLineParser, fail, one_line
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.targets.target import TargetError
 
 COMMANDS = {  # the module of each, in the order of the help; its function add_COMMAND puts it into the program
     "generate": "lfm2np.cli.engine.generate",
@@ -49,38 +48,9 @@ def build_parser(named: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lfm2np {lfm2np.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(
-        name: str,
-        run: Command,
-        text: str,
-        example: str,
-        model: bool = True,
-        tokenizer: bool = False,
-        exit_codes: str = EXIT_CODES,
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name,
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=f"example:\n  {example}\n\n{exit_codes}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if exit_codes is not EXIT_CODES:
-            sub.usage_exit_code = TargetError.exit_code
-        sub.set_defaults(run=run)
-        if model:
-            sub.add_argument(
-                "--model", metavar="DIR", help="checkpoint directory, or a GGUF file (default: the trained fixture)"
-            )
-        if tokenizer:
-            sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
-        return sub
-
-    for one in (named,) if named in COMMANDS else COMMANDS:
-        add: Callable[[AddCommand], None] = getattr(importlib.import_module(COMMANDS[one]), f"add_{one}")
-        add(command)
+    for name in (named,) if named in COMMANDS else COMMANDS:
+        add: Callable[[Commands], None] = getattr(importlib.import_module(COMMANDS[name]), f"add_{name}")
+        add(commands)
     return parser
 
 

@@ -7,7 +7,7 @@ import json
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import parse_ids, terminal_text
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -20,23 +20,6 @@ EXIT_CODES = """exit codes:
   2    the arguments can't be met
   3    the checkpoint can't be read, or the engine can't be run or recorded
   130  interrupted"""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Beside --model and --json."""
-    parser.add_argument("target", metavar="TARGET", help=FORMS)
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the dump to write")
-    parser.add_argument(
-        "--prompt-ids",
-        metavar="IDS",
-        action="append",
-        required=True,
-        help="token ids, separated by commas or spaces; given again: of another request, run together with the first",
-    )
-    parser.add_argument("--request", metavar="N", type=int, default=0, help="whose rows are written: the N-th, from 0")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="new tokens of each, greedy (4)")
-    format_help = "to compute in (float32; of llama.cpp what its file holds, q8 where weights are quantised)"
-    parser.add_argument("--format", choices=list(PRECISIONS), help=format_help)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -68,12 +51,25 @@ def as_json(output: str, dump: Dump) -> dict[str, object]:
     }
 
 
-def add_record(command: AddCommand) -> None:
-    sub = command(
+def add_record(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "record",
         run,
         "write an engine's activations of one request, for `lfm2np locate`",
         "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors",
         exit_codes=EXIT_CODES,
     )
-    add_options(sub)
+    parser.add_argument("target", metavar="TARGET", help=FORMS)
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the dump to write")
+    parser.add_argument(
+        "--prompt-ids",
+        metavar="IDS",
+        action="append",
+        required=True,
+        help="token ids, separated by commas or spaces; given again: of another request, run together with the first",
+    )
+    parser.add_argument("--request", metavar="N", type=int, default=0, help="whose rows are written: the N-th, from 0")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="new tokens of each, greedy (4)")
+    format_help = "to compute in (float32; of llama.cpp what its file holds, q8 where weights are quantised)"
+    parser.add_argument("--format", choices=list(PRECISIONS), help=format_help)

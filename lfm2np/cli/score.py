@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -127,19 +127,15 @@ def run_score(arguments: argparse.Namespace) -> None:
     run_one(model, prompt, completion, has_completion, arguments.json)
 
 
-def add_score(command: AddCommand) -> None:
-    sub = command(
-        "score",
-        run_score,
-        "log-probability, rank and margin of given tokens",
-        EXAMPLE,
-        tokenizer=True,
+def add_score(commands: Commands) -> None:
+    parser = add_command(
+        commands, "score", run_score, "log-probability, rank and margin of given tokens", EXAMPLE, tokenizer=True
     )
-    add_prompt_options(sub).add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
-    group = sub.add_mutually_exclusive_group()
+    add_prompt_options(parser).add_argument("--requests", metavar="FILE", help=REQUESTS_HELP)
+    group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--completion", metavar="TEXT", type=text_argument, help="what followed the prompt; only its tokens are shown"
     )
     group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
-    work.add_options(sub)
-    add_arithmetic_options(sub)
+    work.add_options(parser)
+    add_arithmetic_options(parser)

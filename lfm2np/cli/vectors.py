@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lfm2np.cli import check
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import TOKENIZER_HELP, AddCommand
+from lfm2np.cli.shared.parser import MODEL_HELP, TOKENIZER_HELP, Commands, add_command
 from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -37,30 +36,6 @@ EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
   lfm2np vectors verify vectors-350M --model LFM2-350M
   lfm2np vectors verify vectors-350M --answers answers.jsonl --format bfloat16"""
 MOST_SHOWN = 20
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The two commands; --model and --json stand behind them, also where the parser has its own."""
-    commands = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
-    for name, text in (
-        ("make", "compute a set of vectors in exact arithmetic"),
-        ("verify", "compute a set again and compare bit for bit, or hold an engine's recorded answers against it"),
-    ):
-        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        model_help = "checkpoint directory, or a GGUF file (default: the trained fixture)"
-        sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=model_help)
-        sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
-        sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
-        work.add_options(sub)
-        if name == "make":
-            out_help = "folder to write or replace, as a whole"
-            sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
-            sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the prompts (0)")
-        else:
-            sub.add_argument("folder", metavar="FOLDER", nargs="?", help="the set (default: the packaged one)")
-            answers_help = 'an engine\'s answers, {"id", "token_ids", "logprobs"} a line; the model is not needed'
-            sub.add_argument("--answers", metavar="FILE", help=answers_help)
-            sub.add_argument("--format", choices=BOUNDED, help="with --answers: what the engine computes in (float32)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -157,12 +132,31 @@ def tell(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]
         print(terminal_text("\n".join(lines)))
 
 
-def add_vectors(command: AddCommand) -> None:
-    sub = command(
+def add_vectors(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "vectors",
         run,
         "make golden vectors, or hold the reference or an engine's answers against them",
-        "lfm2np vectors verify\n  lfm2np vectors make --model LFM2-350M -o vectors",
-        exit_codes=check.EXIT_CODES,
+        EXAMPLE,
+        exit_codes=EXIT_CODES,
     )
-    add_options(sub)
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
+    for name, text in (
+        ("make", "compute a set of vectors in exact arithmetic"),
+        ("verify", "compute a set again and compare bit for bit, or hold an engine's recorded answers against it"),
+    ):
+        sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=MODEL_HELP)
+        sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
+        sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
+        work.add_options(sub)
+        if name == "make":
+            out_help = "folder to write or replace, as a whole"
+            sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
+            sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the prompts (0)")
+        else:
+            sub.add_argument("folder", metavar="FOLDER", nargs="?", help="the set (default: the packaged one)")
+            answers_help = 'an engine\'s answers, {"id", "token_ids", "logprobs"} a line; the model is not needed'
+            sub.add_argument("--answers", metavar="FILE", help=answers_help)
+            sub.add_argument("--format", choices=BOUNDED, help="with --answers: what the engine computes in (float32)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,8 +16,8 @@ from typing import Any
 import pytest
 from served_here import folder, serving
 
-from lfm2np.cli import fuzz as cli_fuzz
 from lfm2np.cli import main
+from lfm2np.cli.program import build_parser
 from lfm2np.faults import inject
 from lfm2np.fuzz import campaign, started
 from lfm2np.fuzz.campaign import Campaign
@@ -321,7 +320,8 @@ def test_a_server_that_ends_or_never_answers_is_said(tmp_path: Path) -> None:
 
 
 def test_the_budget_of_a_step_has_vllms_name_and_its_former_one() -> None:
-    parser = argparse.ArgumentParser()
-    cli_fuzz.add_options(parser)
     names = ("--max-num-batched-tokens", "--chunk")
-    assert [parser.parse_args(["http://127.0.0.1:1", name, "64"]).chunk for name in names] == [64, 64]
+    assert [build_parser("fuzz").parse_args(["fuzz", "http://127.0.0.1:1", name, "64"]).chunk for name in names] == [
+        64,
+        64,
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lfm2np.cli import vectors
+from lfm2np.cli.program import build_parser
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors.files import VectorSet, packaged_set, read_set
@@ -40,8 +40,4 @@ def packaged() -> dict[str, Any]:
 
 
 def run(*words: str) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--json", action="store_true")
-    vectors.add_options(parser)
-    vectors.run(parser.parse_args(words))
+    vectors.run(build_parser("vectors").parse_args(["vectors", *words]))

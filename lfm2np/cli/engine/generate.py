@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.cli.shared.requests import Job, read_jobs
 from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
@@ -41,14 +41,6 @@ class Record:
     def add(self, name: str, position: int, row: NDArray[Any], token: int) -> None:
         self.tokens.setdefault(name, []).append(token)
         self.rows.setdefault(name, []).append(np.array(row))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    group = add_engine_options(parser)
-    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
-    group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
-    group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
-    group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
 
 
 @dataclass(frozen=True)
@@ -307,16 +299,21 @@ def run_generate(arguments: argparse.Namespace) -> None:
     run(load_model(arguments), arguments)
 
 
-def add_generate(command: AddCommand) -> None:
-    sub = command(
+def add_generate(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "generate",
         run_generate,
         "continue prompts, batched continuously",
         'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
         tokenizer=True,
     )
-    add_prompt_options(sub, many=True)
-    sub.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
-    sub.add_argument("--logprobs", metavar="K", type=int, help="a line a token, with the K most likely ones")
-    add_options(sub)
-    add_arithmetic_options(sub)
+    add_prompt_options(parser, many=True)
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
+    parser.add_argument("--logprobs", metavar="K", type=int, help="a line a token, with the K most likely ones")
+    group = add_engine_options(parser)
+    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
+    group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
+    group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
+    group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
+    add_arithmetic_options(parser)

@@ -9,7 +9,7 @@ import sys
 import threading
 import webbrowser
 
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.errors import RequestError
 from lfm2np.serve.extra import require_extra
 
@@ -46,8 +46,9 @@ def run_lab(arguments: argparse.Namespace) -> None:
             raise KeyboardInterrupt
 
 
-def add_lab(command: AddCommand) -> None:
-    sub = command(
+def add_lab(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "lab",
         run_lab,
         "a laboratory to learn in: change a run on a page in the browser, see what the engine does",
@@ -55,5 +56,7 @@ def add_lab(command: AddCommand) -> None:
         model=False,
         exit_codes=EXIT_CODES,
     )
-    sub.add_argument("--port", metavar="N", type=int, default=PORT, help=f"of 127.0.0.1; 0 takes a free one ({PORT})")
-    sub.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--port", metavar="N", type=int, default=PORT, help=f"of 127.0.0.1; 0 takes a free one ({PORT})"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
-from lfm2np.cli.shared.parser import AddCommand
+from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import RequestError
@@ -113,8 +113,9 @@ def open_trace(name: str | None) -> Iterator[TextIO | None]:
         yield cast(TextIO, lines)
 
 
-def add_serve(command: AddCommand) -> None:
-    sub = command(
+def add_serve(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "serve",
         run_serve,
         "answer over HTTP in OpenAI's protocol",
@@ -122,11 +123,11 @@ def add_serve(command: AddCommand) -> None:
         tokenizer=True,
         exit_codes=EXIT_CODES,
     )
-    sub.add_argument("--host", metavar="NAME", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    sub.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (8000)")
-    sub.add_argument("--name", metavar="NAME", help="of the model, for clients (the checkpoint's)")
-    sub.add_argument("--verbose", action="store_true", help="a line on standard error for each call")
-    limits = sub.add_argument_group("limits")
+    parser.add_argument("--host", metavar="NAME", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (8000)")
+    parser.add_argument("--name", metavar="NAME", help="of the model, for clients (the checkpoint's)")
+    parser.add_argument("--verbose", action="store_true", help="a line on standard error for each call")
+    limits = parser.add_argument_group("limits")
     limits.add_argument("--max-requests", metavar="N", type=int, help="prompts times samples under way, else 429 (256)")
     limits.add_argument("--max-logprobs", metavar="K", type=int, help="of one token (20)")
     limits.add_argument("--max-body-bytes", metavar="N", type=int, help="of one call (8 MiB)")
@@ -136,5 +137,5 @@ def add_serve(command: AddCommand) -> None:
     limits.add_argument(
         "--write-seconds", metavar="S", type=float, help="until 32 KiB of it are read, if they wait (10)"
     )
-    add_engine_options(sub)
-    add_arithmetic_options(sub)
+    add_engine_options(parser)
+    add_arithmetic_options(parser)

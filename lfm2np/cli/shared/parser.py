@@ -6,9 +6,10 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn, TypeAlias
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.target import TargetError
 
 EXIT_CODES = """exit codes:
   0    done
@@ -18,8 +19,8 @@ EXIT_CODES = """exit codes:
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
-
 Command = Callable[[argparse.Namespace], None]
+MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
 TOKENIZER_HELP = "directory whose tokenizer.json and chat template are taken, not the checkpoint's own"
 
 
@@ -41,16 +42,33 @@ class OneLineParser(argparse.ArgumentParser):
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
 
 
-class AddCommand(Protocol):
-    """Puts a command into the program; what it returns gets the command's options."""
+Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
 
-    def __call__(
-        self,
-        name: str,
-        run: Command,
-        text: str,
-        example: str,
-        model: bool = True,
-        tokenizer: bool = False,
-        exit_codes: str = EXIT_CODES,
-    ) -> argparse.ArgumentParser: ...
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Command,
+    text: str,
+    example: str,
+    model: bool = True,
+    tokenizer: bool = False,
+    exit_codes: str = EXIT_CODES,
+) -> argparse.ArgumentParser:
+    """A new command of the program, with --json and, unless it says otherwise, --model. Returns its parser."""
+    parser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example:\n  {example}\n\n{exit_codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if exit_codes is not EXIT_CODES:
+        parser.usage_exit_code = TargetError.exit_code
+    parser.set_defaults(run=run)
+    if model:
+        parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
+    if tokenizer:
+        parser.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dumps import SIX, checkpoint, recorded_under, six_heads, six_heads_with_all
 
 from lfm2np.cli import locate as cli_locate
 from lfm2np.cli import main
+from lfm2np.cli.program import build_parser
 from lfm2np.errors import DumpError, InconclusiveError, Lfm2npError, ProofError
 from lfm2np.numerics.ieee import FLOAT32
 from lfm2np.oracle.locate.dump import Dump, read_dump, read_names
@@ -217,13 +217,10 @@ def test_a_mapping_that_cannot_be_is_an_error(tmp_path: Path, mapping: Any, frag
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str, as_object: bool = False) -> tuple[int, str, str]:
     """Exit code, what it printed, and the error's text."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(SIX))
-    parser.add_argument("--json", action="store_true")
-    cli_locate.add_options(parser)
+    words = ["locate", "--model", str(SIX), *arguments, *(["--json"] if as_object else [])]
     code, message = 0, ""
     try:
-        cli_locate.run(parser.parse_args([*arguments, *(["--json"] if as_object else [])]))
+        cli_locate.run(build_parser("locate").parse_args(words))
     except Lfm2npError as error:
         code, message = error.exit_code, str(error)
     return code, capsys.readouterr().out, message
