@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import state_shape
 from lfm2np.numerics import Numerics
 from scheduler import Move, ScheduledTokens, SchedulerConfig
@@ -47,7 +47,7 @@ class Cache:
 
 def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
     """All memory that the sizes ask for."""
-    attention = len(config.layers_of(ATTENTION))
+    attention = len(config.attention_layers)
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
 
     def layers(count: int) -> tuple[tuple[Array, ...], ...]:
@@ -72,7 +72,7 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
     width = 8 if numerics.name == "float64" else 4
     state = int(np.prod(state_shape(config))) * width
-    return int(len(config.layers_of(ATTENTION)) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+    return int(len(config.attention_layers) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
 
 
 def default_blocks(

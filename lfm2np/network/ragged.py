@@ -63,12 +63,11 @@ def hidden_states(
     if not config.sparse_layers:
         branches, rows = branches_of(sequences)
         first = np.unique(rows, return_index=True)[1]  # where each row that is computed stands
-        rotary = table(positions[first], config.head_dim, config.rope_theta)
-        states = final_states(weights, config, numerics, ids[first], rotary, several(numerics, branches))
+        mixing = several(numerics, branches)
+        states = final_states(weights, config, numerics, ids[first], positions[first], mixing, table=table)
         if not any(one.error for one in branches):
             return states[rows], runs
-    rotary = table(positions, config.head_dim, config.rope_theta)
-    return final_states(weights, config, numerics, ids, rotary, several(numerics, runs)), runs
+    return final_states(weights, config, numerics, ids, positions, several(numerics, runs), table=table), runs
 
 
 def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64], NDArray[np.int64]]:

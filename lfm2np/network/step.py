@@ -29,7 +29,6 @@ from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeight
 from lfm2np.network.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.numerics.rope import rotary_table
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
 from lfm2np.reference import Mixing, final_states
@@ -78,9 +77,8 @@ def forward(
     segments = make_segments(plan)
     ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
     positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
-    rotary = rotary_table(positions, config.head_dim, config.rope_theta)
     mixing = Mixing(partial(convolve, numerics, cache, segments), partial(attend, numerics, cache, segments))
-    states = final_states(weights, config, numerics, ids, rotary, mixing, progress)
+    states = final_states(weights, config, numerics, ids, positions, mixing, progress)
     logits = wanted_logits(weights, numerics, states, segments)
     return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)
 
