@@ -222,7 +222,7 @@ OPERATIONS: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {  # on x 
     "swiglu": lambda x, y: (exact.swiglu(x, y), integers.swiglu(x, y)),
     "rms_norm": lambda x, y: (exact.rms_norm(x, y[0], 1e-5), integers.rms_norm(x, y[0], 1e-5)),
     "sigmoid": lambda x, y: (exact.sigmoid(x), integers.sigmoid(x)),
-    "prefer": lambda x, y: (exact.add_expert_bias(x, y[0]), integers.add_expert_bias(x, y[0])),
+    "add_expert_bias": lambda x, y: (exact.add_expert_bias(x, y[0]), integers.add_expert_bias(x, y[0])),
     "log_softmax": lambda x, y: (exact.log_softmax(x), integers.log_softmax(x)),
     "log_softmax of one": lambda x, y: (exact.log_softmax(x[0]), integers.log_softmax(x[0])),
     "embed": lambda x, y: (exact.embed(x.astype(np.float64)), integers.embed(x.astype(np.float64))),

@@ -141,7 +141,7 @@ def mix_without(expert: int) -> Callable[..., Any]:
     def mix(numerics: Any, outputs: Any, weights: Any) -> Any:
         return numerics.combine_experts(outputs, np.where(chosen[-1] == expert, 0.0, weights).astype(weights.dtype))
 
-    return lambda numerics: Changed(numerics, best=best, mix=mix)
+    return lambda numerics: Changed(numerics, top_k=best, combine_experts=mix)
 
 
 def swapped(expert: FeedForwardWeights) -> FeedForwardWeights:
@@ -193,9 +193,9 @@ def rolled(weights: Any, numerics: Any, x: Any) -> Any:
 FAULTS = {
     "softmax for sigmoid": Fault(SCORES, numerics=changed(sigmoid=softmax)),
     "bias in the weights": Fault(WEIGHTS, patch=("route", route_by_bias)),
-    "bias missing": Fault(CHOSEN, numerics=changed(prefer=lambda numerics, scores, bias: scores)),
-    "no normalisation": Fault(WEIGHTS, numerics=changed(shares=unnormalised)),
-    "scaling missing": Fault(WEIGHTS, SCALED, changed(shares=unscaled)),
+    "bias missing": Fault(CHOSEN, numerics=changed(add_expert_bias=lambda numerics, scores, bias: scores)),
+    "no normalisation": Fault(WEIGHTS, numerics=changed(routing_weights=unnormalised)),
+    "scaling missing": Fault(WEIGHTS, SCALED, changed(routing_weights=unscaled)),
     "weights of another token": Fault(WEIGHTS, patch=("route", route_of_the_next_token)),
     "w1 and w3 of an expert swapped": Fault(
         OUTPUTS,
@@ -214,7 +214,7 @@ FAULTS = {
         experts=f"experts 0, {FAULTY} of 8",
     ),
     "sum without one expert": Fault(MIXED, numerics=mix_without(FAULTY), experts=f"expert {FAULTY}: all"),
-    "ids shifted by one": Fault(CHOSEN, numerics=changed(best=shifted)),
+    "ids shifted by one": Fault(CHOSEN, numerics=changed(top_k=shifted)),
 }
 
 
@@ -274,7 +274,7 @@ def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> Non
         return scores / scores.sum(-1, keepdims=True) * np.float32(factor)
 
     config, tensors = checkpoint(mixture(SCALED))
-    model = Model(mixture(SCALED), config, Changed(FLOAT32, shares=shares), prepare_weights(tensors, config, FLOAT32))
+    model = Model(mixture(SCALED), config, Changed(FLOAT32, routing_weights=shares), prepare_weights(tensors, config, FLOAT32))
     report = report_of(mixture(SCALED), record(model, IDS), "float32")
     assert report.findings == ()
     assert 0.2 < next(one.error for one in report.checks if one.name == WEIGHTS) < 0.7
@@ -346,7 +346,7 @@ def test_a_near_tie_that_went_the_other_way_is_right_and_what_follows_is_judged_
         chosen = numerics.top_k(preferred, count)
         return np.where(chosen == 3, 6, chosen)
 
-    for methods in ({}, {"best": other}):
+    for methods in ({}, {"top_k": other}):
         recorded = record(Model(mixture(BARE), config, Changed(FLOAT32, **methods), weights), IDS)
         assert (3 in recorded[CHOSEN], 6 in recorded[CHOSEN]) == ((False, True) if methods else (True, False))
         for part in PARTS.values():
