@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.loading import Model, load
-from lfm2np.model.config import ATTENTION, CONV, ModelConfig, SLIDING
+from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig
 from lfm2np.model.layers import expected_tensors
 
 
@@ -189,6 +190,8 @@ def stored_tensors(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
     gate_up_proj [experts, 2 * width, hidden] has each expert's w1, then its w3; down_proj [experts, hidden, width] w2.
     """
     found = weights_of(tiny)
+    if tiny.lfm3:
+        return {in_file(name): values for name, values in found.items()}
     if not tiny.fused or not tiny.experts:
         return found
     for layer in range(tiny.dense_layers, len(tiny.layers)):
