@@ -79,7 +79,7 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
-    """ModelConfig from the parsed config.json; `source` names the file in each ConfigError; `rope` as in load_config."""
+    """ModelConfig from the parsed config.json; `source` names the file in ConfigErrors; `rope` as in load_config."""
     try:
         _require_known(raw)
         config = _build_lfm3(raw, source, rope) if raw["model_type"] == "lfm3" else _build(raw, source)
@@ -127,7 +127,6 @@ def _build_lfm3(raw: _Raw, source: str, rope: str) -> ModelConfig:
     types = default_layer_types(layers) if raw.get("layer_types") is None else _layer_types(raw, layers)
     tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
     window = raw.get("sliding_window", 256)
-    eps_key = "norm_eps" if "norm_eps" in raw else "rms_norm_eps"
     kinds = tuple(kind for kind in (ATTENTION, SLIDING) if kind in types)
     ropes: dict[str, Any] = parse_ropes(raw, kinds, rope)
     return ModelConfig(
@@ -142,7 +141,7 @@ def _build_lfm3(raw: _Raw, source: str, rope: str) -> ModelConfig:
         conv_L_cache=_size(raw, "conv_L_cache", 7),
         conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
         layer_types=types,
-        norm_eps=require_real(eps_key, raw.get(eps_key, 1e-5)),
+        norm_eps=require_real("norm_eps", raw.get("norm_eps", raw.get("rms_norm_eps", 1e-5))),
         max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
         tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
         bos_token_id=_optional_id(raw, "bos_token_id", 124_894),

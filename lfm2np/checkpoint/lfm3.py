@@ -57,10 +57,7 @@ def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str)
     """The fields of ModelConfig that say how queries and keys are rotated; `kinds` are those of the layers."""
     entries = raw.get("rope_parameters") or raw.get("rope_scaling") or DEFAULT_ROPES
     if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
-        expected = " and ".join(kinds)
-        raise ConfigError(
-            f"rope_parameters: {show(entries)}, expected an object for each kind of attention: {expected}"
-        )
+        raise ConfigError(f"rope_parameters: {show(entries)}, expected an object for each of {', '.join(kinds)}")
     fields: dict[str, object] = {}
     for kind, prefix in ((ATTENTION, ""), (SLIDING, "sliding_")):
         if kind in kinds:
