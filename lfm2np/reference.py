@@ -163,10 +163,9 @@ def queries_keys_values(
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     projected = numerics.linear(x, weights.qkv_proj, weights.qkv_bias).reshape(len(x), heads + 2 * groups, head_dim)
     queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)  # [T, H, E], twice [T, G, E]
-    cos, sin = rotary[weights.rope]
-    wide = weights.rope.float32_table
-    queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), cos, sin, wide)
-    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), cos, sin, wide)
+    table = (*rotary[weights.rope], weights.rope.float32_table)
+    queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *table)
+    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *table)
     return queries, keys, values
 
 

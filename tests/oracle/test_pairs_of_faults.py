@@ -52,7 +52,7 @@ def plan() -> list[Round]:
     for one in rounds(Writer(model().config, None, 4), CASES):
         asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
         kept.append(Round(tuple(asks)))
-    return noted(one for one in kept if one.asks)
+    return noted(segment for segment in kept if one.asks)
 
 
 @cache
@@ -96,7 +96,13 @@ IDS_OF_SIX_BITS = Fault(
     "E",
     "Token ids are cut to six bits before their embedding is read.",
     (),
-    (Edit("lfm2np.network.step:forward", "one.entry.token_ids], np.int64)", "one.entry.token_ids], np.int64) % 64"),),
+    (
+        Edit(
+            "lfm2np.network.step:forward",
+            "segment.entry.token_ids], np.int64)",
+            "segment.entry.token_ids], np.int64) % 64",
+        ),
+    ),
 )
 FIRST: dict[str | Fault, tuple[str, str]] = {
     # what the first cause says, and points to
