@@ -42,10 +42,10 @@ def attend_in_batches(
     compute: Callable[[Array, list[Span]], list[Array]],
     window: int | None = None,
 ) -> Array:
-    """Attention of several requests: queries [T, H, E], of each its rows and cached positions; [T, H, E], 0 elsewhere.
+    """Attention of several requests, each with its rows of queries [T, H, E] and its cached positions: [T, H, E].
 
-    `compute` takes queries by group [G, H/G, T, E] and spans whose scores together stay within a piece, and returns
-    [t, H, E] for each. With a window a span has only the positions that one of its queries sees.
+    Rows that belong to no request stay 0. `compute` takes queries by group [G, H/G, T, E] and spans whose scores fit in
+    a piece together, and returns [t, H, E] for each. With a window a span holds only what one of its queries sees.
     """
     mixed = np.zeros_like(queries)
     if rows:
@@ -64,14 +64,14 @@ def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int,
 
     One sees the positions up to its last query's, from the first on that its first query sees.
     """
-    for one, parts in zip(rows, cached, strict=True):
-        tokens, context = one.stop - one.start, sum(len(part[0]) for part in parts)
+    for own, parts in zip(rows, cached, strict=True):
+        tokens, context = own.stop - own.start, sum(len(part[0]) for part in parts)
         for piece in pieces(tokens, heads * context, most):
             stop = context - tokens + piece.stop
             start = 0 if window is None else max(0, context - tokens + piece.start - window + 1)
-            own = slice(one.start + piece.start, one.start + piece.stop)
+            queries = slice(own.start + piece.start, own.start + piece.stop)
             seen = parts if (start, stop) == (0, context) else positions_between(parts, start, stop)
-            yield Span(own, seen, stop - start)
+            yield Span(queries, seen, stop - start)
 
 
 def batches(spans: Iterator[Span], heads: int, most: int) -> Iterator[list[Span]]:

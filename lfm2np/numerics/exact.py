@@ -287,11 +287,11 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
 
 
 def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
-    """The same for several requests: of queries [T, H, E] each has its rows, and what `cache_entries` made of its C
-    positions, in parts that follow each other; [T, H, E], 0 in rows of none.
+    """`attend` for several requests: [T, H, E]; rows that belong to no request stay 0.
 
-    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step, and a request
-    beside others with itself alone.
+    Each request has its rows of queries [T, H, E] and the cache entries of its C positions, in consecutive parts. How a
+    row is rounded depends only on the positions that it sees, so a chunk equals single steps, and a request in a batch
+    equals itself alone.
     """
     on_grids = on_grid(queries, -scale.keys)
     mixed = attend_in_batches(on_grids, rows, cached, partial(attend_spans, scale=scale), scale.window)

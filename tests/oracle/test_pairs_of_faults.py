@@ -52,7 +52,7 @@ def plan() -> list[Round]:
     for one in rounds(Writer(model().config, None, 4), CASES):
         asks = [replace(ask, max_tokens=NEW) for ask in one.asks if len(ask.prompt_token_ids) <= LONGEST]
         kept.append(Round(tuple(asks)))
-    return noted(segment for segment in kept if one.asks)
+    return noted(one for one in kept if one.asks)
 
 
 @cache
