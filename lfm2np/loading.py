@@ -75,6 +75,7 @@ def load(
     weights: str = "resident",
     tokenizer: str | Path | None = None,
     prepared: str | Path | None = None,
+    rope: str = "trained",
 ) -> Model:
     """The model in a checkpoint directory or GGUF file (without a path: the trained fixture) under one arithmetic.
 
@@ -86,8 +87,10 @@ def load(
     prepared  a directory where resident matrices are kept in a file, made at the first time and then mapped: processes
               share its memory. What the checkpoint's SHA-256, arithmetic and version do not fit is made anew, and each
               byte is checked
+    rope      how a partial rotation is read that an LFM3's config.json labels "default": as it was "trained", or as
+              "transformers" computes it, which turns all of a head
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """
-    one = read_model(path, numerics, progress, weights, tokenizer, prepared)
+    one = read_model(path, numerics, progress, weights, tokenizer, prepared, rope)
     return Model(**{field.name: getattr(one, field.name) for field in fields(one)})

@@ -55,8 +55,8 @@ def logits_and_margins(
         prefix = f"model.layers.{index}."
         layer = {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
         normed = [rms_norm(row, layer["operator_norm.weight"], eps) for row in rows]
-        changes = short_conv(config, layer, normed) if kind == "conv" else attention(config, layer, normed)
-        rows = combined(add, rows, changes)
+        changes = short_conv(config, layer, normed) if kind == "conv" else attention(config, layer, normed, kind)
+        rows = combined(add, rows, sandwiched(layer, "post_operator_norm", changes, eps))
         normed = [rms_norm(row, layer["ffn_norm.weight"], eps) for row in rows]
         if config["model_type"] == "lfm2_moe" and index >= config["num_dense_layers"]:
             routes = [route(config, layer, row) for row in normed]
@@ -64,11 +64,17 @@ def logits_and_margins(
             changes = [mixed(layer, row, shares) for row, (shares, _) in zip(normed, routes, strict=True)]
         else:
             changes = feed_forward(config, layer, normed)
-        rows = combined(add, rows, changes)
+        rows = combined(add, rows, sandwiched(layer, "post_ffn_norm", changes, eps))
     # The final norm, although its name says otherwise.
     final = [rms_norm(row, tensors["model.embedding_norm.weight"], eps) for row in rows]
     head = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
     return linear(tensors, head, final), margins
+
+
+def sandwiched(layer: Tensors, norm: str, rows: list[Row], eps: float) -> list[Row]:
+    """What an operator or a feed-forward adds, normed once more if the layer has that norm (Lfm3DecoderLayer)."""
+    weight = layer.get(f"{norm}.weight")
+    return rows if weight is None else [rms_norm(row, weight, eps) for row in rows]
 
 
 def require(what: str, found: object, expected: object) -> None:
@@ -95,10 +101,17 @@ def short_conv(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> li
     return linear(layer, "conv.out_proj", combined(mul, c, mixed))
 
 
-def attention(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> list[Row]:
-    """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): a norm on each head, then the rotation."""
-    head_dim, theta, eps = config["head_dim"], config["rope_parameters"]["rope_theta"], config["norm_eps"]
+def attention(config: Mapping[str, Any], layer: Tensors, rows: list[Row], kind: str) -> list[Row]:
+    """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): a norm on each head, then the rotation.
+
+    An LFM3 has a window in layers of sliding_attention, other names, and a gate on each head (Lfm3Attention).
+    """
+    head_dim, eps, is_lfm3 = config["head_dim"], config["norm_eps"], config["model_type"] == "lfm3"
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    rope = config["rope_parameters"][kind] if is_lfm3 else config["rope_parameters"]
+    share = rope.get("partial_rotary_factor", 1.0)
+    norm, out = ("norm", "o_proj") if is_lfm3 else ("layernorm", "out_proj")
+    window = config["sliding_window"] if kind == "sliding_attention" else len(rows)
 
     def heads_of(part: str, count: int) -> list[list[Row]]:
         projected = linear(layer, f"self_attn.{part}_proj", rows)
@@ -106,8 +119,8 @@ def attention(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> lis
         split = [[row[i * head_dim : (i + 1) * head_dim] for i in range(count)] for row in projected]  # [T, count, E]
         if part == "v":
             return split
-        weight = layer[f"self_attn.{part}_layernorm.weight"]
-        return [[rotated(rms_norm(head, weight, eps), t, theta) for head in row] for t, row in enumerate(split)]
+        weight, theta = layer[f"self_attn.{part}_{norm}.weight"], rope["rope_theta"]
+        return [[rotated(rms_norm(head, weight, eps), t, theta, share) for head in row] for t, row in enumerate(split)]
 
     queries, keys, values = heads_of("q", heads), heads_of("k", groups), heads_of("v", groups)
     mixed: list[Row] = []
@@ -115,22 +128,27 @@ def attention(config: Mapping[str, Any], layer: Tensors, rows: list[Row]) -> lis
         mixed.append([])
         for head in range(heads):
             group = head // (heads // groups)  # neighbouring query heads share keys and values
-            seen = range(now + 1)
+            seen = range(max(0, now + 1 - window), now + 1)
             scores = log_softmax([dot(queries[now][head], keys[t][group]) / math.sqrt(head_dim) for t in seen])
-            mixed[-1] += [sum(math.exp(scores[t]) * values[t][group][i] for t in seen) for i in range(head_dim)]
-    return linear(layer, "self_attn.out_proj", mixed)
+            weights = dict(zip(seen, map(math.exp, scores), strict=True))
+            mixed[-1] += [sum(weights[t] * values[t][group][i] for t in seen) for i in range(head_dim)]
+    if is_lfm3 and config["use_attention_gate"]:
+        gates = [[sigmoid(x) for x in row] for row in linear(layer, "self_attn.g_proj", rows)]  # [T, H]
+        mixed = [[x * gate[i // head_dim] for i, x in enumerate(row)] for row, gate in zip(mixed, gates, strict=True)]
+    return linear(layer, f"self_attn.{out}", mixed)
 
 
-def rotated(head: Row, position: int, theta: float) -> Row:
+def rotated(head: Row, position: int, theta: float, share: float = 1.0) -> Row:
     """Rotary embedding of one head [E] (Lfm2RotaryEmbedding, rotate_half): pair i is elements i and i + E/2.
 
     transformers computes the angles in float32 whatever the model's dtype; so here, each step rounded to float32.
+    Of an LFM3's pairs only the first may turn, `share` of them ("proportional").
     """
     half = len(head) // 2
     first, second = [0.0] * half, [0.0] * half
     for i in range(half):
         inverse_frequency = float32(1.0 / float32(float32(theta) ** float32(2 * i / len(head))))
-        angle = float32(position * inverse_frequency)
+        angle = float32(position * inverse_frequency) if i < int(share * len(head) // 2) else 0.0
         first[i] = head[i] * math.cos(angle) - head[i + half] * math.sin(angle)
         second[i] = head[i + half] * math.cos(angle) + head[i] * math.sin(angle)
     return first + second
@@ -187,7 +205,7 @@ def expert_tensors(layer: Tensors, expert: int) -> Tensors:
 def feed_forward_width(config: Mapping[str, Any]) -> int:
     """F, which config.json gives before the adjustment (Lfm2MLP.__init__)."""
     width: int = config["intermediate_size"]
-    if config["model_type"] == "lfm2_moe" or not config["block_auto_adjust_ff_dim"]:
+    if config["model_type"] != "lfm2" or not config["block_auto_adjust_ff_dim"]:
         return width
     width = 2 * width // 3
     if config["block_ffn_dim_multiplier"] is None:

@@ -12,7 +12,7 @@ Activations are float32 between operations (float64 in the arithmetic of that na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,14 +29,14 @@ from lfm2np.model.weights import (
     ShortConvWeights,
 )
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.numerics.rope import rotary_table
+from lfm2np.numerics.rope import Rope, RotaryTable, rotary_table
 from lfm2np.progress import Progress
 
 if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this file's sake
     from lfm2np.numerics import ReferenceNumerics as Numerics
 
 Array = NDArray[Any]
-Rotary = tuple[Array, Array]  # cosines and sines [T, E/2] of the angles of T positions
+Rotary = Mapping[Rope, tuple[Array, Array]]  # cosines and sines [T, E/2] of the angles of T positions
 
 
 class Mixing(NamedTuple):
@@ -76,8 +76,7 @@ def hidden_states(
     """
     require_ieee()
     ids = np.asarray(token_ids, np.int64)  # [T]
-    rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
-    return final_states(weights, config, numerics, ids, rotary, one_sequence(numerics), progress)
+    return final_states(weights, config, numerics, ids, np.arange(len(ids)), one_sequence(numerics), progress)
 
 
 def final_states(
@@ -85,11 +84,13 @@ def final_states(
     config: ModelConfig,
     numerics: Numerics,
     ids: NDArray[np.int64],
-    rotary: Rotary,
+    positions: NDArray[np.int64],
     mixing: Mixing,
     progress: Progress | None = None,
+    table: RotaryTable = rotary_table,
 ) -> Array:
-    """The network over tokens [T] whose positions have the angles `rotary`: final hidden states [T, D]."""
+    """The network over tokens [T] at these positions: final hidden states [T, D]."""
+    rotary = rotary_of(weights.layers, config, positions, table)
     with np.errstate(all="ignore"):  # an overflow ends in `output_logits`
         x = numerics.embed(weights.embedding.rows(ids))  # [T, D]
         for index, layer in enumerate(weights.layers):
@@ -99,18 +100,37 @@ def final_states(
         return numerics.rms_norm(x, weights.final_norm, config.norm_eps)
 
 
+def rotary_of(
+    layers: Sequence[LayerWeights],
+    config: ModelConfig,
+    positions: NDArray[np.int64],
+    table: RotaryTable = rotary_table,
+) -> Rotary:
+    """By the rotations of the layers."""
+    ropes = {layer.operator.rope for layer in layers if isinstance(layer.operator, AttentionWeights)}
+    return {rope: table(positions, config.head_dim, rope) for rope in ropes}
+
+
 def block(
     layer: LayerWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
-    """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer)."""
+    """One layer, [T, D] -> [T, D]: an operator, then the feed-forward, each on a residual (Lfm2DecoderLayer).
+
+    LFM3 has a norm behind either, too (Lfm3DecoderLayer).
+    """
     normed = numerics.rms_norm(x, layer.operator_norm, config.norm_eps)
     if isinstance(layer.operator, ShortConvWeights):
         mixed = short_conv(layer.operator, numerics, normed, mixing)
     else:
         mixed = attention(layer.operator, config, numerics, normed, rotary, mixing)
+    if layer.post_operator_norm is not None:
+        mixed = numerics.rms_norm(mixed, layer.post_operator_norm, config.norm_eps)
     x = numerics.add(mixed, x)
     normed = numerics.rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))
+    fed = feed_forward(layer.feed_forward, config, numerics, normed)
+    if layer.post_ffn_norm is not None:
+        fed = numerics.rms_norm(fed, layer.post_ffn_norm, config.norm_eps)
+    return numerics.add(x, fed)
 
 
 def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: Mixing) -> Array:
@@ -124,10 +144,16 @@ def short_conv(weights: ShortConvWeights, numerics: Numerics, x: Array, mixing: 
 def attention(
     weights: AttentionWeights, config: ModelConfig, numerics: Numerics, x: Array, rotary: Rotary, mixing: Mixing
 ) -> Array:
-    """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation."""
+    """Causal grouped-query attention, [T, D] -> [T, D] (Lfm2Attention): per-head norms BEFORE the rotation.
+
+    LFM3's heads have a gate each, computed from the layer's normed input (Lfm3Attention).
+    """
     queries, keys, values = queries_keys_values(weights, config, numerics, x, rotary)
     mixed = mixing.attend(weights, queries, keys, values)  # [T, H, E]
-    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj)
+    if weights.gate_proj is not None:
+        gates = numerics.sigmoid(numerics.linear(x, weights.gate_proj))  # [T, H]
+        mixed = numerics.multiply(mixed, gates[..., None])
+    return numerics.linear(mixed.reshape(len(x), -1), weights.out_proj, weights.out_bias)
 
 
 def queries_keys_values(
@@ -135,10 +161,11 @@ def queries_keys_values(
 ) -> tuple[Array, Array, Array]:
     """Queries [T, H, E], keys and values [T, G, E]; queries and keys normed, then rotated."""
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    projected = numerics.linear(x, weights.qkv_proj).reshape(len(x), heads + 2 * groups, head_dim)
+    projected = numerics.linear(x, weights.qkv_proj, weights.qkv_bias).reshape(len(x), heads + 2 * groups, head_dim)
     queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)  # [T, H, E], twice [T, G, E]
-    queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *rotary)
-    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *rotary)
+    table = (*rotary[weights.rope], weights.rope.float32_table)
+    queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *table)
+    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *table)
     return queries, keys, values
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from lfm2np.checkpoint.lfm3 import default_layer_types, parse_ropes, require_no_key_of_lfm2
 from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, ModelConfig, require_layer_types
+from lfm2np.model.config import ATTENTION, CONV, MODEL_TYPES, SLIDING, ModelConfig, require_layer_types
 from lfm2np.model.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show
 
@@ -49,19 +51,23 @@ ECHOES: dict[str, str] = {
     "theta": "rope_theta",
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
-MODEL_TYPES = ("lfm2", "lfm2_moe")
-CAUSAL = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
-NOT_YET = {"lfm3": "LFM3"}
+LFM3_ONLY = ("sliding_window", "attention_bias")  # keys that an lfm3 may have as it likes
+CAUSAL = (
+    *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"),
+    *("Lfm2VlForConditionalGeneration", "Lfm3VlForConditionalGeneration"),  # their text part
+)
 _Raw = Mapping[str, object]
 
 
-def load_config(directory: Path) -> ModelConfig:
+def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     """ModelConfig of a checkpoint's directory; the eos ids are config.json's, then generation_config.json's.
+
+    rope  how an LFM3's partial rotation that is labelled "default" is read, one of lfm3.READINGS
 
     What config.json says of quantised tensors is read by packed/: it is no property of the model.
     """
     path = directory / "config.json"
-    config = parse_config(without_settings(read_object(path, ConfigError), str(path)), str(path))
+    config = parse_config(without_settings(read_object(path, ConfigError), str(path)), str(path), rope)
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config
@@ -72,11 +78,11 @@ def load_config(directory: Path) -> ModelConfig:
         raise ConfigError(f"{generation}: {problem}") from None
 
 
-def parse_config(raw: _Raw, source: str) -> ModelConfig:
-    """ModelConfig from the parsed config.json; `source` names the file in every ConfigError."""
+def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
+    """ModelConfig from the parsed config.json; `source` names the file in ConfigErrors; `rope` as in load_config."""
     try:
-        _require_lfm2(raw)
-        config = _build(raw, source)
+        _require_known(raw)
+        config = _build_lfm3(raw, source, rope) if raw["model_type"] == "lfm3" else _build(raw, source)
         for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
             if raw.get(key) is not None and not same(raw[key], getattr(config, name)):
                 raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
@@ -114,6 +120,41 @@ def _build(raw: _Raw, source: str) -> ModelConfig:
     )
 
 
+def _build_lfm3(raw: _Raw, source: str, rope: str) -> ModelConfig:
+    """Absent keys take Lfm3Config's defaults; head_dim stands by itself, and the width is the file's."""
+    require_no_key_of_lfm2(raw)
+    layers = _size(raw, "num_hidden_layers", 24)
+    types = default_layer_types(layers) if raw.get("layer_types") is None else _layer_types(raw, layers)
+    tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
+    window = raw.get("sliding_window", 256)
+    kinds = tuple(kind for kind in (ATTENTION, SLIDING) if kind in types)
+    ropes: dict[str, Any] = parse_ropes(raw, kinds, rope)
+    return ModelConfig(
+        model_type="lfm3",
+        vocab_size=_size(raw, "vocab_size", 128_000),
+        hidden_size=_size(raw, "hidden_size", 2048),
+        num_hidden_layers=layers,
+        num_attention_heads=_size(raw, "num_attention_heads", 16),
+        num_key_value_heads=_size(raw, "num_key_value_heads", 4),
+        head_dim=_size(raw, "head_dim", 128),
+        feed_forward_size=_size(raw, "intermediate_size", 7680),
+        conv_L_cache=_size(raw, "conv_L_cache", 7),
+        conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
+        layer_types=types,
+        norm_eps=require_real("norm_eps", raw.get("norm_eps", raw.get("rms_norm_eps", 1e-5))),
+        max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
+        tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
+        bos_token_id=_optional_id(raw, "bos_token_id", 124_894),
+        eos_token_ids=_eos_ids(raw, source, 124_900),
+        pad_token_id=_optional_id(raw, "pad_token_id", 124_893),
+        sliding_window=None if window is None else require_size("sliding_window", window),
+        use_sandwich_norm=require_bool("use_sandwich_norm", raw.get("use_sandwich_norm", True)),
+        use_attention_gate=require_bool("use_attention_gate", raw.get("use_attention_gate", True)),
+        attention_bias=require_bool("attention_bias", raw.get("attention_bias", False)),
+        **ropes,
+    )
+
+
 def effective_width(raw: _Raw) -> int:
     """Rows of w1: multiplier and rounding act only inside the adjustment. Source: transformers Lfm2MLP.__init__."""
     key = "block_ff_dim" if "block_ff_dim" in raw else "intermediate_size"
@@ -131,19 +172,17 @@ def effective_width(raw: _Raw) -> int:
     return width
 
 
-def _require_lfm2(raw: _Raw) -> None:
+def _require_known(raw: _Raw) -> None:
     model_type = raw.get("model_type")
-    if isinstance(model_type, str) and model_type in NOT_YET:
-        raise ConfigError(
-            f"model_type: {model_type!r}: {NOT_YET[model_type]} is not supported yet, expected 'lfm2' or 'lfm2_moe'"
-        )
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"model_type: {show(model_type)}, expected 'lfm2' or 'lfm2_moe'")
+        raise ConfigError(f"model_type: {show(model_type)}, expected one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
     for key, allowed in ONLY.items():
+        if model_type == "lfm3" and key in LFM3_ONLY:
+            continue
         if key in raw and not any(same(raw[key], value) for value in allowed):
             raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
-    for key in ("num_experts", "num_local_experts") if model_type == "lfm2" else ():
+    for key in ("num_experts", "num_local_experts") if model_type != "lfm2_moe" else ():
         if raw.get(key) is not None and not same(raw[key], 0):
             raise ConfigError(f"{key}: {show(raw[key])}, expected no such key, or model_type 'lfm2_moe'")
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file

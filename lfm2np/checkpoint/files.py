@@ -31,9 +31,9 @@ def directory_of(path: Path) -> Path:
     return path.parent if is_gguf(path) else path
 
 
-def read_config(path: Path) -> ModelConfig:
-    """ConfigError or CheckpointError names the file."""
-    return config_of(open_container(path)) if is_gguf(path) else load_config(path)
+def read_config(path: Path, rope: str = "trained") -> ModelConfig:
+    """ConfigError or CheckpointError names the file. `rope`: see load_config."""
+    return config_of(open_container(path)) if is_gguf(path) else load_config(path, rope)
 
 
 def read_tensors(path: Path, config: ModelConfig) -> dict[str, StoredTensor]:

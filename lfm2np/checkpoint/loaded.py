@@ -18,6 +18,7 @@ from lfm2np.checkpoint.files import (
     read_tokenizer,
     tokenizer_place,
 )
+from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.prepared.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
@@ -146,9 +147,12 @@ def read_model(
     weights: str = "resident",
     tokenizer: str | Path | None = None,
     prepared: str | Path | None = None,
+    rope: str = "trained",
 ) -> LoadedModel:
     """What lfm2np.load says, without the conveniences of lfm2np.Model."""
     arithmetic = numerics_named(numerics)
+    if rope not in READINGS:
+        raise RequestError(f"rope {rope!r}: expected one of {', '.join(READINGS)}")
     if weights not in WEIGHTS:
         raise RequestError(f"weights {weights!r}: expected one of {', '.join(WEIGHTS)}")
     kept_in = None if prepared is None else Path(prepared)
@@ -162,7 +166,7 @@ def read_model(
         require_exact_products()
     place, directory = checkpoint_path(path), tokenizer_place(tokenizer)
     origin = None if kept_in is None else Origin(checkpoint_sha256(place), arithmetic.name)  # before weights are read
-    config = read_config(place)
+    config = read_config(place, rope)
     tensors = read_tensors(place, config)
     keep = partial(kept_matrices, kept_in, origin, partial(checkpoint_sha256, place)) if kept_in and origin else None
     made = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)

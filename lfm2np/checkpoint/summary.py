@@ -12,7 +12,7 @@ import numpy as np
 
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined
-from lfm2np.model.config import ATTENTION, CONV, ModelConfig
+from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig
 from lfm2np.model.layers import expected_tensors, key_value_numbers, matrix_parts, parameter_count, state_shape
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import Grid, Weights
@@ -20,7 +20,7 @@ from lfm2np.numerics.pieces import pieces
 from lfm2np.numerics.weight_grids import left_over, prove_grid
 from lfm2np.progress import Progress
 
-LETTERS = {CONV: "c", ATTENTION: "A"}  # of layers
+LETTERS = {CONV: "c", ATTENTION: "A", SLIDING: "S"}  # of layers
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.layout import reason, require_shape, taken_apart
+from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.packed import codes
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import settings_in
@@ -60,9 +61,21 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     try:
         settings = settings_in(directory)
         tensors, source = open_tensors(directory, DTYPES if settings is None else ALL_DTYPES)
+        tensors = under_our_names(tensors, config, source)
         return _select(taken_apart(unpacked(tensors, config, settings, source), config), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
+
+
+def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
+    """Tensors by the names of model/weights.py; each keeps the file's own, for messages."""
+    if config.model_type != "lfm3":
+        return tensors
+    ours = {in_file(name): name for name in layout_of(config)}
+    for name in tensors:
+        if in_file(name) != name:
+            raise CheckpointError(f"{source}: {plain(name)}: expected {plain(in_file(name))} in an lfm3")
+    return {ours.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str, StoredTensor], str]:
@@ -181,8 +194,9 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
     missing, unexpected = layout.keys() - tensors, tensors.keys() - allowed
     if missing:
         shape = tuple(size for size, _ in layout[min(missing)])
+        called = missing if config.model_type != "lfm3" else {in_file(name) for name in missing}
         raise CheckpointError(
-            f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(missing)}"
+            f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(called)}"
             + _why(min(missing), shape, config)
         )
     if unexpected:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, require_whole, widen
-from lfm2np.model.config import CONV, ModelConfig
+from lfm2np.model.config import CONV, SLIDING, ModelConfig
 from lfm2np.model.layers import expert_parts, matrix_parts
 from lfm2np.model.weights import (
     EMBEDDING,
@@ -143,15 +143,20 @@ def layer_weights(
 ) -> LayerWeights:
     """`values` holds matrices, by their first tensor, and vectors; `prepare` makes the matrices of experts."""
     prefix, kind = f"model.layers.{index}.", config.layer_types[index]
-    number = config.layers_of(kind).index(index)
+    number = config.layers_of(CONV).index(index) if kind == CONV else config.attention_layers.index(index)
     operator: ShortConvWeights | AttentionWeights
     if kind == CONV:
         found = fields_of(ShortConvWeights, prefix, values)
         operator = ShortConvWeights(number=number, **found | {"taps": found["taps"][:, 0, :]})
     else:
         found = fields_of(AttentionWeights, prefix, values)
-        scale = attention_scale(found["q_norm"], found["k_norm"], widened(tensors, f"{prefix}self_attn.v_proj.weight"))
-        operator = AttentionWeights(number=number, scale=scale, **found)
+        window = config.sliding_window if kind == SLIDING else None
+        v_proj = widened(tensors, f"{prefix}self_attn.v_proj.weight")
+        scale = attention_scale(found["q_norm"], found["k_norm"], v_proj, window)
+        if config.attention_bias:
+            names = tensors_of(AttentionWeights)["qkv_bias"]
+            found["qkv_bias"] = np.concatenate([values[prefix + name] for name in names])
+        operator = AttentionWeights(number=number, scale=scale, rope=config.rope(kind), **found)
     feed_forward: FeedForwardWeights | MixtureWeights
     if config.is_sparse(index):
         found = fields_of(MixtureWeights, f"{prefix}feed_forward.", values)

@@ -13,7 +13,6 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import ProofError
 from lfm2np.model.weights import AttentionWeights, ShortConvWeights
 from lfm2np.network.cache import Cache
-from lfm2np.numerics.rope import rotary_table
 from scheduler import BatchPlan, Request, Scheduler, check
 
 Array = NDArray[Any]
@@ -74,7 +73,7 @@ class Audit:
 
 def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> Contents:
     """Per attention layer the cache entries [T, ...], per convolution layer u [T, D], of a sequence from 0 on."""
-    config, numerics = model.config, model.numerics
+    numerics = model.numerics
     entries, columns = [], []
     alone = reference.one_sequence(numerics)
 
@@ -87,8 +86,8 @@ def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> Contents:
         return alone.attend(weights, queries, keys, values)
 
     ids = np.asarray(token_ids, np.int64)
-    rotary = rotary_table(np.arange(len(ids)), config.head_dim, config.rope_theta)
-    reference.final_states(model.weights, config, numerics, ids, rotary, reference.Mixing(convolve, attend))
+    mixing = reference.Mixing(convolve, attend)
+    reference.final_states(model.weights, model.config, numerics, ids, np.arange(len(ids)), mixing)
     return entries, columns
 
 

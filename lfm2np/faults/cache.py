@@ -23,10 +23,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.step:attend",
-                "cached.append(read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1]))",
-                "before = [other.entries[-1] for other in segments[: segments.index(one)]]\n"
-                "            own = read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1])\n"
-                "            cached.append([*before, *own])",
+                "cached.append(",
+                "before = [other.entries[-1] for other in segments[: segments.index(segment)]]\n"
+                "            cached.append(before + ",
             ),
         ),
     ),
@@ -201,8 +200,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 COMMIT,
-                "one.entries[index][number][: one.count]",
-                "one.entries[index][number][len(one.entry.token_ids) - one.count :]",
+                "segment.entries[index][number][: segment.count]",
+                "segment.entries[index][number][len(segment.entry.token_ids) - segment.count :]",
             ),
         ),
     ),

@@ -20,7 +20,7 @@ ROUTED = "chosen, gate_weights = route(weights, config, numerics, x)"
 EXPERT = "weights.expert(int(expert))"
 WRITTEN = "made[tokens, places] = gated(weights.expert(int(expert)), numerics, x[tokens])"
 MIXED = "numerics.combine_experts(made, gate_weights)"
-ADDED = "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))"
+FED = "feed_forward(layer.feed_forward, config, numerics, normed)"
 ROUND = "from lfm2np.numerics.ieee import round_to_bfloat16\n    "
 PUBLISHED_ERROR = ("mlx-lm 1354", "mlx-lm 1883", "mlx-swift-lm 332")
 
@@ -323,14 +323,13 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 BLOCK,
-                f"return {ADDED}",
-                "made = feed_forward(layer.feed_forward, config, numerics, normed)\n"
+                f"fed = {FED}",
+                f"fed = {FED}\n"
                 "    caches = [part for part in getattr(mixing.convolve, 'args', ()) if hasattr(part, 'checkpoints')]\n"
                 "    if caches and hasattr(layer.feed_forward, 'router'):\n"
                 "        chosen, _ = route(layer.feed_forward, config, numerics, normed)\n"
                 "        key = (id(layer), chosen.tobytes())\n"
-                "        made = caches[0].__dict__.setdefault('made', {}).setdefault(key, made)\n"
-                "    return numerics.add(x, made)",
+                "        fed = caches[0].__dict__.setdefault('made', {}).setdefault(key, fed)",
             ),
         ),
     ),

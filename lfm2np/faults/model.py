@@ -55,8 +55,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.numerics.rope:rotary_table",
-                "angles(positions, head_dim, theta)",
-                "angles(positions, head_dim, 1e6)",
+                "angles(positions, head_dim, rope)",
+                "angles(positions, head_dim, rope._replace(theta=1e6))",
             ),
         ),
     ),
@@ -155,10 +155,10 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PARTS,
-                "queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *rotary)\n"
-                "    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *rotary)",
-                "queries = numerics.rms_norm(numerics.rotate(queries, *rotary), weights.q_norm, config.norm_eps)\n"
-                "    keys = numerics.rms_norm(numerics.rotate(keys, *rotary), weights.k_norm, config.norm_eps)",
+                "queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *table)\n"
+                "    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *table)",
+                "queries = numerics.rms_norm(numerics.rotate(queries, *table), weights.q_norm, config.norm_eps)\n"
+                "    keys = numerics.rms_norm(numerics.rotate(keys, *table), weights.k_norm, config.norm_eps)",
             ),
         ),
     ),
@@ -170,9 +170,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PARTS,
-                "queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *rotary)\n"
-                "    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *rotary)",
-                "queries, keys = numerics.rotate(queries, *rotary), numerics.rotate(keys, *rotary)",
+                "queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *table)\n"
+                "    keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *table)",
+                "queries, keys = numerics.rotate(queries, *table), numerics.rotate(keys, *table)",
             ),
         ),
     ),
@@ -213,8 +213,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 PARTS,
-                "weights.k_norm, config.norm_eps), *rotary)",
-                "weights.k_norm, config.norm_eps), rotary[0], -rotary[1])",
+                "weights.k_norm, config.norm_eps), *table)",
+                "weights.k_norm, config.norm_eps), table[0], -table[1], table[2])",
             ),
         ),
     ),
@@ -247,8 +247,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 FORWARD,
-                "np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])",
-                "np.minimum(40, np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments]))",
+                "np.concatenate([np.arange(segment.entry.start, segment.entry.stop) for segment in segments])",
+                "np.minimum("
+                "40, np.concatenate([np.arange(segment.entry.start, segment.entry.stop) for segment in segments]))",
             ),
         ),
     ),
@@ -277,8 +278,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.numerics.attention:spans",
-                "visible = context - tokens + piece.stop",
-                "visible = context - tokens + piece.stop - (piece.start > 0)",
+                "stop = context - tokens + piece.stop",
+                "stop = context - tokens + piece.stop - (piece.start > 0)",
             ),
         ),
     ),
@@ -339,13 +340,7 @@ FAULTS: tuple[Fault, ...] = (
         section="E",
         sentence="What enters the feed-forward is not added to what leaves it: a class of residuals lost in a fusion.",
         seen_in=(),
-        edits=(
-            Edit(
-                BLOCK,
-                "numerics.add(x, feed_forward(layer.feed_forward, config, numerics, normed))",
-                "feed_forward(layer.feed_forward, config, numerics, normed)",
-            ),
-        ),
+        edits=(Edit(BLOCK, "return numerics.add(x, fed)", "return fed"),),
     ),
     Fault(
         name="residual-taken-behind-the-norm",

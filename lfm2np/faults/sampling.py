@@ -213,8 +213,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.step:wanted_logits",
-                "states[one.rows][first:]",
-                "np.roll(states[one.rows], 1, axis=0)[first:]",
+                "states[segment.rows][first:]",
+                "np.roll(states[segment.rows], 1, axis=0)[first:]",
             ),
         ),
     ),

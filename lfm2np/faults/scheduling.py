@@ -248,8 +248,8 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.step:forward",
-                "positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])",
-                "positions = np.arange(len(ids))",
+                "np.concatenate([np.arange(segment.entry.start, segment.entry.stop) for segment in segments])",
+                "np.arange(len(ids))",
             ),
         ),
     ),
@@ -261,8 +261,9 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.step:forward",
-                "np.arange(one.entry.start, one.entry.stop)",
-                "np.arange(one.entry.start, one.entry.stop) - one.entry.start * (len(one.entry.token_ids) > 1)",
+                "np.arange(segment.entry.start, segment.entry.stop)",
+                "np.arange(segment.entry.start, segment.entry.stop)"
+                " - segment.entry.start * (len(segment.entry.token_ids) > 1)",
             ),
         ),
     ),
@@ -285,11 +286,11 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 "lfm2np.network.step:forward",
-                "return StepResult(logits, {one",
-                "failed = [one.error for one in segments if one.error]\n"
-                "    for one in segments if failed else []:\n"
-                "        one.error = failed[0]\n"
-                "    return StepResult(logits, {one",
+                "errors = {segment",
+                "failed = [segment.error for segment in segments if segment.error]\n"
+                "    for segment in segments if failed else []:\n"
+                "        segment.error = failed[0]\n"
+                "    errors = {segment",
             ),
         ),
     ),

@@ -6,15 +6,15 @@ from lfm2np.faults.edits import Edit, Fault
 
 # Where the edits are made, and what stands there.
 CONVOLUTION = "lfm2np.network.step:convolve"
-JOINED = "numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)"
+JOINED = "numerics.convolve_ragged([segment.windows[-1] for segment in segments], weights.taps, weights.taps_bias)"
 COMMIT = "lfm2np.network.cache:commit"
 CHECKPOINTS = "lfm2np.network.cache:keep_checkpoints"
 MOVE = "lfm2np.network.cache:move"
 ENTER = "scheduler.memory:Memory.enter"
-READ = "history = cache.states[one.entry.slot, weights.number]  # [L-1, D]"
-SLOTS = "slots = [one.entry.slot for one in kept]"
+READ = "history = cache.states[segment.entry.slot, weights.number]  # [L-1, D]"
+SLOTS = "slots = [segment.entry.slot for segment in kept]"
 WRITE = "cache.states[slots, index] = states"
-STATE = "one.windows[index][one.count : one.count + columns]"
+STATE = "segment.windows[index][segment.count : segment.count + columns]"
 CHECKPOINT = "cache.checkpoints[block, index] = window[end : end + columns]"
 
 PIPELINE = "marvinmboya/LFMs-continuous-batching"
@@ -34,9 +34,9 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number]\n"
-                "        if one.entry.start == 0:\n"
-                "            history = np.concatenate([history, u[: one.rows.start]])[one.rows.start :]",
+                "history = cache.states[segment.entry.slot, weights.number]\n"
+                "        if segment.entry.start == 0:\n"
+                "            history = np.concatenate([history, u[: segment.rows.start]])[segment.rows.start :]",
             ),
         ),
     ),
@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state is read at the request's place in the step, and written at its slot.",
         seen_in=("SGLang 23975",),
-        edits=(Edit(CONVOLUTION, READ, "history = cache.states[segments.index(one), weights.number]"),),
+        edits=(Edit(CONVOLUTION, READ, "history = cache.states[segments.index(segment), weights.number]"),),
     ),
     Fault(
         name="slot-index-wraps-modulo-2",
@@ -119,8 +119,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number]\n"
-                "        if one.entry.start == 0 and weights.in_bias is not None:\n"
+                "history = cache.states[segment.entry.slot, weights.number]\n"
+                "        if segment.entry.start == 0 and weights.in_bias is not None:\n"
                 "            gate_in, _, value = np.split(weights.in_bias, 3)\n"
                 "            history = np.tile(gate_in * value, (len(history), 1))",
             ),
@@ -135,10 +135,10 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number]\n"
+                "history = cache.states[segment.entry.slot, weights.number]\n"
                 "        longest = max(len(other.entry.token_ids) for other in segments)\n"
-                "        if one.entry.start == 0 and len(one.entry.token_ids) < longest:\n"
-                "            history = np.repeat(u[one.rows][:1], len(history), axis=0)",
+                "        if segment.entry.start == 0 and len(segment.entry.token_ids) < longest:\n"
+                "            history = np.repeat(u[segment.rows][:1], len(history), axis=0)",
             ),
         ),
     ),
@@ -152,16 +152,17 @@ FAULTS: tuple[Fault, ...] = (
                 CONVOLUTION,
                 f"return {JOINED}",
                 f"mixed = {JOINED}\n"
-                "    longest = max(len(one.entry.token_ids) for one in segments)\n"
-                "    for one in segments:\n"
-                "        padding = np.zeros((longest - len(one.entry.token_ids), u.shape[1]), u.dtype)\n"
-                "        one.windows[-1] = np.concatenate([one.windows[-1], padding])\n"
+                "    longest = max(len(segment.entry.token_ids) for segment in segments)\n"
+                "    for segment in segments:\n"
+                "        padding = np.zeros((longest - len(segment.entry.token_ids), u.shape[1]), u.dtype)\n"
+                "        segment.windows[-1] = np.concatenate([segment.windows[-1], padding])\n"
                 "    return mixed",
             ),
             Edit(
                 COMMIT,
                 STATE,
-                "one.windows[index][one.count + len(one.windows[index]) - columns - len(one.entry.token_ids) :]"
+                "segment.windows[index]"
+                "[segment.count + len(segment.windows[index]) - columns - len(segment.entry.token_ids) :]"
                 "[:columns]",
             ),
         ),
@@ -176,7 +177,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 COMMIT,
                 STATE,
-                f"{STATE} * (0 if one.entry.samples and len(one.entry.token_ids) > 1 else 1)",
+                f"{STATE} * (0 if segment.entry.samples and len(segment.entry.token_ids) > 1 else 1)",
             ),
         ),
     ),
@@ -189,7 +190,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number] * (len(one.entry.token_ids) > 1)",
+                "history = cache.states[segment.entry.slot, weights.number] * (len(segment.entry.token_ids) > 1)",
             ),
         ),
     ),
@@ -216,7 +217,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number] * (len(one.entry.token_ids) == 1)",
+                "history = cache.states[segment.entry.slot, weights.number] * (len(segment.entry.token_ids) == 1)",
             ),
         ),
     ),
@@ -229,8 +230,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number].copy()\n"
-                "        if len(one.entry.token_ids) > 1:\n"
+                "history = cache.states[segment.entry.slot, weights.number].copy()\n"
+                "        if len(segment.entry.token_ids) > 1:\n"
                 "            history[:-1] = 0.0",
             ),
         ),
@@ -245,8 +246,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 CONVOLUTION,
                 READ,
-                "history = cache.states[one.entry.slot, weights.number]\n"
-                "        if one.entry.start >= 48 and len(one.entry.token_ids) > 1:\n"
+                "history = cache.states[segment.entry.slot, weights.number]\n"
+                "        if segment.entry.start >= 48 and len(segment.entry.token_ids) > 1:\n"
                 "            history = np.zeros_like(history)",
             ),
         ),
@@ -260,7 +261,8 @@ FAULTS: tuple[Fault, ...] = (
             Edit(
                 COMMIT,
                 STATE,
-                "one.windows[index][one.count - (one.count < columns and not one.entry.samples) :][:columns]",
+                "segment.windows[index]"
+                "[segment.count - (segment.count < columns and not segment.entry.samples) :][:columns]",
             ),
         ),
     ),
@@ -269,14 +271,14 @@ FAULTS: tuple[Fault, ...] = (
         section="A",
         sentence="The state stays what it was before the step.",
         seen_in=("vmlx-swift 211", "nntrainer 3998"),
-        edits=(Edit(COMMIT, STATE, "one.windows[index][:columns]"),),
+        edits=(Edit(COMMIT, STATE, "segment.windows[index][:columns]"),),
     ),
     Fault(
         name="rejected-drafts-stay-in-the-state",
         section="A",
         sentence="The state is the one after all drafts, also after those that were rejected.",
         seen_in=("vLLM 44296", "vLLM 50272", "transformers 46937", "vLLM 52942", "vLLM 39273"),
-        edits=(Edit(COMMIT, STATE, "one.windows[index][len(one.windows[index]) - columns :]"),),
+        edits=(Edit(COMMIT, STATE, "segment.windows[index][len(segment.windows[index]) - columns :]"),),
     ),
     # --- checkpoints
     Fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lfm2np.faults.edits import Edit, Variant
 
-FORWARD_SEGMENTS = "for one in segments:"
+FORWARD_SEGMENTS = "for segment in segments:"
 LINEAR = "lfm2np.numerics.exact:by_whole_products"
 PRODUCT = "made = without_tiles(x, w)"
 MIXED = "lfm2np.numerics.attention:weighted_values"
@@ -29,12 +29,12 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(
         "attention-in-reverse-order",
         "Attention serves the last request of a step first.",
-        (Edit("lfm2np.network.step:attend", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:attend", FORWARD_SEGMENTS, "for segment in reversed(segments):"),),
     ),
     Variant(
         "convolution-in-reverse-order",
         "The convolution serves the last request of a step first.",
-        (Edit("lfm2np.network.step:convolve", FORWARD_SEGMENTS, "for one in reversed(segments):"),),
+        (Edit("lfm2np.network.step:convolve", FORWARD_SEGMENTS, "for segment in reversed(segments):"),),
     ),
     Variant(
         "batch-in-reverse-order",
@@ -66,12 +66,14 @@ VARIANTS: tuple[Variant, ...] = (
         (
             Edit(
                 "lfm2np.network.step:wanted_logits",
-                "chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])\n"
+                "chosen = np.concatenate("
+                "[states[segment.rows][first:] for segment, first in zip(wanted, skip, strict=True)])\n"
                 '    with np.errstate(all="ignore"):\n'
                 "        rows = numerics.linear(chosen, weights.head)",
                 'with np.errstate(all="ignore"):\n'
                 "        every = numerics.linear(states, weights.head)\n"
-                "    rows = np.concatenate([every[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])",
+                "    rows = np.concatenate("
+                "[every[segment.rows][first:] for segment, first in zip(wanted, skip, strict=True)])",
             ),
         ),
     ),
@@ -121,9 +123,8 @@ VARIANTS: tuple[Variant, ...] = (
         (
             Edit(
                 "lfm2np.network.cache:commit",
-                "array[blocks, offsets] = np.concatenate([one.entries[index][number][: one.count] for one in kept])",
-                "array[blocks[::-1], offsets[::-1]] = "
-                "np.concatenate([one.entries[index][number][: one.count] for one in kept])[::-1]",
+                "array[blocks, offsets] = np.concatenate(entries)",
+                "array[blocks[::-1], offsets[::-1]] = np.concatenate(entries)[::-1]",
             ),
         ),
     ),

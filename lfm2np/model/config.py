@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import REALS, SIZES, require_bool, require_real, require_size, require_token_id
+from lfm2np.numerics.rope import Rope
 from lfm2np.values import show
 
-CONV, ATTENTION = "conv", "full_attention"
-LAYER_TYPES = (CONV, ATTENTION)
+CONV, ATTENTION, SLIDING = "conv", "full_attention", "sliding_attention"
+LAYER_TYPES = (CONV, ATTENTION, SLIDING)
+MODEL_TYPES = ("lfm2", "lfm2_moe", "lfm3")
+BOOLS = ("conv_bias", "tie_word_embeddings", "use_sandwich_norm", "use_attention_gate", "attention_bias")
 MOST_EXPERTS = 2**15  # of all layers: generous, and too few for a hostile table of tensors
 
 
@@ -72,14 +75,34 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int | None
     mixture: MixtureConfig | None = None
+    model_type: str = "lfm2"
+    sliding_window: int | None = None  # positions that layers of sliding attention see, a token's own included
+    sliding_rope_theta: float = 10_000.0
+    partial_rotary_factor: float = 1.0  # of full attention: see rope.Rope
+    sliding_partial_rotary_factor: float = 1.0
+    use_sandwich_norm: bool = False
+    use_attention_gate: bool = False
+    attention_bias: bool = False
+    is_rope_relabelled: bool = False  # config.json labels a partial rotation "default": see checkpoint/lfm3.py
 
     def is_sparse(self, layer: int) -> bool:
         """Whether that layer's feed-forward is a mixture of experts."""
         return self.mixture is not None and layer >= self.mixture.num_dense_layers
 
-    def layers_of(self, kind: str) -> tuple[int, ...]:
-        """The numbers of the layers of one of LAYER_TYPES."""
-        return tuple(layer for layer, own in enumerate(self.layer_types) if own == kind)
+    def layers_of(self, *kinds: str) -> tuple[int, ...]:
+        """The numbers of the layers of some of LAYER_TYPES."""
+        return tuple(layer for layer, kind in enumerate(self.layer_types) if kind in kinds)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return self.layers_of(ATTENTION, SLIDING)
+
+    def rope(self, kind: str) -> Rope:
+        """The rotation of layers of one kind of attention."""
+        is_lfm3 = self.model_type == "lfm3"
+        if kind == SLIDING:
+            return Rope(self.sliding_rope_theta, self.sliding_partial_rotary_factor, is_lfm3)
+        return Rope(self.rope_theta, self.partial_rotary_factor, is_lfm3)
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:
@@ -87,12 +110,16 @@ class ModelConfig:
         return tuple(filter(self.is_sparse, range(self.num_hidden_layers)))
 
     def __post_init__(self) -> None:
-        for name in (key for key in SIZES if hasattr(self, key)):
+        for name in (key for key in SIZES if getattr(self, key, None) is not None):
             require_size(name, getattr(self, name))
         for name in (key for key in REALS if hasattr(self, key)):
             require_real(name, getattr(self, name))
-        for name in ("conv_bias", "tie_word_embeddings"):
+        for name in BOOLS:
             require_bool(name, getattr(self, name))
+        if self.sliding_window is not None:
+            require_size("sliding_window", self.sliding_window)
+        elif SLIDING in self.layer_types:
+            raise ConfigError(f"sliding_window: null, expected a size for layers of {SLIDING}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_attention_heads: {self.num_attention_heads}, expected a multiple of "

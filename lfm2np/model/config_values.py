@@ -19,6 +19,7 @@ SIZES: dict[str, tuple[int, int]] = {
     "block_multiple_of": (1, 2**17),
     "feed_forward_size": (1, 2**17),
     "conv_L_cache": (1, 64),
+    "sliding_window": (1, 2**17),
     "max_position_embeddings": (1, 2**17),
     "num_experts": (1, 1024),
     "num_experts_per_tok": (1, 1024),
@@ -28,6 +29,9 @@ SIZES: dict[str, tuple[int, int]] = {
 REALS: dict[str, tuple[float, float]] = {
     "norm_eps": (1e-30, 1.0),
     "rope_theta": (1.0, 1e30),
+    "sliding_rope_theta": (1.0, 1e30),
+    "partial_rotary_factor": (0.0, 1.0),
+    "sliding_partial_rotary_factor": (0.0, 1.0),
     "block_ffn_dim_multiplier": (1e-6, 1e3),
     "routed_scaling_factor": (1e-6, 1e6),
 }

@@ -29,6 +29,7 @@ def operator_dims(config: ModelConfig, kind: str) -> Dims:
     hidden, head_dim = (config.hidden_size, "hidden_size"), (config.head_dim, "head_dim")
     queries = (config.num_attention_heads * config.head_dim, "num_attention_heads*head_dim")
     keys = (config.num_key_value_heads * config.head_dim, "num_key_value_heads*head_dim")
+    heads = (config.num_attention_heads, "num_attention_heads")
     triple, taps = (3 * config.hidden_size, "3*hidden_size"), (config.conv_L_cache, "conv_L_cache")
     dims: dict[str, Dims] = {
         CONV: {
@@ -47,7 +48,12 @@ def operator_dims(config: ModelConfig, kind: str) -> Dims:
     }
     if config.conv_bias:
         dims[CONV] |= {"conv.in_proj.bias": (triple,), "conv.conv.bias": (hidden,), "conv.out_proj.bias": (hidden,)}
-    return dims[kind]
+    if config.use_attention_gate:
+        dims[ATTENTION]["self_attn.g_proj.weight"] = (heads, hidden)
+    if config.attention_bias:
+        sizes = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "out_proj": hidden}
+        dims[ATTENTION] |= {f"self_attn.{name}.bias": (size,) for name, size in sizes.items()}
+    return dims[CONV if kind == CONV else ATTENTION]
 
 
 def feed_forward_dims(config: ModelConfig, layer: int) -> Dims:
@@ -78,6 +84,8 @@ def layout_of(config: ModelConfig) -> Dims:
     hidden = (config.hidden_size, "hidden_size")
     layout: Dims = {EMBEDDING: ((config.vocab_size, "vocab_size"), hidden)}
     norms = {name: (hidden,) for parts in tensors_of(LayerWeights).values() for name in parts}
+    if not config.use_sandwich_norm:
+        norms = {name: dims for name, dims in norms.items() if not name.startswith("post_")}
     for index, kind in enumerate(config.layer_types):
         dims = norms | feed_forward_dims(config, index) | operator_dims(config, kind)
         layout |= {f"model.layers.{index}.{name}": sizes for name, sizes in dims.items()}
@@ -134,7 +142,7 @@ def parameter_count(config: ModelConfig, active: bool = False) -> int:
 
 def key_value_numbers(config: ModelConfig) -> int:
     """Numbers that all layers with attention keep of one token."""
-    return 2 * len(config.layers_of(ATTENTION)) * config.num_key_value_heads * config.head_dim
+    return 2 * len(config.attention_layers) * config.num_key_value_heads * config.head_dim
 
 
 def state_shape(config: ModelConfig) -> tuple[int, int, int]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.model.config import ATTENTION, CONV
+from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.numerics.integers import AttentionScale, Weights
+from lfm2np.numerics.rope import Rope
 
 if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
     from lfm2np.numerics.matrix import Matrix
@@ -49,13 +50,19 @@ class ShortConvWeights:
 class AttentionWeights:
     """Queries, keys and values are one product.
 
-    number  among the model's layers of this kind: where the cache keeps its keys and values
+    number  among the model's layers with attention: where the cache keeps its keys and values
     """
 
     number: int
     scale: AttentionScale
+    rope: Rope
     qkv_proj: Matrix = field(metadata=of(*(f"self_attn.{part}_proj.weight" for part in "qkv")))  # [(H + 2G) * E, D]
     out_proj: Matrix = field(metadata=of("self_attn.out_proj.weight"))  # [D, H * E]
+    gate_proj: Matrix | None = field(default=None, metadata=of("self_attn.g_proj.weight"))  # [H, D]
+    qkv_bias: Float32 | None = field(
+        default=None, metadata=of(*(f"self_attn.{part}_proj.bias" for part in "qkv"))
+    )  # [(H + 2G) * E]
+    out_bias: Float32 | None = field(default=None, metadata=of("self_attn.out_proj.bias"))  # [D]
     q_norm: Float32 = field(metadata=of("self_attn.q_layernorm.weight"))  # [E]
     k_norm: Float32 = field(metadata=of("self_attn.k_layernorm.weight"))  # [E]
 
@@ -83,6 +90,8 @@ class LayerWeights:
     feed_forward: FeedForwardWeights | MixtureWeights
     operator_norm: Float32 = field(metadata=of("operator_norm.weight"))  # [D]
     ffn_norm: Float32 = field(metadata=of("ffn_norm.weight"))  # [D]
+    post_operator_norm: Float32 | None = field(default=None, metadata=of("post_operator_norm.weight"))  # [D]
+    post_ffn_norm: Float32 | None = field(default=None, metadata=of("post_ffn_norm.weight"))  # [D]
 
 
 class Embedding(Protocol):
@@ -103,6 +112,7 @@ class ModelWeights:
 OPERATORS: dict[str, type[ShortConvWeights] | type[AttentionWeights]] = {
     CONV: ShortConvWeights,
     ATTENTION: AttentionWeights,
+    SLIDING: AttentionWeights,
 }
 
 

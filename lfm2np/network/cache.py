@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import state_shape
 from lfm2np.numerics import Numerics
 from scheduler import Move, ScheduledTokens, SchedulerConfig
@@ -47,7 +47,7 @@ class Cache:
 
 def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
     """All memory that the sizes ask for."""
-    attention = len(config.layers_of(ATTENTION))
+    attention = len(config.attention_layers)
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
 
     def layers(count: int) -> tuple[tuple[Array, ...], ...]:
@@ -72,7 +72,7 @@ def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerCon
     token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
     width = 8 if numerics.name == "float64" else 4
     state = int(np.prod(state_shape(config))) * width
-    return int(len(config.layers_of(ATTENTION)) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+    return int(len(config.attention_layers) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
 
 
 def default_blocks(
@@ -93,9 +93,9 @@ def default_blocks(
 
 def move(cache: Cache, moves: tuple[Move, ...]) -> None:
     """Carries out a plan's moves, one after another: a later one may write where an earlier one read."""
-    for one in moves:
-        source, destination = one.source, one.destination
-        match one.kind:
+    for planned in moves:
+        source, destination = planned.source, planned.destination
+        match planned.kind:
             case "copy_block":
                 _copy_block(cache.blocks, source, cache.blocks, destination)
             case "save_block":
@@ -164,18 +164,19 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
     """
     if not kept:
         return
-    places = [token_places(cache, one.entry, one.count) for one in kept]
+    places = [token_places(cache, segment.entry, segment.count) for segment in kept]
     blocks, offsets = (np.concatenate(arrays) for arrays in zip(*places, strict=True))
     for index, layer in enumerate(cache.blocks):
         for number, array in enumerate(layer):
-            array[blocks, offsets] = np.concatenate([one.entries[index][number][: one.count] for one in kept])
-    slots = [one.entry.slot for one in kept]
+            entries = [segment.entries[index][number][: segment.count] for segment in kept]
+            array[blocks, offsets] = np.concatenate(entries)
+    slots = [segment.entry.slot for segment in kept]
     columns = cache.states.shape[2]
     for index in range(cache.states.shape[1]):
-        states = np.stack([one.windows[index][one.count : one.count + columns] for one in kept])
+        states = np.stack([segment.windows[index][segment.count : segment.count + columns] for segment in kept])
         cache.states[slots, index] = states
-    for one in kept:
-        keep_checkpoints(cache, one.entry, one.windows, one.count)
+    for segment in kept:
+        keep_checkpoints(cache, segment.entry, segment.windows, segment.count)
 
 
 def token_places(cache: Cache, entry: ScheduledTokens, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -63,19 +63,18 @@ def hidden_states(
     if not config.sparse_layers:
         branches, rows = branches_of(sequences)
         first = np.unique(rows, return_index=True)[1]  # where each row that is computed stands
-        rotary = table(positions[first], config.head_dim, config.rope_theta)
-        states = final_states(weights, config, numerics, ids[first], rotary, several(numerics, branches))
-        if not any(one.error for one in branches):
+        mixing = several(numerics, branches)
+        states = final_states(weights, config, numerics, ids[first], positions[first], mixing, table=table)
+        if not any(run.error for run in branches):
             return states[rows], runs
-    rotary = table(positions, config.head_dim, config.rope_theta)
-    return final_states(weights, config, numerics, ids, rotary, several(numerics, runs)), runs
+    return final_states(weights, config, numerics, ids, positions, several(numerics, runs), table=table), runs
 
 
 def runs_of(sequences: Sequence[Sequence[int]]) -> tuple[list[Run], NDArray[np.int64], NDArray[np.int64]]:
     """The run of each sequence by itself, and all tokens [T] and their positions [T]."""
-    lengths = [len(one) for one in sequences]
+    lengths = [len(sequence) for sequence in sequences]
     runs = [Run(slice(start, stop)) for start, stop in pairwise(np.cumsum([0, *lengths]).tolist())]
-    ids = np.array([token for one in sequences for token in one], np.int64)
+    ids = np.array([token for sequence in sequences for token in sequence], np.int64)
     return runs, ids, np.concatenate([np.arange(length) for length in lengths])
 
 
@@ -101,7 +100,7 @@ def several(numerics: Numerics, runs: list[Run]) -> Mixing:
 def convolve(numerics: Numerics, runs: list[Run], weights: ShortConvWeights, u: Array) -> Array:
     """Zeros stand before the first token of each: [T, D] -> [T, D]."""
     zeros = np.zeros_like(u, shape=(weights.taps.shape[1] - 1, u.shape[1]))  # [L-1, D]
-    windows = [window_of(one, u, zeros) for one in runs]
+    windows = [window_of(run, u, zeros) for run in runs]
     return numerics.convolve_ragged(windows, weights.taps, weights.taps_bias)
 
 
@@ -116,12 +115,12 @@ def attend(
 ) -> Array:
     """Each sequence over itself: queries [T, H, E], keys and values [T, G, E] -> [T, H, E]."""
     mixed = np.zeros_like(queries)
-    for one in runs:
-        if one.error:
+    for run in runs:
+        if run.error:
             continue
         try:
-            seen = one.visible
-            mixed[one.rows] = numerics.attend(queries[one.rows], keys[seen], values[seen], weights.scale)
+            seen = run.visible
+            mixed[run.rows] = numerics.attend(queries[run.rows], keys[seen], values[seen], weights.scale)
         except NumericsError as error:
-            one.error = error
+            run.error = error
     return mixed

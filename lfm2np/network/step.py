@@ -29,7 +29,6 @@ from lfm2np.model.weights import AttentionWeights, ModelWeights, ShortConvWeight
 from lfm2np.network.cache import Cache, Kept, block_runs, commit, move, read_tokens
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.numerics.rope import rotary_table
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
 from lfm2np.reference import Mixing, final_states
@@ -76,13 +75,13 @@ def forward(
     if not plan.scheduled:
         return StepResult({}, {}, [])
     segments = make_segments(plan)
-    ids = np.array([token for one in segments for token in one.entry.token_ids], np.int64)  # [T]
-    positions = np.concatenate([np.arange(one.entry.start, one.entry.stop) for one in segments])  # [T]
-    rotary = rotary_table(positions, config.head_dim, config.rope_theta)
+    ids = np.array([token for segment in segments for token in segment.entry.token_ids], np.int64)  # [T]
+    positions = np.concatenate([np.arange(segment.entry.start, segment.entry.stop) for segment in segments])  # [T]
     mixing = Mixing(partial(convolve, numerics, cache, segments), partial(attend, numerics, cache, segments))
-    states = final_states(weights, config, numerics, ids, rotary, mixing, progress)
+    states = final_states(weights, config, numerics, ids, positions, mixing, progress)
     logits = wanted_logits(weights, numerics, states, segments)
-    return StepResult(logits, {one.entry.request_id: one.error for one in segments if one.error}, segments)
+    errors = {segment.entry.request_id: segment.error for segment in segments if segment.error}
+    return StepResult(logits, errors, segments)
 
 
 def forward_again_without_drafts(
@@ -97,11 +96,11 @@ def forward_again_without_drafts(
         return result
     plain = tuple(entry.without_drafts(cache.block_size) for entry in failed)
     again = forward(weights, config, numerics, cache, replace(plan, moves=(), scheduled=plain))
-    own = {one.entry.request_id: one for one in again.segments}
+    own = {segment.entry.request_id: segment for segment in again.segments}
     return StepResult(
         logits=result.logits | again.logits,
         errors={name: error for name, error in result.errors.items() if name not in own} | again.errors,
-        segments=[own.get(one.entry.request_id, one) for one in result.segments],
+        segments=[own.get(segment.entry.request_id, segment) for segment in result.segments],
     )
 
 
@@ -111,9 +110,14 @@ def commit_step(cache: Cache, result: StepResult, num_answered: Mapping[str, int
     Requests whose numbers overflowed leave nothing.
     """
     kept = [
-        Kept(one.entry, one.entries, one.windows, one.entry.num_kept(num_answered.get(one.entry.request_id, 0)))
-        for one in result.segments
-        if not one.error
+        Kept(
+            segment.entry,
+            segment.entries,
+            segment.windows,
+            segment.entry.num_kept(num_answered.get(segment.entry.request_id, 0)),
+        )
+        for segment in result.segments
+        if not segment.error
     ]
     commit(cache, kept)
 
@@ -129,10 +133,10 @@ def make_segments(plan: BatchPlan) -> list[Segment]:
 
 def convolve(numerics: Numerics, cache: Cache, segments: list[Segment], weights: ShortConvWeights, u: Array) -> Array:
     """Each request after its own live state: u [T, D] -> [T, D]."""
-    for one in segments:
-        history = cache.states[one.entry.slot, weights.number]  # [L-1, D]
-        one.windows.append(np.concatenate([history, u[one.rows]]))
-    return numerics.convolve_ragged([one.windows[-1] for one in segments], weights.taps, weights.taps_bias)
+    for segment in segments:
+        history = cache.states[segment.entry.slot, weights.number]  # [L-1, D]
+        segment.windows.append(np.concatenate([history, u[segment.rows]]))
+    return numerics.convolve_ragged([segment.windows[-1] for segment in segments], weights.taps, weights.taps_bias)
 
 
 def attend(
@@ -148,26 +152,26 @@ def attend(
     find_overflows(numerics, segments, queries, keys, values)
     entries = numerics.cache_entries(keys, values, weights.scale)
     sound, cached = [], []
-    for one in segments:
-        if not one.error:
-            one.entries.append(tuple(array[one.rows] for array in entries))
-            sound.append(one.rows)
-            cached.append(read_tokens(cache, weights.number, one.runs, one.entry.start, one.entries[-1]))
+    for segment in segments:
+        if not segment.error:
+            segment.entries.append(tuple(array[segment.rows] for array in entries))
+            sound.append(segment.rows)
+            cached.append(read_tokens(cache, weights.number, segment.runs, segment.entry.start, segment.entries[-1]))
     return numerics.attend_ragged(queries, sound, cached, weights.scale)
 
 
 def find_overflows(numerics: Numerics, segments: list[Segment], queries: Array, keys: Array, values: Array) -> None:
     """Notes whose queries [T, H, E], keys or values [T, G, E] are not finite, and puts 0 in their place."""
-    longest = max(one.entry.stop for one in segments)
+    longest = max(segment.entry.stop for segment in segments)
     if longest <= numerics.longest_context and all(np.isfinite(one).all() for one in (queries, keys, values)):
         return
-    for one in segments:
-        operands = {"keys": keys[one.rows], "values": values[one.rows], "queries": queries[one.rows]}
+    for segment in segments:
+        operands = {"keys": keys[segment.rows], "values": values[segment.rows], "queries": queries[segment.rows]}
         try:
-            require_context(one.entry.stop, numerics.longest_context)
+            require_context(segment.entry.stop, numerics.longest_context)
             require_finite_rows(**operands)
         except NumericsError as error:
-            one.error = one.error or error
+            segment.error = segment.error or error
             for operand in operands.values():
                 operand[...] = 0.0
 
@@ -176,19 +180,19 @@ def wanted_logits(
     weights: ModelWeights, numerics: Numerics, states: Array, segments: list[Segment]
 ) -> dict[str, Array]:
     """One product over the rows that need logits; by request [rows, V]."""
-    wanted = [one for one in segments if not one.error and one.entry.first_logits < one.entry.stop]
+    wanted = [segment for segment in segments if not segment.error and segment.entry.first_logits < segment.entry.stop]
     if not wanted:
         return {}
-    skip = [one.entry.first_logits - one.entry.start for one in wanted]
-    chosen = np.concatenate([states[one.rows][first:] for one, first in zip(wanted, skip, strict=True)])
+    skip = [segment.entry.first_logits - segment.entry.start for segment in wanted]
+    chosen = np.concatenate([states[segment.rows][first:] for segment, first in zip(wanted, skip, strict=True)])
     with np.errstate(all="ignore"):
         rows = numerics.linear(chosen, weights.head)  # [wanted rows, V]
     logits, start = {}, 0
-    for one in wanted:
-        stop = start + one.entry.stop - one.entry.first_logits
+    for segment in wanted:
+        stop = start + segment.entry.stop - segment.entry.first_logits
         try:
-            logits[one.entry.request_id] = reference.require_finite_logits(rows[start:stop], numerics)
+            logits[segment.entry.request_id] = reference.require_finite_logits(rows[start:stop], numerics)
         except NumericsError as error:
-            one.error = error
+            segment.error = error
         start = stop
     return logits

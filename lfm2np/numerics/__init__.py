@@ -75,13 +75,17 @@ class ReferenceNumerics(Protocol):
     def combine_experts(self, made: Array, weights: Array) -> Array:
         """Outputs [T, K, D] of each token's experts, times their weights [T, K], added best expert first: [T, D]."""
 
-    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
-        """Rotary embedding of x [T, heads, E] by the angles [T, E/2] of its pairs (i, i + E/2)."""
+    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64], float32_table: bool = ...) -> Array:
+        """Rotary embedding of x [T, heads, E] by the angles [T, E/2] of its pairs (i, i + E/2).
+
+        float32_table  an arithmetic of fewer bits does not round cos and sin: see rope.Rope
+        """
 
     def attend(self, queries: Array, keys: Array, values: Array, scale: AttentionScale) -> Array:
         """Causal attention of one request: queries [T, H, E] are the last T of the C positions of keys [C, G, E].
 
-        `scale` cannot change the result but by rounding; only `exact` uses it.
+        `scale` says how many positions back a query sees. What else it holds cannot change the result but by rounding;
+        only `exact` uses it.
         """
 
     def convolve(

@@ -40,11 +40,12 @@ def attend_in_batches(
     rows: Sequence[slice],
     cached: Sequence[Parts],
     compute: Callable[[Array, list[Span]], list[Array]],
+    window: int | None = None,
 ) -> Array:
-    """Attention of several requests: queries [T, H, E], of each its rows and cached positions; [T, H, E], 0 elsewhere.
+    """Attention of several requests, each with its rows of queries [T, H, E] and its cached positions: [T, H, E].
 
-    `compute` takes queries by group [G, H/G, T, E] and spans whose scores together stay within a piece, and returns
-    [t, H, E] for each.
+    Rows that belong to no request stay 0. `compute` takes queries by group [G, H/G, T, E] and spans whose scores fit in
+    a piece together, and returns [t, H, E] for each. With a window a span holds only what one of its queries sees.
     """
     mixed = np.zeros_like(queries)
     if rows:
@@ -52,20 +53,25 @@ def attend_in_batches(
         groups = cached[0][0][0].shape[1]
         grouped = queries.reshape(tokens, groups, heads // groups, head_dim).transpose(1, 2, 0, 3)
         most = SCORES // queries.itemsize
-        for batch in batches(spans(rows, cached, heads, most), heads, most):
+        for batch in batches(spans(rows, cached, heads, most, window), heads, most):
             for span, result in zip(batch, compute(grouped, batch), strict=True):
                 mixed[span.rows] = result
     return mixed
 
 
-def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int) -> Iterator[Span]:
-    """Each request's queries in pieces of at most so many scores; one sees the positions up to its last query's."""
-    for one, parts in zip(rows, cached, strict=True):
-        tokens, context = one.stop - one.start, sum(len(part[0]) for part in parts)
+def spans(rows: Sequence[slice], cached: Sequence[Parts], heads: int, most: int, window: int | None) -> Iterator[Span]:
+    """Each request's queries in pieces of at most so many scores.
+
+    One sees the positions up to its last query's, from the first on that its first query sees.
+    """
+    for own, parts in zip(rows, cached, strict=True):
+        tokens, context = own.stop - own.start, sum(len(part[0]) for part in parts)
         for piece in pieces(tokens, heads * context, most):
-            visible = context - tokens + piece.stop
-            own = slice(one.start + piece.start, one.start + piece.stop)
-            yield Span(own, parts if visible == context else first_positions(parts, visible), visible)
+            stop = context - tokens + piece.stop
+            start = 0 if window is None else max(0, context - tokens + piece.start - window + 1)
+            queries = slice(own.start + piece.start, own.start + piece.stop)
+            seen = parts if (start, stop) == (0, context) else positions_between(parts, start, stop)
+            yield Span(queries, seen, stop - start)
 
 
 def batches(spans: Iterator[Span], heads: int, most: int) -> Iterator[list[Span]]:
@@ -82,7 +88,7 @@ def batches(spans: Iterator[Span], heads: int, most: int) -> Iterator[list[Span]
         yield batch
 
 
-def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
+def stacked_scores(queries: Array, spans: Sequence[Span], window: int | None = None) -> Array:
     """Queries [G, H/G, T, E] times the keys (the first array of each part): [rows, widest C], -inf where hidden."""
     heads = queries.shape[0] * queries.shape[1]
     widest = max(span.context for span in spans)
@@ -93,6 +99,7 @@ def stacked_scores(queries: Array, spans: Sequence[Span]) -> Array:
         join_scores(queries[:, :, span.rows], [part[0] for part in span.parts], scores)
         if span.tokens > 1:
             hide_later_positions(scores)
+            hide_earlier_positions(scores, window)
         own[..., span.context :] = -np.inf
 
     over_spans(compute, spans, own_rows(stacked, spans, queries))
@@ -133,13 +140,14 @@ def own_rows(stacked: Array, spans: Sequence[Span], queries: Array) -> Iterator[
         first += count
 
 
-def first_positions(parts: Parts, count: int) -> list[tuple[Array, ...]]:
-    """The first `count` positions of parts that follow each other."""
-    kept = []
+def positions_between(parts: Parts, start: int, stop: int) -> list[tuple[Array, ...]]:
+    """Positions from `start` to before `stop` of parts that follow each other."""
+    kept, first = [], 0
     for part in parts:
-        if count > 0:
-            kept.append(tuple(array[:count] for array in part))
-            count -= len(part[0])
+        last = first + len(part[0])
+        if start < last and first < stop:
+            kept.append(tuple(array[max(0, start - first) : stop - first] for array in part))
+        first = last
     return kept
 
 
@@ -158,6 +166,14 @@ def hide_later_positions(scores: Array) -> None:
     tokens, context = scores.shape[-2:]
     later = np.arange(tokens) > np.arange(tokens)[:, None]
     np.copyto(scores[..., context - tokens :], -np.inf, where=later)
+
+
+def hide_earlier_positions(scores: Array, window: int | None) -> None:
+    """Scores [..., t, C] of the last t positions: those outside a query's window become minus infinity."""
+    tokens, context = scores.shape[-2:]
+    if window is not None:
+        own = np.arange(context - tokens, context)[:, None]
+        np.copyto(scores, -np.inf, where=np.arange(context) <= own - window)
 
 
 def weighted_values(weights: Array, values: Sequence[Array]) -> Array:

@@ -193,8 +193,8 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
     return gated
 
 
-def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
-    """x [T, heads, E] by the angles of cos and sin [T, E/2]; computed in float64, then rounded to float32."""
+def rotate(x: Float32, cos: Float64, sin: Float64, float32_table: bool = True) -> Float32:
+    """x [T, heads, E] by the angles of cos and sin [T, E/2], in float64, then rounded to float32."""
     half = x.shape[-1] // 2
     rotated = np.empty(x.shape, np.float32)
 
@@ -287,15 +287,14 @@ def attend(queries: Float32, keys: Float32, values: Float32, scale: AttentionSca
 
 
 def attend_ragged(queries: Float32, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale) -> Float32:
-    """The same for several requests: of queries [T, H, E] each has its rows, and what `cache_entries` made of its C
-    positions, in parts that follow each other; [T, H, E], 0 in rows of none.
+    """`attend` for several requests: [T, H, E]; rows that belong to no request stay 0.
 
-    What a row is rounded to depends on its visible positions only, so a chunk agrees with a single step, and a request
-    beside others with itself alone.
+    Each request has its rows of queries [T, H, E] and the cache entries of its C positions, in consecutive parts. How a
+    row is rounded depends only on the positions that it sees, so a chunk equals single steps, and a request in a batch
+    equals itself alone.
     """
-    mixed = attend_in_batches(
-        on_grid(queries, -scale.keys), rows, cached, lambda grouped, batch: attend_spans(grouped, batch, scale)
-    )
+    on_grids = on_grid(queries, -scale.keys)
+    mixed = attend_in_batches(on_grids, rows, cached, partial(attend_spans, scale=scale), scale.window)
     return mixed.astype(np.float32)
 
 
@@ -306,7 +305,7 @@ def attend_spans(queries: Float64, spans: Sequence[Span], scale: AttentionScale)
     positions, and those that fill up a shorter row, weigh 0.
     """
     groups, head_dim = queries.shape[0], queries.shape[-1]
-    stacked = stacked_scores(queries, spans)  # [rows, C]
+    stacked = stacked_scores(queries, spans, scale.window)  # [rows, C]
     factors, factor_of = value_factors(spans, groups, queries.shape[1])
     shares = np.empty((len(stacked), 2, stacked.shape[1]), np.float64)  # of each row its high units, then its low ones
     totals, tops = np.empty((len(stacked), 1), np.float64), np.empty((len(stacked), 1), np.int32)

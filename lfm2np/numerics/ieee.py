@@ -157,7 +157,10 @@ class Ieee:
     def combine_experts(self, made: Array, weights: Array) -> Array:
         return self.keep(self.keep(made * weights[..., None]).sum(axis=1))
 
-    def rotate(self, x: Array, cos: Float64, sin: Float64) -> Array:
+    def rotate(self, x: Array, cos: Float64, sin: Float64, float32_table: bool = False) -> Array:
+        """With a table in float32 the products are, too, and only their sums are rounded to the format."""
+        if float32_table:
+            return self.keep(rotated_wide(x, cos, sin, np.result_type(self.dtype, np.float32)))
         half = x.shape[-1] // 2
         first, second = x[..., :half], x[..., half:]
         cos, sin = self.parameter(cos)[:, None, :], self.parameter(sin)[:, None, :]
@@ -201,12 +204,14 @@ class Ieee:
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
-        return attend_in_batches(queries, rows, cached, self.attend_spans)
+        return attend_in_batches(
+            queries, rows, cached, lambda grouped, batch: self.attend_spans(grouped, batch, scale.window), scale.window
+        )
 
-    def attend_spans(self, queries: Array, spans: Sequence[Span]) -> list[Array]:
+    def attend_spans(self, queries: Array, spans: Sequence[Span], window: int | None) -> list[Array]:
         """Queries [G, H/G, T, E]; for each span [t, H, E]."""
         head_dim = queries.shape[-1]
-        stacked = stacked_scores(queries, spans)  # [rows, C]
+        stacked = stacked_scores(queries, spans, window)  # [rows, C]
 
         def compute(rows: slice) -> None:
             scores = self.keep(self.keep(stacked[rows]) * np.asarray(1 / math.sqrt(head_dim), self.dtype))
@@ -231,6 +236,13 @@ class Ieee:
         below = logits.astype(np.float64)
         below -= below.max(-1, keepdims=True)
         return np.asarray(below - np.log(np.exp(below).sum(-1, keepdims=True)))
+
+
+def rotated_wide(x: Array, cos: Float64, sin: Float64, dtype: DTypeLike) -> Array:
+    """x [T, heads, E] by the angles of cos and sin [T, E/2], in this format."""
+    first, second = np.split(x.astype(dtype, copy=False), 2, axis=-1)
+    c, s = cos[:, None, :].astype(dtype), sin[:, None, :].astype(dtype)
+    return np.concatenate([first * c - second * s, second * c + first * s], axis=-1)
 
 
 FLOAT32 = Ieee("float32", np.float32, 4, unchanged)

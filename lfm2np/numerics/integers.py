@@ -65,7 +65,7 @@ class Matrix(NamedTuple):
 
 
 class AttentionScale(NamedTuple):
-    """Powers of two that bring the channels of one attention layer to a common size.
+    """Powers of two that bring the channels of one attention layer to a common size, and how far the layer looks back.
 
     They come from the weights, so every token has the same: a channel that is always large must not coarsen the grid
     of the others.
@@ -73,6 +73,7 @@ class AttentionScale(NamedTuple):
 
     keys: Int32  # [E]: keys are multiplied by 2**keys, queries divided by it
     values: Int32  # [G, E]: values are divided by 2**values, outputs multiplied by it
+    window: int | None = None  # positions that a token sees, its own included; None: all before it
 
 
 def exponent_of(x: Weights) -> Int32:
@@ -194,8 +195,8 @@ def swiglu(gate: Float32, up: Float32) -> Float32:
     return (wide / (elementary.exp(-wide) + 1.0) * up.astype(np.float64)).astype(np.float32)
 
 
-def rotate(x: Float32, cos: Float64, sin: Float64) -> Float32:
-    """x [T, heads, E] by the angles of cos and sin [T, E/2]: pairs (i, i + E/2)."""
+def rotate(x: Float32, cos: Float64, sin: Float64, float32_table: bool = True) -> Float32:
+    """x [T, heads, E] by the angles of cos and sin [T, E/2], which are not rounded here: pairs (i, i + E/2)."""
     first, second = np.split(x.astype(np.float64), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(np.float32)
@@ -212,7 +213,7 @@ def convolve(history: Float32, u: Float32, taps: Float32, bias: Float32 | None =
     return total.astype(np.float32)
 
 
-def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> AttentionScale:
+def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights, window: int | None = None) -> AttentionScale:
     """Scales from the norms' weights [E] and the value projection [G * E, D].
 
     Keys: half the difference of the norms' exponents, the larger of each rotated pair (i, i + E/2), which must share
@@ -222,7 +223,7 @@ def attention_scale(q_norm: Float32, k_norm: Float32, v_proj: Weights) -> Attent
     sizes = [np.where(np.any(pair != 0.0, axis=1), exponent_of(pair)[:, 0], 0) for pair in pairs]
     half_difference = (sizes[0] - sizes[1]) // 2
     rows = exponent_of(v_proj)[:, 0].reshape(-1, len(q_norm))
-    return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows)
+    return AttentionScale(np.concatenate([half_difference, half_difference]).astype(np.int32), rows, window)
 
 
 def attend(queries: Float32, keys: Float32, values: Float32, scales: AttentionScale) -> Float32:
@@ -231,7 +232,10 @@ def attend(queries: Float32, keys: Float32, values: Float32, scales: AttentionSc
         if not np.isfinite(operand).all():
             raise NumericsError(f"{what} of attention: expected finite numbers")
     shared = queries.shape[1] // keys.shape[1]
-    visible = np.arange(len(keys)) <= np.arange(len(keys) - len(queries), len(keys))[:, None]  # [T, C]
+    positions, own = np.arange(len(keys)), np.arange(len(keys) - len(queries), len(keys))[:, None]
+    visible = positions <= own  # [T, C]
+    if scales.window is not None:
+        visible &= positions > own - scales.window
     mixed = np.empty(queries.shape, np.float32)
     for head in range(queries.shape[1]):
         group = head // shared

@@ -2,10 +2,10 @@
 
 In exact arithmetic no choice here can change a bit: a piece is rows, and a row depends on nothing but itself.
 
-The only threads that this library starts for arithmetic are here. NumPy lets go of the interpreter's lock within an
-operation, and taking it back costs a thread that has to wait for it more than the operation on some thousand numbers:
-so a thread's piece is so large that this is rare, and work too small for two of them stays on the caller's thread.
-Products are no pieces, as BLAS has threads of its own; but those of attention that it leaves to one core are.
+The only threads that this library uses for arithmetic start here. NumPy releases the interpreter's lock during an
+operation, and getting it back may take longer than an operation on a few thousand numbers. So a thread's piece is
+large, and work that is too small for two pieces stays on the caller's thread. Matrix products are not cut into pieces,
+as BLAS has its own threads; only those of attention that BLAS leaves to one core are.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lfm2np.errors import NumericsError
 from lfm2np.numerics.machine import require_ieee
 
 PIECE = 2**18  # elements: a float64 temporary of that size stays in the cache
-SCORES = 2**22  # bytes of attention's that are computed together: most of such batches are work for two threads
-PRODUCTS = 2**21  # elements of products that wait to be rounded: memory that is used again, not mapped anew
-SMALL_PIECE = 2**15  # the same for a core's own, where many operations go over one temporary
-THREAD_PIECE = 2**18  # for one of several threads, which wait less for each other the longer an operation takes
-LEAST_PIECE = 2**17  # that is worth a thread: measured, half of it gained in softmax, and lost as much in norms
+SCORES = 2**22  # bytes of attention scores that are computed together: most such batches occupy two threads
+PRODUCTS = 2**21  # elements of products that wait to be rounded: memory is reused, not mapped again
+SMALL_PIECE = 2**15  # elements, on a single thread, where many operations run over one temporary
+THREAD_PIECE = 2**18  # elements, for one of several threads, which wait less for each other in long operations
+LEAST_PIECE = 2**17  # elements that are worth a thread: at half of it softmax gained as much as norms lost
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -57,9 +57,9 @@ def over_pieces(function: Callable[[slice], object], count: int, elements: int, 
 
     limit  elements of a piece; None: SMALL_PIECE on one thread, THREAD_PIECE on several, less if that gives work to all
 
-    Returns when all are done. The caller's thread computes pieces as well, and computes all if there is no other. The
-    others work in copies of its context, of which NumPy's errstate is part. What one raises is raised here. That and an
-    interrupt leave out the pieces that are not begun; those under way are waited for.
+    Returns when all are done. The caller's thread computes pieces too, and all of them if there is no other thread. The
+    others run in copies of its context, which includes NumPy's errstate. An exception or interrupt is re-raised here:
+    pieces that have not started are skipped, and those under way are waited for.
     """
     threads = worth_threads(count, elements)
     if threads < 2:
@@ -165,7 +165,7 @@ def num_helpers() -> int:
 
 
 def help_others(handed_out: SimpleQueue[tuple[Context, Shared]]) -> None:
-    """What flushes subnormals is a thread, as the one that started it did: so each asks itself, once."""
+    """Whether subnormals are flushed is a property of a thread, inherited from its parent: each checks itself once."""
     refusal: str | None = None
     try:
         require_ieee()

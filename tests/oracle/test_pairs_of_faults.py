@@ -96,7 +96,13 @@ IDS_OF_SIX_BITS = Fault(
     "E",
     "Token ids are cut to six bits before their embedding is read.",
     (),
-    (Edit("lfm2np.network.step:forward", "one.entry.token_ids], np.int64)", "one.entry.token_ids], np.int64) % 64"),),
+    (
+        Edit(
+            "lfm2np.network.step:forward",
+            "segment.entry.token_ids], np.int64)",
+            "segment.entry.token_ids], np.int64) % 64",
+        ),
+    ),
 )
 FIRST: dict[str | Fault, tuple[str, str]] = {
     # what the first cause says, and points to

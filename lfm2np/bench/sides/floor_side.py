@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lfm2np.bench.sides.cells import DECODE, Cell
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.weights import joined
-from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import expected_tensors, matrix_parts
 from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.numerics.matrix import Weights
@@ -138,7 +138,7 @@ class Attention:
         sample = normal(context, head_dim)
         shape = (cell.requests, groups, context, head_dim)
         self.layers: list[tuple[Array, Array]] = []
-        for _ in range(len(config.layers_of(ATTENTION))):
+        for _ in range(len(config.attention_layers)):
             keys, values = np.empty(shape, dtype), np.empty(shape, dtype)
             keys[...], values[...] = sample, sample
             self.layers.append((keys, values))

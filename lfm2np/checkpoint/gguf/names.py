@@ -17,7 +17,7 @@ from lfm2np.checkpoint.gguf.settings import KEYS
 from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
-from lfm2np.model.config import ATTENTION, ModelConfig
+from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import Dim, layout_of
 from lfm2np.values import plain
 
@@ -144,7 +144,7 @@ def _why(names: set[str], config: ModelConfig) -> str:
     if matched is None or int(matched[1]) >= config.num_hidden_layers:
         return layers
     layer = int(matched[1])
-    heads = config.num_key_value_heads if config.layer_types[layer] == ATTENTION else 0
+    heads = config.num_key_value_heads if layer in config.attention_layers else 0
     dense = f", leading_dense_block_count={config.mixture.num_dense_layers}" if config.mixture else ""
     return f"{layers}, attention.head_count_kv[{layer}]={heads}{dense}"
 

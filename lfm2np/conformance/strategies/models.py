@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.loading import Model, load
-from lfm2np.model.config import ModelConfig
+from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig
 from lfm2np.model.layers import expected_tensors
 
 
@@ -30,7 +31,7 @@ class TinyModel:
     With `experts` it is an lfm2_moe, whose dense layers know no `auto_adjust` and no `multiplier`.
     """
 
-    layers: str = "cA"  # c short convolution, A attention
+    layers: str = "cA"  # c short convolution, A attention, S attention in a window (LFM3 only)
     taps: int = 3
     heads: int = 2
     kv_heads: int = 1
@@ -55,6 +56,13 @@ class TinyModel:
     normalised: bool = True
     scaling: float = 1.0
     fused: bool = False  # the experts' tensors, in the file
+    lfm3: bool = False  # which the fields below are about
+    window: int = 3
+    sandwich: bool = True
+    gated: bool = True
+    attention_bias: bool = False
+    local_theta: float = 10.0
+    rotated: float = 0.5  # of a head's pairs, in full attention
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ AnyModel = TinyModel | Checkpoint
 
 
 EOS_TOKEN_ID = 2
+LETTERS = {"c": CONV, "A": ATTENTION, "S": SLIDING}
 # Of experts: the spread moves the choice of a third of all tokens; bfloat16 is too coarse for it so far from 0 (in
 # GLM-5.2 it is at 7: SGLang 31213).
 BIAS_SPREAD, BIAS_OFFSET = np.float32(0.25), np.float32(2.0)
@@ -84,7 +93,7 @@ BIAS_SPREAD, BIAS_OFFSET = np.float32(0.25), np.float32(2.0)
 def raw_config(tiny: TinyModel) -> dict[str, object]:
     """config.json."""
     return {
-        **(_mixture_keys(tiny) if tiny.experts else _dense_keys(tiny)),
+        **(_mixture_keys(tiny) if tiny.experts else _lfm3_keys(tiny) if tiny.lfm3 else _dense_keys(tiny)),
         "vocab_size": tiny.vocab_size,
         "hidden_size": tiny.hidden_size,
         "intermediate_size": tiny.feed_forward,
@@ -94,15 +103,33 @@ def raw_config(tiny: TinyModel) -> dict[str, object]:
         "head_dim": tiny.head_dim,
         "conv_L_cache": tiny.taps,
         "conv_bias": tiny.conv_bias,
-        "layer_types": ["full_attention" if letter == "A" else "conv" for letter in tiny.layers],
+        "layer_types": [LETTERS[letter] for letter in tiny.layers],
         "max_position_embeddings": tiny.positions,
         "norm_eps": tiny.eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": tiny.theta},
+        "rope_parameters": _ropes(tiny),
         "tie_word_embeddings": tiny.tied,
         "bos_token_id": 1,
         "eos_token_id": EOS_TOKEN_ID,
         "pad_token_id": 0,
         "dtype": "float32",
+    }
+
+
+def _ropes(tiny: TinyModel) -> dict[str, object]:
+    if not tiny.lfm3:
+        return {"rope_type": "default", "rope_theta": tiny.theta}
+    full = {"rope_type": "proportional", "rope_theta": tiny.theta, "partial_rotary_factor": tiny.rotated}
+    return {ATTENTION: full, SLIDING: {"rope_type": "default", "rope_theta": tiny.local_theta}}
+
+
+def _lfm3_keys(tiny: TinyModel) -> dict[str, object]:
+    return {
+        "architectures": ["Lfm3ForCausalLM"],
+        "model_type": "lfm3",
+        "sliding_window": tiny.window,
+        "use_sandwich_norm": tiny.sandwich,
+        "use_attention_gate": tiny.gated,
+        "attention_bias": tiny.attention_bias,
     }
 
 
@@ -163,6 +190,8 @@ def stored_tensors(tiny: TinyModel) -> dict[str, NDArray[np.float32]]:
     gate_up_proj [experts, 2 * width, hidden] has each expert's w1, then its w3; down_proj [experts, hidden, width] w2.
     """
     found = weights_of(tiny)
+    if tiny.lfm3:
+        return {in_file(name): values for name, values in found.items()}
     if not tiny.fused or not tiny.experts:
         return found
     for layer in range(tiny.dense_layers, len(tiny.layers)):

@@ -115,8 +115,8 @@ class Detail:
         mixed = self._numerics.combine_experts(made, weights)
         return self._noted("mix", ROW, {"made": made, "weights": weights}, mixed, name="experts' outputs")
 
-    def rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        made = self._numerics.rotate(x, cos, sin)
+    def rotate(self, x: Array, cos: Array, sin: Array, float32_table: bool = False) -> Array:
+        made = self._numerics.rotate(x, cos, sin, float32_table)
         return self._noted("rotate", ROW, {"x": x, "cos": cos, "sin": sin}, made, name="rotary")
 
     def cache_entries(self, keys: Array, values: Array, scale: AttentionScale) -> tuple[Array, ...]:

@@ -24,10 +24,9 @@ from lfm2np.network import ragged
 from lfm2np.network.ragged import Run
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.matrix import Matrix
-from lfm2np.numerics.rope import rotary_table
 from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with_head
 from lfm2np.oracle.judging.routes import routed
-from lfm2np.reference import block
+from lfm2np.reference import Rotary, block, rotary_of
 
 Array = NDArray[Any]
 MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
@@ -127,11 +126,11 @@ def prepared_values(layer: LayerWeights, prefix: str) -> dict[str, Any]:
 
 def laid_out(
     network: Network, sequences: Sequence[Sequence[int]]
-) -> tuple[list[ragged.Run], NDArray[np.int64], tuple[Array, Array]]:
+) -> tuple[list[ragged.Run], NDArray[np.int64], Rotary]:
     """Their runs, the tokens [T] of all of them, and the angles of their positions."""
-    config = network.layers[0][1]
     runs, ids, positions = ragged.runs_of(sequences)
-    return runs, ids, rotary_table(positions, config.head_dim, config.rope_theta)
+    layers, config = [layer for layer, _ in network.layers], network.layers[0][1]
+    return runs, ids, rotary_of(layers, config, positions)
 
 
 def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Pass:

@@ -151,29 +151,26 @@ class Emulated(Ieee):
         return self.keep(total)
 
     def rotary_table(
-        self, positions: NDArray[np.int64], head_dim: int, theta: float
+        self, positions: NDArray[np.int64], head_dim: int, turned_by: rope.Rope
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of angles that are a little off, as the engine's frequencies are: see rope.rotary_table."""
-        angles = rope.angles(positions, head_dim, theta) * (1.0 + np.resize(self.frequency_errors, head_dim // 2))
+        angles = rope.angles(positions, head_dim, turned_by) * (1.0 + np.resize(self.frequency_errors, head_dim // 2))
         return np.cos(angles), np.sin(angles)
 
-    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
-        if not self.fused:
-            return super().rotate(x, cos, sin)
-        half = x.shape[-1] // 2
-        first, second = x[..., :half], x[..., half:]
-        c, s = cos[:, None, :].astype(np.float32), sin[:, None, :].astype(np.float32)
-        return self.keep(np.concatenate([first * c - second * s, second * c + first * s], axis=-1))
+    def rotate(
+        self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64], float32_table: bool = False
+    ) -> Array:
+        return super().rotate(x, cos, sin, self.fused or float32_table)
 
     def attend_ragged(
         self, queries: Array, rows: Sequence[slice], cached: Sequence[Parts], scale: AttentionScale
     ) -> Array:
         mixed = np.zeros_like(queries)
         for own, parts in zip(rows, cached, strict=True):
-            mixed[own] = self.attend_one(queries[own], parts)
+            mixed[own] = self.attend_one(queries[own], parts, scale.window)
         return mixed
 
-    def attend_one(self, queries: Array, cached: Parts) -> Array:
+    def attend_one(self, queries: Array, cached: Parts, window: int | None) -> Array:
         """Scores and shares in the format or not; positions added in a drawn order."""
         keys, values = (np.concatenate(parts) for parts in zip(*cached, strict=True))
         keep = unchanged if self.flash else self.keep
@@ -190,7 +187,8 @@ class Emulated(Ieee):
         rows = np.ascontiguousarray(grouped).reshape(groups, -1, head_dim)
         scores = keep((rows @ keys).reshape(*grouped.shape[:3], context))
         scores = keep(scores * np.float32(1 / math.sqrt(head_dim)))
-        hidden = order[None, :] > np.arange(context - tokens, context)[:, None]
+        own = np.arange(context - tokens, context)[:, None]
+        hidden = (order > own) | (order <= own - (window or context))
         scores = np.where(hidden, np.float32(-np.inf), scores)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1, keepdims=True)

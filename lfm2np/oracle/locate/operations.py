@@ -23,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.stored import require_finite, widen
-from lfm2np.model.config import ModelConfig
-from lfm2np.numerics.rope import angles, rotary_table
+from lfm2np.model.config import CONV, SLIDING, ModelConfig
+from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
 from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
+from lfm2np.oracle.locate.routing import sigmoid
 from lfm2np.oracle.locate.spread import Measured, joined_rows
 from lfm2np.oracle.locate.steps import CONTEXT, STEP
 
@@ -58,9 +59,13 @@ def layer_operations(
     prefix, hidden = f"model.layers.{index}", config.hidden_size
     norm, residual, mlp = f"{prefix}.operator_norm", f"{prefix}.residual", f"{prefix}.feed_forward"
     yield Operation(norm, "norm before the operator", index, (before,), hidden, partial(norm_of, norm))
-    of_kind = conv_operations if kind == "conv" else attention_operations
+    of_kind = conv_operations if kind == CONV else attention_operations
     yield from of_kind(config, index, norm, dumped)
-    mixed = f"{prefix}.{'conv' if kind == 'conv' else 'self_attn'}.out_proj"
+    mixed = f"{prefix}.{'conv' if kind == CONV else 'self_attn'}.out_proj"
+    if config.use_sandwich_norm:
+        norm = f"{prefix}.post_operator_norm"
+        yield Operation(norm, "norm of the operator's output", index, (mixed,), hidden, partial(norm_of, norm))
+        mixed = norm
     yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, total)
     norm = f"{prefix}.ffn_norm"
     yield Operation(norm, "norm before the feed-forward", index, (residual,), hidden, partial(norm_of, norm))
@@ -70,6 +75,10 @@ def layer_operations(
     else:
         yield from gated_operations(config, index, norm)
         made = f"{mlp}.w2"
+    if config.use_sandwich_norm:
+        norm = f"{prefix}.post_ffn_norm"
+        yield Operation(norm, "norm of the feed-forward's output", index, (made,), hidden, partial(norm_of, norm))
+        made = norm
     words = "feed-forward's output plus what entered its norm"
     yield Operation(prefix, words, index, (residual, made), hidden, total)
 
@@ -121,7 +130,8 @@ def attention_operations(
         yield Operation(name, words, index, (f"{prefix}.{part}_proj",), heads * head_dim, compute, heads)
     for part in "qk":
         name, words, heads = f"{prefix}.{part}_rotated", f"rotation of the {called[part]}", counts[part]
-        yield Operation(name, words, index, (f"{prefix}.{part}_layernorm",), heads * head_dim, rotation, heads)
+        compute = partial(rotation, config.rope(config.layer_types[index]))
+        yield Operation(name, words, index, (f"{prefix}.{part}_layernorm",), heads * head_dim, compute, heads)
     keys, values = f"{prefix}.k_rotated", f"{prefix}.v_proj"
     for what, read in (("keys", f"{prefix}.keys_read"), ("values", f"{prefix}.values_read")):
         if is_wanted(read, dumped):
@@ -129,6 +139,17 @@ def attention_operations(
             yield Operation(read, words, index, (source,), counts["k"] * head_dim, found_rows, counts["k"], per=CONTEXT)
             keys, values = (read, values) if what == "keys" else (keys, read)
     yield from mixing_operations(config, index, keys, values, dumped)
+    mixed = f"{prefix}.attended"
+    if config.use_attention_gate:
+        heads, gate = counts["q"], f"{prefix}.gate"
+        name = f"{prefix}.g_proj"
+        yield product(name, "projection to the heads' gates", index, (norm,), heads, partial(projection, name))
+        yield Operation(gate, "sigmoid of the heads' gates", index, (name,), heads, sigmoid_of)
+        name, words = f"{prefix}.gated", "each head's output times its gate"
+        yield Operation(name, words, index, (mixed, gate), heads * head_dim, gated_heads, heads)
+        mixed = name
+    out, words = f"{prefix}.out_proj", "attention's output projection"
+    yield product(out, words, index, (mixed,), config.hidden_size, partial(projection, out))
 
 
 def mixing_operations(
@@ -137,23 +158,24 @@ def mixing_operations(
     """From queries and these keys and values to attention's output, through what is dumped of scores and weights."""
     prefix, heads = f"model.layers.{index}.self_attn", config.num_attention_heads
     inputs: tuple[str, ...] = (f"{prefix}.q_rotated", keys)
+    window = config.sliding_window if config.layer_types[index] == SLIDING else None
     width, words = heads * config.head_dim, "causal attention"
+    if window is not None:
+        words = f"causal attention to the last {window} positions"
     scores, weights = f"{prefix}.scores", f"{prefix}.weights"
-    steps: list[Callable[..., Measured]] = [scores_of, shares_of]
+    first, then = partial(scores_of, window), partial(shares_of, window)
+    steps: list[Callable[..., Measured]] = [first, then]
     if is_wanted(scores, dumped):
         text = "scores: products of queries and keys, scaled"
-        yield Operation(scores, text, index, inputs, heads, scores_of, heads, by_position=True)
-        inputs, words, steps = (scores,), "softmax of the scores, then weighted values", [shares_of]
+        yield Operation(scores, text, index, inputs, heads, first, heads, by_position=True)
+        inputs, words, steps = (scores,), "softmax of the scores, then weighted values", [then]
     if is_wanted(weights, dumped):
         text = "softmax of the scores" if len(steps) == 1 else "scores, then their softmax"
         yield Operation(weights, text, index, inputs, heads, partial(chained, steps), heads, by_position=True)
         inputs, words, steps = (weights,), "values, weighted", []
-    compute = attention if len(steps) == 2 else partial(weighted, steps)
+    compute = partial(attention, window) if len(steps) == 2 else partial(weighted, steps)
     name = f"{prefix}.attended"
     yield Operation(name, words, index, (*inputs, values), width, compute, heads)
-    out = f"{prefix}.out_proj"
-    words = "attention's output projection"
-    yield product(out, words, index, (name,), config.hidden_size, partial(projection, out))
 
 
 # --- what each computes: oracle and inputs [T, width] -> [T, width]
@@ -218,11 +240,22 @@ def convolution(name: str, oracle: Oracle, u: Measured, state: Measured | None =
     return joined_rows(made)
 
 
-def rotation(oracle: Oracle, heads: Measured) -> Measured:
+def sigmoid_of(oracle: Oracle, x: Measured) -> Measured:
+    return sigmoid(x, oracle.precision)
+
+
+def gated_heads(oracle: Oracle, mixed: Measured, gates: Measured) -> Measured:
+    """[T, H*E] by gates [T, H]."""
+    tokens = len(mixed.values)
+    wide = Measured(*(np.repeat(one, oracle.config.head_dim, axis=1) for one in (gates.values, gates.spread)))
+    return spread.multiply(mixed, wide, oracle.precision).reshape(tokens, -1)
+
+
+def rotation(rope: Rope, oracle: Oracle, heads: Measured) -> Measured:
     config, tokens = oracle.config, len(oracle.token_ids)
     positions = np.arange(tokens)
-    cos, sin = rotary_table(positions, config.head_dim, config.rope_theta)
-    theta = angles(positions, config.head_dim, config.rope_theta).astype(np.float64)
+    cos, sin = rotary_table(positions, config.head_dim, rope)
+    theta = angles(positions, config.head_dim, rope).astype(np.float64)
     shaped = heads.reshape(tokens, -1, config.head_dim)
     return spread.rotate(shaped, cos, sin, theta, oracle.precision).reshape(tokens, -1)
 
@@ -247,26 +280,26 @@ def per_step(oracle: Oracle, queries: Measured, *cached: Measured) -> Iterator[t
         read += span.stop
 
 
-def attention(oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
+def attention(window: int | None, oracle: Oracle, queries: Measured, keys: Measured, values: Measured) -> Measured:
     made = []
     for step in per_step(oracle, queries, keys, values):
         own, own_keys, own_values = (by_heads(oracle, one) for one in step)
-        made.append(spread.attend(own, own_keys, own_values, oracle.precision))
+        made.append(spread.attend(own, own_keys, own_values, oracle.precision, window))
     return joined_rows(made).reshape(len(oracle.token_ids), -1)
 
 
-def scores_of(oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
+def scores_of(window: int | None, oracle: Oracle, queries: Measured, keys: Measured) -> Measured:
     """[T, H*T], 0 behind each row's own position."""
     tokens, made = len(oracle.token_ids), []
     for own, seen in per_step(oracle, queries, keys):
-        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, seen), oracle.precision)  # [t, H, C]
+        scores = spread.scores(by_heads(oracle, own), by_heads(oracle, seen), oracle.precision, window)  # [t, H, C]
         made.append(scores.widened(tokens).reshape(len(own.values), -1))
     return joined_rows(made)
 
 
-def shares_of(oracle: Oracle, scores: Measured) -> Measured:
+def shares_of(window: int | None, oracle: Oracle, scores: Measured) -> Measured:
     tokens = len(oracle.token_ids)
-    return spread.shares(scores.reshape(tokens, -1, tokens), oracle.precision).reshape(tokens, -1)
+    return spread.shares(scores.reshape(tokens, -1, tokens), oracle.precision, window).reshape(tokens, -1)
 
 
 def chained(steps: Sequence[Callable[..., Measured]], oracle: Oracle, *inputs: Measured) -> Measured:

@@ -226,13 +226,15 @@ def rotate(x: Measured, cos: Array, sin: Array, angles: Array, precision: Precis
     return rounded(values, precision, moved, precision.unit * products, precision.unit * products, off)
 
 
-def attend(queries: Measured, keys: Measured, values: Measured, precision: Precision) -> Measured:
+def attend(
+    queries: Measured, keys: Measured, values: Measured, precision: Precision, window: int | None = None
+) -> Measured:
     """Causal attention of queries [t, H, E], the last t of the C positions of keys and values [C, G, E] -> [t, H, E].
 
     With shares p, mix a = sum(p * v): da = sum(p * ds * (v - a)) + sum(p * dv). Errors may agree across positions, so
     |sum(p * ds * (v - a))| <= sqrt(sum(p * ds**2)) * sqrt(sum(p * (v - a)**2)), by Cauchy and Schwarz.
     """
-    mixed = FLOAT64.attend(queries.values, keys.values, values.values, NO_SCALE)
+    mixed = FLOAT64.attend(queries.values, keys.values, values.values, NO_SCALE._replace(window=window))
     tokens, heads, _ = mixed.shape
     context, group = len(keys.values), heads // keys.values.shape[1]
     spread = np.empty_like(mixed)
@@ -241,29 +243,29 @@ def attend(queries: Measured, keys: Measured, values: Measured, precision: Preci
         for rows in pieces(tokens, context, PIECE):
             first = context - tokens + rows.start
             scores = _scores(queries[rows, head], key, precision)
-            share = _softmax(scores.values, first)
+            share = _softmax(scores.values, first, window)
             variance = np.maximum(share @ np.square(value.values) - np.square(mixed[rows, head]), 0.0)
             moved = np.sqrt((share * np.square(scores.spread)).sum(-1, keepdims=True) * variance)
             spread[rows, head] = together(moved, _mixing_spread(share, value, precision))
     return rounded(mixed, precision, spread)
 
 
-def scores(queries: Measured, keys: Measured, precision: Precision) -> Measured:
+def scores(queries: Measured, keys: Measured, precision: Precision, window: int | None = None) -> Measured:
     """Queries [t, H, E], the last t of the C positions of keys [C, G, E] -> [t, H, C], scaled; 0 where hidden."""
     tokens, heads, _ = queries.values.shape
     group, first = heads // keys.values.shape[1], len(keys.values) - tokens
     parts = [_scores(queries[:, head], keys[:, head // group], precision) for head in range(heads)]
     made = rounded(np.stack([one.values for one in parts], 1), precision, np.stack([one.spread for one in parts], 1))
-    seen = ~_hidden(tokens, len(keys.values), first)[:, None]
+    seen = ~_hidden(tokens, len(keys.values), first, window)[:, None]
     return Measured(np.where(seen, made.values, 0.0), np.where(seen, made.spread, precision.least))
 
 
-def shares(scores: Measured, precision: Precision) -> Measured:
+def shares(scores: Measured, precision: Precision, window: int | None = None) -> Measured:
     """Softmax of scores [T, H, T] over the positions that each row sees: dp = p * (ds - sum(p * ds)).
 
     |dp| <= p * (|ds| + sqrt(sum(p * ds**2))), as errors may agree across positions.
     """
-    share = np.stack([_softmax(scores.values[:, head], 0) for head in range(scores.values.shape[1])], axis=1)
+    share = np.stack([_softmax(scores.values[:, head], 0, window) for head in range(scores.values.shape[1])], axis=1)
     common = np.sqrt((share * np.square(scores.spread)).sum(-1, keepdims=True))
     inside = EXP_UNITS * SUM_UNIT * (1.0 + np.abs(scores.values)) + math.sqrt(scores.values.shape[-1]) * SUM_UNIT
     return rounded(share, precision, share * (scores.spread + common), share * inside)
@@ -293,14 +295,15 @@ def _scores(queries: Measured, keys: Measured, precision: Precision) -> Measured
     return Measured(values, together(scale * np.sqrt(squares), scale * order, 2.0 * precision.unit * values))
 
 
-def _hidden(tokens: int, context: int, first: int) -> Array:
+def _hidden(tokens: int, context: int, first: int, window: int | None) -> Array:
     """[t, C]: what queries from position `first` on do not see."""
-    return np.asarray(np.arange(context) > np.arange(first, first + tokens)[:, None])
+    positions, own = np.arange(context), np.arange(first, first + tokens)[:, None]
+    return (positions > own) | (positions <= own - (context if window is None else window))
 
 
-def _softmax(scores: Array, first: int) -> Array:
+def _softmax(scores: Array, first: int, window: int | None) -> Array:
     """Of queries from position `first` on: [t, C] -> [t, C], 0 where hidden."""
-    below = np.where(_hidden(len(scores), scores.shape[1], first), -np.inf, scores)
+    below = np.where(_hidden(len(scores), scores.shape[1], first, window), -np.inf, scores)
     below -= below.max(-1, keepdims=True)
     share = np.exp(below)
     return np.asarray(share / share.sum(-1, keepdims=True))

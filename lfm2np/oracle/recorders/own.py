@@ -45,6 +45,7 @@ class RecordingNumerics:
     def __init__(self, weights: ModelWeights, config: ModelConfig, numerics: Numerics) -> None:
         self._numerics = numerics
         self._places = places(weights, config)
+        self._sandwich = config.use_sandwich_norm
         self._last = f"model.layers.{len(weights.layers) - 1}"
         self._before_experts = {
             f"model.layers.{index}.ffn_norm"
@@ -87,11 +88,21 @@ class RecordingNumerics:
             self._keep(self._norm, made)
             if self._norm in self._before_experts:
                 self._enter_feed_forward(True)
+            elif self._norm.endswith("post_operator_norm"):
+                self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
+            elif self._norm.endswith("post_ffn_norm"):
+                self._leave_layer()
         return made
 
     def _enter_feed_forward(self, of_experts: bool) -> None:
-        """The next norm is the next layer's, or the last, and reads this layer's output."""
+        """The next norm is this layer's last, if it has one, or the next layer's, which reads this layer's output."""
         self._in_experts = of_experts
+        if self._sandwich:
+            self._norm, self._entering = f"{self._layer}.post_ffn_norm", ""
+        else:
+            self._leave_layer()
+
+    def _leave_layer(self) -> None:
         following = f"model.layers.{int(self._layer.rpartition('.')[2]) + 1}.operator_norm"
         self._norm = "model.embedding_norm" if self._layer == self._last else following
         self._entering = self._layer
@@ -105,10 +116,13 @@ class RecordingNumerics:
         if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
             return made
         if names == ("self_attn.out_proj",):
-            self._keep(f"{self._layer}.self_attn.attended", x)
+            gated = f"{self._layer}.self_attn.gate" in self.passes[-1]
+            self._keep(f"{self._layer}.self_attn.{'gated' if gated else 'attended'}", x)
         for name, part in zip(names, np.split(made, np.cumsum(sizes)[:-1], axis=-1), strict=True):
             self._keep(f"{self._layer}.{name}", part)
-        if names[0].endswith("out_proj"):
+        if names[0].endswith("out_proj") and self._sandwich:
+            self._norm, self._entering = f"{self._layer}.post_operator_norm", ""
+        elif names[0].endswith("out_proj"):
             self._norm, self._entering = f"{self._layer}.ffn_norm", f"{self._layer}.residual"
         elif names[0] in (LAST, ROUTER):
             self._enter_feed_forward(names[0] == ROUTER)
@@ -122,9 +136,12 @@ class RecordingNumerics:
             self._keep(free[0], values)
 
     def multiply(self, x: Array, y: Array) -> Array:
-        """The gate on a convolution's input, then the one on its output."""
+        """The gate on a convolution's input, then the one on its output; that on attention's heads."""
         made = self._numerics.multiply(x, y)
-        self._keep_first(("conv.u", "conv.gated"), made)
+        if f"{self._layer}.self_attn.gate" in self.passes[-1]:
+            self._keep_first(("self_attn.attended",), x)
+        else:
+            self._keep_first(("conv.u", "conv.gated"), made)
         return made
 
     def swiglu(self, gate: Array, up: Array) -> Array:
@@ -134,7 +151,8 @@ class RecordingNumerics:
 
     def sigmoid(self, x: Array) -> Array:
         made = self._numerics.sigmoid(x)
-        self._keep_first(("feed_forward.scores",), made)
+        gate = f"{self._layer}.self_attn.g_proj" in self.passes[-1] and not self._in_experts
+        self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), made)
         return made
 
     def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:
@@ -158,9 +176,11 @@ class RecordingNumerics:
                 self._keep(f"{mlp}.expert_outputs", outputs)
         return made
 
-    def rotate(self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64]) -> Array:
+    def rotate(
+        self, x: Array, cos: NDArray[np.float64], sin: NDArray[np.float64], float32_table: bool = False
+    ) -> Array:
         """Of the queries, then of the keys."""
-        made = self._numerics.rotate(x, cos, sin)
+        made = self._numerics.rotate(x, cos, sin, float32_table)
         self._keep_first(("self_attn.q_rotated", "self_attn.k_rotated"), made)
         return made
 

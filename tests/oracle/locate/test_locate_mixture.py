@@ -274,7 +274,9 @@ def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> Non
         return scores / scores.sum(-1, keepdims=True) * np.float32(factor)
 
     config, tensors = checkpoint(mixture(SCALED))
-    model = Model(mixture(SCALED), config, Changed(FLOAT32, routing_weights=shares), prepare_weights(tensors, config, FLOAT32))
+    model = Model(
+        mixture(SCALED), config, Changed(FLOAT32, routing_weights=shares), prepare_weights(tensors, config, FLOAT32)
+    )
     report = report_of(mixture(SCALED), record(model, IDS), "float32")
     assert report.findings == ()
     assert 0.2 < next(one.error for one in report.checks if one.name == WEIGHTS) < 0.7

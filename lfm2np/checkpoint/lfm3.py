@@ -1,0 +1,88 @@
+"""`ModelConfig` from the config.json of an LFM3, and what its file calls the tensors.
+
+Source: transformers 5.24, models/lfm3, Lfm3Config, Lfm3Attention and Lfm3RotaryEmbedding.
+
+Released checkpoints label the rotation of full attention "default" beside a partial_rotary_factor of 0.5. What was
+trained is the "proportional" rotation, in which so many pairs of a head turn; transformers ignores the factor under
+"default", and turns all. Here such an entry is proportional whatever its label, unless the reading is "transformers".
+Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which relabels the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lfm2np.errors import ConfigError
+from lfm2np.model.config import ATTENTION, CONV, SLIDING
+from lfm2np.model.config_values import require_real
+from lfm2np.values import same, show
+
+READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
+DEFAULT_ROPES: dict[str, dict[str, object]] = {
+    ATTENTION: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+}
+REFUSED = (
+    "block_ff_dim",
+    "block_multiple_of",
+    "block_ffn_dim_multiplier",
+    "block_auto_adjust_ff_dim",
+    "full_attn_idxs",
+)
+FILE_NAMES = {  # our names of tensors in a layer -> theirs
+    "self_attn.out_proj.": "self_attn.o_proj.",
+    "self_attn.q_layernorm.": "self_attn.q_norm.",
+    "self_attn.k_layernorm.": "self_attn.k_norm.",
+}
+
+
+def in_file(name: str) -> str:
+    """What an LFM3's file calls the tensor that is called so here."""
+    for ours, theirs in FILE_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def default_layer_types(layers: int) -> tuple[str, ...]:
+    return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
+
+
+def require_no_key_of_lfm2(raw: Mapping[str, object]) -> None:
+    for key in REFUSED:
+        if raw.get(key) is not None:
+            raise ConfigError(f"{key}: {show(raw[key])}, expected no such key in an lfm3")
+
+
+def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str) -> dict[str, object]:
+    """The fields of ModelConfig that say how queries and keys are rotated; `kinds` are those of the layers."""
+    entries = raw.get("rope_parameters") or raw.get("rope_scaling") or DEFAULT_ROPES
+    if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
+        raise ConfigError(f"rope_parameters: {show(entries)}, expected an object for each of {', '.join(kinds)}")
+    fields: dict[str, object] = {}
+    for kind, prefix in ((ATTENTION, ""), (SLIDING, "sliding_")):
+        if kind in kinds:
+            theta, share, relabelled = rope_of(f"rope_parameters.{kind}", dict(entries[kind]), kind, reading)
+            fields |= {f"{prefix}rope_theta": theta, f"{prefix}partial_rotary_factor": share}
+            fields |= {"is_rope_relabelled": True} if relabelled else {}
+    return {"rope_theta": 1e6} | fields
+
+
+def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> tuple[float, float, bool]:
+    """Theta, the share of a head's pairs that turn, and whether the label says otherwise."""
+    for name in entry:
+        if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
+            raise ConfigError(f"{key}.{show(name)}: not a parameter of LFM3's rotations")
+    label = entry.get("rope_type", entry.get("type", "default"))
+    if label not in ("default", "proportional"):
+        raise ConfigError(f"{key}.rope_type: {show(label)}, expected 'default' or 'proportional'")
+    if not any(same(entry.get("factor"), value) for value in (None, 1.0, 1)):
+        raise ConfigError(f"{key}.factor: {show(entry['factor'])} is not implemented, expected 1.0 or no such key")
+    if "rope_theta" not in entry:
+        raise ConfigError(f"{key}.rope_theta: absent, expected a number")
+    theta = require_real("rope_theta", entry["rope_theta"], integers=True)
+    factor = entry.get("partial_rotary_factor")
+    share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
+    if label == "proportional" or share == 1.0:
+        return theta, share, False
+    as_trained = kind == ATTENTION and reading == "trained"
+    return (theta, share, True) if as_trained else (theta, 1.0, kind == ATTENTION)
