@@ -21,16 +21,16 @@ BEGIN = "<!-- made by docs/_ext/dialects.py --write -->"
 END = "<!-- end of what is made -->"
 MOST_COLUMNS = 110
 WORDS = {
-    "token_ids": "ids of the new tokens",
-    "logprobs": "their log-probabilities",
-    "top_logprobs": "those of the likeliest tokens there",
-    "prompt_logprobs": "those of the prompt's tokens",
-    "text": "the text",
-    "finish_reason": "why it ended",
-    "routes": "experts of each token",
-    "prompt": "the prompt, compared with what was sent",
-    "prompt_tokens": "number of its tokens, compared",
-    "new_tokens": "number of new tokens, compared",
+    "token_ids": "token ids",
+    "logprobs": "log-probabilities",
+    "top_logprobs": "top log-probabilities",
+    "prompt_logprobs": "prompt log-probabilities",
+    "text": "text",
+    "finish_reason": "finish reason",
+    "routes": "expert routing",
+    "prompt": "prompt (compared)",
+    "prompt_tokens": "prompt length (compared)",
+    "new_tokens": "new tokens (compared)",
 }
 ASK = Ask("", "", (1, 17, 42), 16, "The cat", prompt_logprobs=True)
 
@@ -45,11 +45,11 @@ def described(dialect: Dialect) -> Iterator[str]:
     if more := added(dialect):
         kinds = "a stop string or a seed" if dialect.takes_seeds else "a stop string"
         yield from (f"With {kinds}: `{json.dumps(more)}`.", "")
-    yield from ("| the response has | in | as |", "|---|---|---|")
+    yield from ("| response | in | as |", "|---|---|---|")
     for field in dialect.fields:
         yield f"| {WORDS[field.says]} | `{field.path}` | {field.form} |"
     asked = [f"`{name}` of `GET {path}`" for path, name in filter(None, (dialect.version, dialect.slots))]
-    yield from ("", f"Asked, too: {' and '.join(asked)}.", "") if asked else ("",)
+    yield from ("", f"Also requested: {' and '.join(asked)}.", "") if asked else ("",)
 
 
 def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
