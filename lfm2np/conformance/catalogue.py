@@ -392,7 +392,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 48853",),
         ending_requests,
         answers.ends_where_it_must,
-        0.5,
+        2.0,
     ),
     Property(
         "characters-come-whole",
@@ -402,7 +402,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vllm-mlx 109", "vLLM 48853"),
         split_characters,
         answers.ends_where_it_must,
-        0.5,
+        1.0,
     ),
     Property(
         "one-bos",
@@ -422,7 +422,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 5639",),
         lambda: scenarios(sampling_params(1).map(greedily), most=3),
         answers.follows_its_processors,
-        0.5,
+        4.0,
     ),
     Property(
         "draws-are-distributed",
@@ -432,7 +432,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 5639",),
         single_requests,
         answers.draws_the_distribution,
-        0.1,
+        0.5,
     ),
     Property(
         "logprobs-are-raw",
@@ -442,7 +442,7 @@ ALL: tuple[Property | Machine, ...] = (
         (),
         single_requests,
         answers.has_raw_logprobs,
-        0.5,
+        1.0,
     ),
     Property(
         "prefix-hits",
