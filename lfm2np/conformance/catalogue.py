@@ -13,6 +13,7 @@ from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.strategies.lengths import ALPHABET, Lengths
 from lfm2np.conformance.strategies.scenarios import (
     MOST_REQUESTS,
+    MOST_TOKENS,
     Scenario,
     crowds,
     families,
@@ -67,11 +68,18 @@ def greedily(params: SamplingParams) -> SamplingParams:
     return replace(params, temperature=0.0, n=1)
 
 
+PROCESSORS: tuple[dict[str, Any], ...] = (
+    *({}, {"top_k": 3}, {"top_p": 0.7}, {"top_p": 0.4}, {"min_p": 0.2}),
+    *({"repetition_penalty": 1.5}, {"logit_bias": {6: 2.0}}, {"banned_token_ids": (7,)}),
+)
+
+
 @st.composite
 def single_requests(draw: st.DrawFn) -> Scenario:
-    """One request with any parameters, whose tokens an engine may draw with noise of its own."""
-    params = replace(draw(sampling_params(1)), temperature=draw(st.sampled_from([1.0, 2.5, 0.5])))
-    params = replace(params, logprobs=0, prompt_logprobs=0)
+    """One request with one processor at most, whose tokens an engine may draw with noise of its own."""
+    processor = draw(st.sampled_from(PROCESSORS))
+    temperature, most = draw(st.sampled_from([1.0, 2.5, 0.5])), draw(st.integers(1, MOST_TOKENS))
+    params = SamplingParams(temperature=temperature, max_tokens=most, logprobs=0, prompt_logprobs=0, **processor)
     return Scenario(draw(models()), (Request("a", draw(prompts()), params),), any_noise=True)
 
 
@@ -79,7 +87,9 @@ def ending_requests() -> st.SearchStrategy[Scenario]:
     """Requests whose tokens are drawn from flat distributions, so that every token that ends them comes."""
 
     def flat(params: SamplingParams, temperature: float) -> SamplingParams:
-        return replace(params, temperature=temperature, stop_token_ids=(*params.stop_token_ids, 3), max_tokens=6)
+        return replace(
+            params, temperature=temperature, stop_token_ids=(*params.stop_token_ids, 3), max_tokens=MOST_TOKENS
+        )
 
     params = st.builds(flat, sampling_params(), st.sampled_from([1e6, 2.5, 1.0]))
     return scenarios(params, most=3).map(lambda scenario: replace(scenario, any_noise=True))
@@ -392,7 +402,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 48853",),
         ending_requests,
         answers.ends_where_it_must,
-        0.5,
+        2.0,
     ),
     Property(
         "characters-come-whole",
@@ -402,7 +412,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vllm-mlx 109", "vLLM 48853"),
         split_characters,
         answers.ends_where_it_must,
-        0.5,
+        1.0,
     ),
     Property(
         "one-bos",
@@ -422,7 +432,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 5639",),
         lambda: scenarios(sampling_params(1).map(greedily), most=3),
         answers.follows_its_processors,
-        0.5,
+        4.0,
     ),
     Property(
         "draws-are-distributed",
@@ -432,7 +442,7 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 5639",),
         single_requests,
         answers.draws_the_distribution,
-        0.1,
+        0.75,
     ),
     Property(
         "logprobs-are-raw",
@@ -442,7 +452,7 @@ ALL: tuple[Property | Machine, ...] = (
         (),
         single_requests,
         answers.has_raw_logprobs,
-        0.5,
+        1.0,
     ),
     Property(
         "prefix-hits",

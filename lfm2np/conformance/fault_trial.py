@@ -3,8 +3,7 @@
     python -m lfm2np.conformance.fault_trial NAME PROFILE
 
 A fault is first tried with few examples of every property, then with those of the profile, until one catches it. A
-variant goes through the whole suite. In a checkout the suite is that of tests/internal_properties too, from which an
-installed copy is cut off.
+variant goes through the whole suite. In a checkout the suite includes tests/internal_properties.
 """
 
 from __future__ import annotations

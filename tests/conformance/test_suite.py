@@ -64,7 +64,7 @@ def test_each_planted_bug_is_seen_by_itself(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 def test_a_failure_prints_a_script_that_shows_it_again():
     result = run_property(by_id("every-schedule"), adapters.broken, "ci")
-    script = result.message[result.message.index("from lfm2np") :]
+    script = result.message[result.message.index("from lfm2np") :].partition("\nshrunk for")[0]  # on a slow machine
     assert result.size is not None
     assert result.size < 60
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from internal_properties.internal import internal
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from internal_properties.state_machines.scheduler_machine import PROMPT, SchedulerMachine
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
@@ -184,24 +184,24 @@ def attention_is_cut(example: tuple[tuple[tuple[int, int], ...], tuple[int, int]
         at = queries.start
         while at < queries.stop:
             span = todo.pop(0)
-            demand(
+            require(
                 (span.rows.start, span.context),
                 (at, before + span.rows.stop - queries.start),
                 "rows and positions",
                 queries,
             )
             seen = np.concatenate([part[0][:, 0, 0] for part in span.parts]).tolist()
-            demand(seen, list(range(span.context)), "positions", span.rows)
+            require(seen, list(range(span.context)), "positions", span.rows)
             cells = heads * span.tokens * (tokens + before)
-            demand(span.tokens == 1 or cells <= most, True, f"{cells} scores of {most} at a time:", span.rows)
-            demand(mixed[at, 0, 0], span.context, "result of", span.rows)
+            require(span.tokens == 1 or cells <= most, True, f"{cells} scores of {most} at a time:", span.rows)
+            require(mixed[at, 0, 0], span.context, "result of", span.rows)
             at = span.rows.stop
-    demand(len(todo), 0, "spans of nobody", "the step")
-    demand(int((mixed[:, 0, 0] == 0).sum()), 1 + len(requests), "rows of nobody", "the step")
+    require(len(todo), 0, "spans of nobody", "the step")
+    require(int((mixed[:, 0, 0] == 0).sum()), 1 + len(requests), "rows of nobody", "the step")
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
-        demand(len(batch) == 1 or cells_of(batch, heads) <= most, True, "within a piece:", str(batch))
+        require(len(batch) == 1 or cells_of(batch, heads) <= most, True, "within a piece:", str(batch))
         if after is not None:
-            demand(cells_of([*batch, after[0]], heads) > most, True, "no more fits:", str(batch))
+            require(cells_of([*batch, after[0]], heads) > most, True, "no more fits:", str(batch))
 
 
 def cells_of(batch: list[Span], heads: int) -> int:
@@ -268,29 +268,29 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     cache = make_cache(config, numerics, sizes)
     attention = [kind for kind in config.layer_types if kind == "full_attention"]
     state = (len(config.layer_types) - len(attention), config.conv_L_cache - 1, config.hidden_size)
-    demand(cache.states.shape, (sizes.max_num_seqs, *state), "shape of the states", name)
-    demand(cache.checkpoints.shape, (sizes.num_blocks * sizes.prefix_caching, *state), "of the checkpoints", name)
-    demand(cache.host_states.shape, (sizes.num_host_blocks, *state), "of the host states", name)
+    require(cache.states.shape, (sizes.max_num_seqs, *state), "shape of the states", name)
+    require(cache.checkpoints.shape, (sizes.num_blocks * sizes.prefix_caching, *state), "of the checkpoints", name)
+    require(cache.host_states.shape, (sizes.num_host_blocks, *state), "of the host states", name)
     wide = name == "float64"
-    demand({one.dtype.itemsize for one in (cache.states, cache.checkpoints)}, {8 if wide else 4}, "bytes", name)
+    require({one.dtype.itemsize for one in (cache.states, cache.checkpoints)}, {8 if wide else 4}, "bytes", name)
     for layers, count in ((cache.blocks, sizes.num_blocks), (cache.host_blocks, sizes.num_host_blocks)):
-        demand(len(layers), len(attention), "layers with keys and values", name)
+        require(len(layers), len(attention), "layers with keys and values", name)
         for array in (array for layer in layers for array in layer):
-            demand(array.shape[:2], (count, sizes.block_size), "blocks and their size", name)
-    demand(cache == make_cache(config, numerics, sizes), False, "is another cache:", name)
+            require(array.shape[:2], (count, sizes.block_size), "blocks and their size", name)
+    require(cache == make_cache(config, numerics, sizes), False, "is another cache:", name)
     try:
         cache.states = cache.checkpoints  # type: ignore[misc]
     except FrozenInstanceError:
         pass
     else:
         raise AssertionError("the arrays of a cache can be exchanged")
-    demand(cache.nbytes, sum(array.nbytes for array in arrays_of(cache)), "bytes in all", name)
+    require(cache.nbytes, sum(array.nbytes for array in arrays_of(cache)), "bytes in all", name)
     of_blocks = [cache.checkpoints, *(array for layer in cache.blocks for array in layer)]
     one_block = sum(array.nbytes for array in of_blocks) // sizes.num_blocks
-    demand(bytes_per_block(config, numerics, sizes), one_block, "bytes of a block", name)
+    require(bytes_per_block(config, numerics, sizes), one_block, "bytes of a block", name)
     whole = -(-config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
     fitting = whole if one_block == 0 else min(whole, GIBIBYTE // one_block)
-    demand(default_blocks(config, numerics, sizes), fitting, "blocks by default", name)
+    require(default_blocks(config, numerics, sizes), fitting, "blocks by default", name)
 
 
 def arrays_of(cache: Cache) -> list[Any]:
@@ -309,4 +309,4 @@ def memory_is_bounded(example: int) -> None:
     config, numerics = loaded(TinyModel()).config, numerics_named("exact")
     sizes = SchedulerConfig(num_blocks=1, block_size=example, max_num_seqs=10**7)
     one = bytes_per_block(config, numerics, sizes)
-    demand(default_blocks(config, numerics, sizes), max(1, GIBIBYTE // one), "blocks by default", example)
+    require(default_blocks(config, numerics, sizes), max(1, GIBIBYTE // one), "blocks by default", example)

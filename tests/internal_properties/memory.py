@@ -1,11 +1,11 @@
-"""Demands on what requests hold, asked of the memory itself: who fits, who grows, what is remembered of evictions."""
+"""What requests hold, read off the memory: who fits, who grows, which evicted keys are remembered."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from scheduler import Move, Request, Scheduler, SchedulerConfig, check
 from scheduler.memory import Memory
 
@@ -30,7 +30,7 @@ def fit_is_counted(example: tuple[int, list[tuple[int, int]], int, int]) -> None
     blocks = sum(-(-(prompt + most - 1) // size) for prompt, most in wishes)
     tokens = sum(prompt for prompt, _ in wishes)
     expected = blocks <= free and (len(wishes) < 2 or tokens <= most_tokens)
-    demand(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
+    require(memory.fit_together(requests, most_tokens, free), expected, "fit together:", f"{wishes}")
 
 
 @internal(
@@ -56,13 +56,13 @@ def growth_is_counted(example: tuple[int, int, int, bool, int]) -> None:
     more = -(-(computed + count) // size) - len(table)
     moves: list[Move] = []
     done = memory.grow(request, count, moves)
-    demand(done, more + copies <= free, "grows:", f"{example}")
-    demand(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
-    demand(len(request.block_table), len(table) + (more if done else 0), "blocks", f"{example}")
+    require(done, more + copies <= free, "grows:", f"{example}")
+    require(memory.pool.num_free, free - (more + copies if done else 0), "free blocks", f"{example}")
+    require(len(request.block_table), len(table) + (more if done else 0), "blocks", f"{example}")
     kept = len(table) - (copies and done)
-    demand(request.block_table[:kept], table[:kept], "blocks that stay", f"{example}")
+    require(request.block_table[:kept], table[:kept], "blocks that stay", f"{example}")
     copied = [Move("copy_block", table[-1], request.block_table[len(table) - 1])] if copies and done else []
-    demand(moves, copied, "moves", f"{example}")
+    require(moves, copied, "moves", f"{example}")
 
 
 @internal(
@@ -85,9 +85,9 @@ def drafts_are_counted(example: tuple[int, int, int, int]) -> None:
     (entry,) = subject.add_drafts(plan, {"a": drafts}).scheduled
     in_last_block = -(prompt + 1) % size
     fitting = drafts[: in_last_block + free * size]
-    demand(entry.token_ids, (2, *fitting), "tokens", f"{example}")
-    demand(entry.num_drafts, len(fitting), "drafts", f"{example}")
-    demand(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
+    require(entry.token_ids, (2, *fitting), "tokens", f"{example}")
+    require(entry.num_drafts, len(fitting), "drafts", f"{example}")
+    require(len(entry.block_table), -(-entry.stop // size), "blocks", f"{example}")
 
 
 @internal(
@@ -109,7 +109,7 @@ def evictions_are_remembered(example: tuple[int, int]) -> None:
         reason = "complete" if newer < num_blocks else "evicted" if newer < 2 * num_blocks else "unknown"
         expected.append(reason)
     found = [subject.prefix_cache.find(Request("new", (token, 0), 1))[1] for token in range(count)]
-    demand(found, expected, "why prefix hits end", f"{num_blocks} blocks")
+    require(found, expected, "why prefix hits end", f"{num_blocks} blocks")
 
 
 @internal(
@@ -156,7 +156,7 @@ def hits_are_counted(example: tuple[str, int, int, bool, int]) -> None:
         free -= -(-(prompt + 1) // size) - -(-prompt // size)  # for its own next token; none left: it is preempted
     subject.add(Request("second", ids, 4))
     admitted = 0 <= free >= needed and not (is_running and policy == "static")
-    demand(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
+    require(subject.schedule().admitted, ("second",) if admitted else (), "admitted", f"{example}")
 
 
 @internal(
@@ -189,10 +189,10 @@ def moves_are_awaited(example: tuple[str, int, list[int], int, int]) -> None:
     parent = subject.running[which % len(subject.running)]
     salt = "".join(("x", "y"))  # equal, but another object
     shares = subject.fork(parent.request_id, Request("child", parent.prompt_token_ids, 3, cache_salt=salt))
-    demand(shares, True, "shares:", f"child, {example}")
+    require(shares, True, "shares:", f"child, {example}")
     for request in subject.running:
         awaits = subject.awaits_moves(request)
-        demand(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
+        require(awaits, request.request_id == "child", "awaits moves:", f"{request.request_id}, {example}")
 
 
 @internal(
@@ -225,7 +225,7 @@ def swapped_in_mid_step(example: tuple[int, int, int, int]) -> None:
         before = {one.request_id: one.num_computed_tokens for one in subject.requests.values()}
         plan = subject.schedule()
         saved = [move for move in plan.moves if move.kind == "save_block"]
-        demand(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")
+        require(len(saved), sum(before[name] for name in plan.preempted), "blocks saved", f"{example}")
         subject.update(plan, {name: [9] for entry in plan.scheduled for name in entry.samples})
         check(subject)
-    demand(subject.has_unfinished, False, "is unfinished:", f"{example}")
+    require(subject.has_unfinished, False, "is unfinished:", f"{example}")

@@ -1,4 +1,4 @@
-"""Demands on what goes wrong: interrupts, wrong drafts, wrong calls, damaged traces. Nothing wrong comes of them."""
+"""What goes wrong: interrupts, drafters that fail, aborted queues, damaged traces. Nothing wrong comes of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from internal_properties.internal import internal
-from internal_properties.state_machines.compare import demand, demand_at_most
+from internal_properties.state_machines.compare import require, require_at_most
 from internal_properties.state_machines.engine_books import sample_names
 from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, make, require_truth, run
@@ -114,13 +114,13 @@ class WrongDrafter:
         for one in contexts:
             request = scheduler.requests[one.request_id]
             told = (one.token_ids, one.num_prompt_tokens)
-            demand(told, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", one.request_id)
+            require(told, (tuple(request.token_ids), len(request.prompt_token_ids)), "is told of", one.request_id)
             left = request.max_tokens - request.num_output_tokens - 1
             needed = self.is_random and one.params.temperature != 0.0
-            demand(one.count > 0 or needed, True, f"is asked for {one.count} drafts:", one.request_id)
-            demand_at_most(one.count, min(self.most, room, left), "drafts asked for", one.request_id)
+            require(one.count > 0 or needed, True, f"is asked for {one.count} drafts:", one.request_id)
+            require_at_most(one.count, min(self.most, room, left), "drafts asked for", one.request_id)
             if any((one.request_id,) == entry.samples for entry in plan.scheduled):
-                demand(one.count, max(0, min(self.most, room, left)), "drafts asked for", one.request_id)
+                require(one.count, max(0, min(self.most, room, left)), "drafts asked for", one.request_id)
 
     def _draft(self, context: DraftContext) -> Draft | None:
         kind = self.wrong.get(context.request_id)
@@ -190,21 +190,21 @@ def failing_drafters(example: tuple[Scenario, tuple[str | None, ...], bool, str,
     for one in scenario.requests:
         said = [answer.token_ids for answer in outputs[one.request_id].outputs]
         expected = [answer.token_ids for answer in plain.completions[one.request_id]]
-        demand(said, expected, "tokens beside drafters that fail", one.request_id)
+        require(said, expected, "tokens beside drafters that fail", one.request_id)
         metrics = outputs[one.request_id].metrics
         error = metrics.draft_error if metrics else None
         never = number in ("one less", "one more")
         fails = any(name in asked and (name in wrong or never) for name in sample_names(one))
-        demand(error is not None, fails, "is told why its drafter failed:", one.request_id)
+        require(error is not None, fails, "is told why its drafter failed:", one.request_id)
         if error is not None:
             kind = wrong.get(one.request_id)
             why = WRONG_NUMBER if never and kind != "raises" else WRONG_DRAFTS[kind or "raises"]
             said_why = re.search(why, error) is not None
-            demand(said_why, True, f"{error!r} says why:", one.request_id)
+            require(said_why, True, f"{error!r} says why:", one.request_id)
     failed = {name for name in asked if name in wrong or number in ("one less", "one more")}
-    demand(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
+    require(engine.metrics.draft_failures, len(failed), "drafters that failed", "of the run")
     for name in failed:
-        demand_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
+        require_at_most(asked.count(name), 2, "calls for one that fails, with others and alone:", name)
 
 
 @internal(
@@ -237,16 +237,16 @@ def drafts_are_used(example: tuple[list[tuple[int, int]], bool, int]) -> None:
     said = propose(Fixed(), contexts, 24)
     if is_random and total > 2**62:
         refused = {str(index) for index, (count, length) in enumerate(pairs) if min(length, count + 1)}
-        demand(set(said.errors), refused, "have weights that sum to more than 2**62:", "those")
+        require(set(said.errors), refused, "have weights that sum to more than 2**62:", "those")
         return
-    demand(said.errors, {}, "errors of drafts that can be used", str(pairs))
+    require(said.errors, {}, "errors of drafts that can be used", str(pairs))
     fed = said.fed(contexts)
     for one, (count, length) in zip(contexts, pairs, strict=True):
         kept = min(length, count + is_random)
         expected = (3,) * min(count, kept - 1 if is_random and kept else kept)
-        demand(fed.get(one.request_id, ()), expected, "drafts to compute with", one.request_id)
-        demand(one.request_id in fed, bool(expected), "is computed with drafts:", one.request_id)
-        demand(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
+        require(fed.get(one.request_id, ()), expected, "drafts to compute with", one.request_id)
+        require(one.request_id in fed, bool(expected), "is computed with drafts:", one.request_id)
+        require(said.drafts[one.request_id].token_ids, (3,) * kept, "drafts", one.request_id)
 
 
 @internal(

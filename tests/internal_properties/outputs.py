@@ -1,4 +1,4 @@
-"""Demands on what our own engine counts and tells: whole outputs, metrics, the clock, sizes that nobody asked for."""
+"""What the engine reports: whole outputs, metrics, times, defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from internal_properties.internal import internal
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from internal_properties.state_machines.engine_books import (
     NOTHING,
     TICK,
@@ -70,14 +70,14 @@ def engine_defaults(example: str) -> None:
     found = {
         one.name: one for one in inspect.signature(Engine).parameters.values() if one.name not in ("model", "clock")
     }
-    demand({name: one.default for name, one in found.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
-    demand({one.kind for one in found.values()}, {inspect.Parameter.KEYWORD_ONLY}, "kinds of parameters of", "Engine")
+    require({name: one.default for name, one in found.items()}, ENGINE_DEFAULTS, "defaults of", "Engine")
+    require({one.kind for one in found.values()}, {inspect.Parameter.KEYWORD_ONLY}, "kinds of parameters of", "Engine")
     asked = inspect.signature(Engine.add_request).parameters
     defaults = {name: asked[name].default for name in ("params", "priority", "cache_salt")}
-    demand(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
+    require(defaults, {"params": None, "priority": 0, "cache_salt": ""}, "defaults of", "add_request")
     drafting = inspect.signature(ModelDrafter).parameters
     defaults = {name: drafting[name].default for name in ("sampling", "block_size")}
-    demand(defaults, {"sampling": "greedy", "block_size": 4}, "defaults of", "ModelDrafter")
+    require(defaults, {"sampling": "greedy", "block_size": 4}, "defaults of", "ModelDrafter")
     engine = Engine(loaded(TinyModel()))
     engine.add_request("a", (3, 4), SamplingParams(max_tokens=1, logprobs=1))
     (output,) = engine.step()
@@ -88,7 +88,7 @@ def engine_defaults(example: str) -> None:
             setattr(told, name, None)
         except FrozenInstanceError:
             continue
-        demand(False, True, f"{type(told).__name__}.{name} is fixed:", "an output")
+        require(False, True, f"{type(told).__name__}.{name} is fixed:", "an output")
 
 
 # --- whole outputs
@@ -135,22 +135,24 @@ def outputs_are_those_alone(example: tuple[Scenario, tuple[str | None, ...], int
     last: dict[str, RequestOutput] = {}
     for output in engine.stream():
         name, told = output.request_id, replace(output, metrics=None)
-        demand(name in last and last[name].finished, False, "told after its end:", name)
-        demand(output.metrics is not None, output.finished, "has metrics:", name)
+        require(name in last and last[name].finished, False, "told after its end:", name)
+        require(output.metrics is not None, output.finished, "has metrics:", name)
         for mine in told.outputs:
-            demand(mine in answers_of(expected[name], mine.index), True, "is as alone:", str(mine))
+            require(mine in answers_of(expected[name], mine.index), True, "is as alone:", str(mine))
             total = None if mine.logprobs is None else sum(one.logprob for one in mine.logprobs)
-            demand(mine.cumulative_logprob, total, "sum of log-probabilities", name)
+            require(mine.cumulative_logprob, total, "sum of log-probabilities", name)
         last[name] = told
     total = len(model.weights.layers)
     passes = len(layers) // total  # one a step, unless a step is several of them
-    demand(layers, [(done, total) for done in range(1, total + 1)] * passes, "layers told", "the run")
+    require(layers, [(done, total) for done in range(1, total + 1)] * passes, "layers told", "the run")
     for name, outputs in expected.items():
-        demand(last[name], outputs[-1], "last output of", name)
+        require(last[name], outputs[-1], "last output of", name)
         for mine in outputs[-1].outputs:
             first = len(outputs[-1].prompt_token_ids) - 1
             places = list(enumerate(mine.token_ids, start=first))
-            demand(rows[sample_name(name, mine.index)], places, "positions and tokens that logits were shown for", name)
+            require(
+                rows[sample_name(name, mine.index)], places, "positions and tokens that logits were shown for", name
+            )
 
 
 def answers_of(outputs: list[RequestOutput], index: int) -> Iterator[Any]:
@@ -190,8 +192,8 @@ def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
     }
     drafter = ScriptedDrafter(script) if with_drafts else None
     engine = engine_of(scenario, clock=books.clock, trace=trace, drafter=drafter)
-    demand(asdict(engine.metrics), NOTHING, "metrics of an engine", "that was just made")
-    demand((engine.metrics.tokens_per_step, engine.metrics.mean_accepted_length), (0.0, 1.0), "means", "of no step")
+    require(asdict(engine.metrics), NOTHING, "metrics of an engine", "that was just made")
+    require((engine.metrics.tokens_per_step, engine.metrics.mean_accepted_length), (0.0, 1.0), "means", "of no step")
     outputs: dict[str, RequestOutput] = {}
     for kind, *whom in scenario.ops:
         request = scenario.requests[whom[0]] if whom else None
@@ -207,11 +209,11 @@ def run_is_counted(example: tuple[Scenario, list[bool]]) -> None:
     for each in fields(RunMetrics):
         mine, expected = getattr(engine.metrics, each.name), getattr(books.metrics, each.name)
         near = isinstance(mine, float) and abs(mine - expected) < TICK / 10
-        demand(mine, mine if near else expected, f"metrics: {each.name}", "of the run")
+        require(mine, mine if near else expected, f"metrics: {each.name}", "of the run")
     counted = books.metrics
-    demand(engine.metrics.tokens_per_step, counted.scheduled_tokens / counted.steps, "tokens a step", "of the run")
+    require(engine.metrics.tokens_per_step, counted.scheduled_tokens / counted.steps, "tokens a step", "of the run")
     mean = counted.drafted_row_tokens / counted.drafted_rows if counted.drafted_rows else 1.0
-    demand(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
+    require(engine.metrics.mean_accepted_length, mean, "tokens a row with drafts", "of the run")
     for name, output in outputs.items():
         require_request_metrics(output, books.books[name])
     replay(trace.getvalue().splitlines(), is_whole=False)
@@ -261,9 +263,9 @@ def counted_step(
     engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
     changed = {output.request_id: output for output in engine.step()}
     engine.scheduler.schedule = schedule  # type: ignore[method-assign]
-    demand(books.clock.looks, began + looks - 1, "looks at the clock", "in a step")
+    require(books.clock.looks, began + looks - 1, "looks at the clock", "in a step")
     line = json.loads([each for each in trace.getvalue().splitlines() if '"kind":"step"' in each][-1])
-    demand(line["seconds"], round((looks - 1) * TICK, 6), "seconds", "of the trace")
+    require(line["seconds"], round((looks - 1) * TICK, 6), "seconds", "of the trace")
     metrics = books.metrics
     metrics.seconds += (looks - 1) * TICK
     metrics.draft_seconds += TICK if with_drafts else 0.0
@@ -287,7 +289,7 @@ def counted_step(
         book = books.books[books.owner[name]]
         book.first_token = book.first_token or books.clock.looks
         book.last_token = books.clock.looks
-    demand(set(changed), {books.owner[name] for name in tokens}, "are told after a step:", "requests")
+    require(set(changed), {books.owner[name] for name in tokens}, "are told after a step:", "requests")
     outputs |= changed
     metrics.preemptions += len(line["plan"]["preempted"])
     metrics.prefix_hit_tokens = engine.scheduler.prefix_cache.statistics.hit_tokens
@@ -313,7 +315,7 @@ def padding(example: tuple[list[tuple[int, int]], int]) -> None:
         cells = [(member, cell) for member in range(len(batch)) for cell in range(prompt + output)]
         used = sum(prompt + output for prompt, output in batch)
         wasted += len(cells) - used
-    demand(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
+    require(static_padding(lengths, size), wasted, "cells wasted by request-level batching of", str(lengths))
 
 
 @internal(
@@ -334,9 +336,11 @@ def overflowing_drafts_are_told(tiny: TinyModel) -> None:
     told, other = outputs["a"].metrics, outputs["b"].metrics
     assert told is not None
     assert other is not None
-    demand((told.draft_error is not None, other.draft_error), (True, None), "are told why there are no drafts:", "a, b")
-    demand(engine.metrics.draft_failures, 1, "drafts that failed", "of the run")
-    demand(outputs["a"].outputs[0].token_ids, outputs["b"].outputs[0].token_ids, "tokens", "with drafts that overflow")
+    require(
+        (told.draft_error is not None, other.draft_error), (True, None), "are told why there are no drafts:", "a, b"
+    )
+    require(engine.metrics.draft_failures, 1, "drafts that failed", "of the run")
+    require(outputs["a"].outputs[0].token_ids, outputs["b"].outputs[0].token_ids, "tokens", "with drafts that overflow")
 
 
 @internal(
@@ -355,11 +359,11 @@ def warm_prompts(example: tuple[Scenario, Asked]) -> None:
         engine.add_request(name, request.prompt_token_ids, replace(request.params, n=1))
         (*_, last) = engine.stream()
         assert last.metrics is not None
-        demand(last.metrics.cached_tokens, expected, "tokens from the cache", name)
+        require(last.metrics.cached_tokens, expected, "tokens from the cache", name)
     engine = engine_of(scenario, prefix_caching=True, num_blocks=200, max_num_seqs=1)
     params = SamplingParams(n=2, max_tokens=2, ignore_eos=True, prompt_logprobs=request.params.prompt_logprobs)
     engine.add_request("several", request.prompt_token_ids, params)
     (*_, last) = engine.stream()
     assert last.metrics is not None
     expected = len(request.prompt_token_ids) // size * size  # it waits for the slot with its first token
-    demand(last.metrics.cached_tokens, expected, "tokens of the second sample from the cache", "several")
+    require(last.metrics.cached_tokens, expected, "tokens of the second sample from the cache", "several")

@@ -1,4 +1,4 @@
-"""Demands on the scheduler that no token shows: what update() takes, what is never changed, defaults."""
+"""The scheduler, where no token shows it: what update() takes, what never changes, defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demands on the policies: their bounds, and exactly who is let in."""
+"""The policies: their bounds, and exactly who is admitted."""
 
 from __future__ import annotations
 

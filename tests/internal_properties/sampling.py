@@ -1,4 +1,4 @@
-"""Demands on sampling, noise and the acceptance of guesses, which are our own and other engines are not asked."""
+"""Sampling, noise, and the acceptance of draft tokens: each by its definition."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_any_schedule_computes_what_each_request_alone_demands():
 def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_took_later():
     """Found by `deep`: under prefill-first admission is tried before decodes, with more tokens than are left then.
 
-    A false alarm of the machine's own demand that no room is left while a request waits.
+    A false alarm of the machine's check that no room is left while a request waits.
     """
     state = SchedulerMachine()
     state.start(
@@ -57,7 +57,7 @@ def test_a_request_that_waits_beside_decodes_is_not_held_to_tokens_that_they_too
 
 
 def test_who_waits_is_looked_at_before_an_abort_changes_it():
-    """Found by `deep`: another false alarm of that demand, made after a request was aborted in flight."""
+    """Found by `deep`: another false alarm of that check, made after a request was aborted in flight."""
     state = SchedulerMachine()
     state.start(
         block_size=1,

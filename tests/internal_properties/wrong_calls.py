@@ -1,6 +1,6 @@
 """Calls that can't be right, and the error that each must meet: its class, and what it says.
 
-The message is part of the demand: it names the thing, its value and what was expected (law 7).
+The message is checked too: it names the thing, its value and what was expected (law 7).
 """
 
 from __future__ import annotations

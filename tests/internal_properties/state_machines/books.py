@@ -1,4 +1,4 @@
-"""What SchedulerMachine demands: the machine's own books of a run, and the comparisons with them.
+"""What SchedulerMachine requires: its books of a run, and the comparisons with them.
 
 The books hold what each request was given and got, what of it was computed, and which prefixes were published where.
 They are kept from the calls, the plans and the answers, and by moments.py from what a plan does not tell.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
 from internal_properties.state_machines.accounts import Account
-from internal_properties.state_machines.compare import demand, demand_at_most, demand_cells
+from internal_properties.state_machines.compare import require, require_at_most, require_cells
 from internal_properties.state_machines.fake_model import sample, state_after, truth
 from internal_properties.state_machines.moments import Moments
 from scheduler import BatchPlan, Request, ScheduledTokens, check
@@ -27,9 +27,9 @@ class Books(Moments):
     def require_plan(self, plan: BatchPlan, ran: Sequence[str]) -> None:
         """`ran`: the requests that ran before it, in order."""
         step = f"step {plan.step}"
-        demand(plan.step, self.steps, "its number", step)
-        demand_at_most(plan.num_tokens, self.config.max_num_batched_tokens, "tokens", step)
-        demand_at_most(len(plan.scheduled), self.config.max_num_seqs, "requests", step)
+        require(plan.step, self.steps, "its number", step)
+        require_at_most(plan.num_tokens, self.config.max_num_batched_tokens, "tokens", step)
+        require_at_most(len(plan.scheduled), self.config.max_num_seqs, "requests", step)
         if not plan.scheduled and any(not one.request.is_finished for one in self.live.values()):
             raise AssertionError(f"{step}: no progress: nothing is scheduled, but {list(self.live)} are unfinished")
         for account in self.accounts.values():
@@ -38,50 +38,50 @@ class Books(Moments):
         owners = Counter(block for one in running for block in one.block_table)
         seen = Counter(block for entry in plan.scheduled for block in entry.block_table)
         counts = {entry.request_id: len(entry.token_ids) for entry in plan.scheduled}
-        demand(len(counts), len(plan.scheduled), "different requests", step)
+        require(len(counts), len(plan.scheduled), "different requests", step)
         for entry in plan.scheduled:
             self._require_entry(entry, owners, seen)
         if not self.scheduler.policy.reserves:
             for one in running:
                 needed = self.blocks_for(self.accounts[one.request_id].computed + counts.get(one.request_id, 0))
-                demand_at_most(len(one.block_table), needed, "blocks held", one.request_id)
+                require_at_most(len(one.block_table), needed, "blocks held", one.request_id)
         self._require_order(plan, ran)
 
     def _require_entry(self, entry: ScheduledTokens, owners: Counter[int], seen: Counter[int]) -> None:
         account, size, name = self.accounts[entry.request_id], self.config.block_size, entry.request_id
         known = entry.stop - entry.num_drafts
-        demand(entry.start, account.computed, "start", name)
-        demand(entry.token_ids[: known - entry.start], tuple(account.tokens[entry.start : known]), "tokens", name)
-        demand(entry.start < known <= len(account.tokens), True, "tokens scheduled that are known:", name)
-        demand(entry.samples[:1] == (name,), known == len(account.tokens), "a token comes of it:", name)
-        demand(entry.block_table, account.request.block_table[: self.blocks_for(entry.stop)], "block table", name)
-        demand(len(entry.block_table), self.blocks_for(entry.stop), "blocks of the table", name)
-        demand(entry.first_logits, min(known, max(entry.start, account.first_logits)), "first logits", name)
+        require(entry.start, account.computed, "start", name)
+        require(entry.token_ids[: known - entry.start], tuple(account.tokens[entry.start : known]), "tokens", name)
+        require(entry.start < known <= len(account.tokens), True, "tokens scheduled that are known:", name)
+        require(entry.samples[:1] == (name,), known == len(account.tokens), "a token comes of it:", name)
+        require(entry.block_table, account.request.block_table[: self.blocks_for(entry.stop)], "block table", name)
+        require(len(entry.block_table), self.blocks_for(entry.stop), "blocks of the table", name)
+        require(entry.first_logits, min(known, max(entry.start, account.first_logits)), "first logits", name)
         ends = range(entry.start // size + 1, entry.stop // size + 1) if self.config.prefix_caching else ()
-        demand(entry.checkpoints, tuple((end * size, entry.block_table[end - 1]) for end in ends), "checkpoints", name)
+        require(entry.checkpoints, tuple((end * size, entry.block_table[end - 1]) for end in ends), "checkpoints", name)
         for index in range(entry.start // size, len(entry.block_table)):
             block = entry.block_table[index]
             facts = (owners[block], seen[block], self.key_of.get(block))
-            demand(facts, (1, 1, None), "owners, users in this step and key", f"{name}: block {block}, to be written")
+            require(facts, (1, 1, None), "owners, users in this step and key", f"{name}: block {block}, to be written")
 
     def _require_order(self, plan: BatchPlan, ran: Sequence[str]) -> None:
         """Admitted in the policy's order, none overtaken; preempted from the end. No policy is excepted."""
         step, reserves = f"step {plan.step}", self.scheduler.policy.reserves
         order = [self.accounts[name].key for name in plan.admitted]
-        demand(order, sorted(order), "order of admission", step)
+        require(order, sorted(order), "order of admission", step)
         waiting = [self.accounts[one.request_id].key for one in self.scheduler.waiting]
         if order and waiting and min(waiting) < order[-1]:
             raise AssertionError(f"{step}: admitted {order[-1]} while {min(waiting)} waits")
         if not reserves:
-            demand(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
+            require(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
         if plan.preempted:
-            demand(reserves, False, "preemption though blocks are reserved:", step)
+            require(reserves, False, "preemption though blocks are reserved:", step)
             least = min(self.accounts[name].key for name in plan.preempted)
             for name in set(ran) - set(plan.preempted):
                 if self.accounts[name].key > least:
                     raise AssertionError(f"{step}: {plan.preempted} preempted, but {name} behind them runs on")
             if self.config.policy != "prefill-first":
-                demand(plan.admitted, (), "admitted though blocks ran out:", step)
+                require(plan.admitted, (), "admitted though blocks ran out:", step)
 
     def require_no_rest(self, plan: BatchPlan) -> None:
         """While there are tokens, slots and blocks, the first that waits is admitted. Right after schedule()."""
@@ -98,7 +98,7 @@ class Books(Moments):
         needed = self.blocks_for(min(len(account.tokens), start + most)) - len(hit)
         free = set(scheduler.pool.free_order()) - set(hit)
         spare = int(self.config.watermark * self.config.num_blocks) if scheduler.running else 0
-        demand_at_most(len(free) - spare, needed - 1, f"blocks left while {first.request_id} waits", plan.step)
+        require_at_most(len(free) - spare, needed - 1, f"blocks left while {first.request_id} waits", plan.step)
 
     # --- what comes of it
 
@@ -108,9 +108,9 @@ class Books(Moments):
             account = self.accounts[entry.request_id]
             sequence = [*account.tokens[: entry.stop - entry.num_drafts], *entry.drafts]
             found = rows[entry.request_id]
-            demand(len(found) > entry.num_drafts or not entry.samples, True, "has the rows it needs:", account.name)
+            require(len(found) > entry.num_drafts or not entry.samples, True, "has the rows it needs:", account.name)
             for position, row in enumerate(found, start=entry.first_logits):
-                demand(row, truth(sequence[: position + 1], self.taps), f"logits at {position}:", account.name)
+                require(row, truth(sequence[: position + 1], self.taps), f"logits at {position}:", account.name)
             self.tokens += len(found)
 
     def _advances(self, entry: ScheduledTokens, failed: Collection[str]) -> bool:
@@ -156,7 +156,7 @@ class Books(Moments):
                 account.prompt_rows = max(account.prompt_rows, entry.stop)
             if account.request.prompt_logits and entry.request_id in answers:
                 wanted = len(account.request.prompt_token_ids)
-                demand(min(account.prompt_rows, wanted), wanted, "prompt positions with logits", account.name)
+                require(min(account.prompt_rows, wanted), wanted, "prompt positions with logits", account.name)
             self._note_computed(account)
 
     def update(self, plan: BatchPlan, answers: Mapping[str, list[int]], failed: Collection[str]) -> list[Request]:
@@ -173,9 +173,9 @@ class Books(Moments):
             for entry in advancing:
                 account, size = self.accounts[entry.request_id], self.config.block_size
                 for key in self.keys(account, account.computed // size)[entry.start // size :]:
-                    demand(key in self.published, True, "each block that it filled is published:", account.name)
+                    require(key in self.published, True, "each block that it filled is published:", account.name)
         self.steps += 1
-        demand({one.request_id for one in finished}, ended, "finished", f"step {plan.step}")
+        require({one.request_id for one in finished}, ended, "finished", f"step {plan.step}")
         self.endings.append({one.request_id: str(one.finish_reason) for one in finished})
         self.scheduled_tokens += plan.num_tokens
         for one in finished:
@@ -190,66 +190,66 @@ class Books(Moments):
         """
         account = self.live.pop(name)
         request = account.request
-        demand(request.token_ids, account.tokens, "tokens at its end", name)
+        require(request.token_ids, account.tokens, "tokens at its end", name)
         total = request.furthest_computed - account.inherited - account.skipped + request.num_recomputed_tokens
-        demand(account.kept, total, "kept scheduled tokens", name)
+        require(account.kept, total, "kept scheduled tokens", name)
         if not account.preemptions and not account.withdrawn:
-            demand(account.kept, account.computed - account.inherited - account.cached, "tokens of one run", name)
-        demand(request.num_recomputed_tokens, account.recomputed, "recomputed tokens", name)
-        demand(request.num_cached_tokens, account.cached, "cached tokens", name)
-        demand(request.num_preemptions, account.preemptions, "preemptions", name)
-        demand(request.num_steps, account.steps, "steps", name)
-        demand(request.most_blocks, account.most_blocks, "most blocks", name)
-        demand(request.arrival, account.seed, "its number in the order of arrival", name)
+            require(account.kept, account.computed - account.inherited - account.cached, "tokens of one run", name)
+        require(request.num_recomputed_tokens, account.recomputed, "recomputed tokens", name)
+        require(request.num_cached_tokens, account.cached, "cached tokens", name)
+        require(request.num_preemptions, account.preemptions, "preemptions", name)
+        require(request.num_steps, account.steps, "steps", name)
+        require(request.most_blocks, account.most_blocks, "most blocks", name)
+        require(request.arrival, account.seed, "its number in the order of arrival", name)
 
     # --- between steps
 
     def require_memory(self) -> None:
         """Conservation; and every block, state and checkpoint that stands for something holds it."""
         check(self.scheduler)
-        demand(self.scheduler.requests.keys(), self.live.keys(), "unfinished requests", f"step {self.steps}")
+        require(self.scheduler.requests.keys(), self.live.keys(), "unfinished requests", f"step {self.steps}")
         for account in self.live.values():
-            demand(account.request.token_ids, account.tokens, "tokens", account.name)
+            require(account.request.token_ids, account.tokens, "tokens", account.name)
             if account.request.host_blocks:
                 self._require_swapped(account)
             elif account.request not in self.scheduler.running:
-                demand(account.request.num_computed_tokens, 0, "computed tokens of one that waits:", account.name)
+                require(account.request.num_computed_tokens, 0, "computed tokens of one that waits:", account.name)
         for request in self.scheduler.running:
             self._require_running(self.accounts[request.request_id])
-        demand(self.scheduler.pool.block_of, self.published, "published blocks", f"step {self.steps}")
+        require(self.scheduler.pool.block_of, self.published, "published blocks", f"step {self.steps}")
         for key, block in self.published.items():
             self._require_block(key, block)
 
     def _require_running(self, account: Account) -> None:
         request, stop = account.request, account.computed
-        demand(request.num_computed_tokens, stop, "computed tokens", account.name)
+        require(request.num_computed_tokens, stop, "computed tokens", account.name)
         decodes = stop == len(account.tokens) - 1 and account.num_outputs > 0
-        demand(request.is_decoding, decodes, "is decoding:", account.name)
+        require(request.is_decoding, decodes, "is decoding:", account.name)
         expected = list(enumerate(account.tokens[:stop]))
         assert request.slot is not None
-        demand(self.scheduler.awaits_moves(request), account.awaits_moves, "awaits moves:", account.name)
+        require(self.scheduler.awaits_moves(request), account.awaits_moves, "awaits moves:", account.name)
         if not account.awaits_moves:
-            demand(self.cache.states[request.slot], state_after(expected, self.taps), "live state", account.name)
+            require(self.cache.states[request.slot], state_after(expected, self.taps), "live state", account.name)
         elif self.scheduler.policy.reserves:
             expected = expected[: stop - stop % self.config.block_size]  # the rest is yet to be copied
-        demand_cells(self.cache.read(request.block_table, len(expected)), expected, "its blocks", account.name)
+        require_cells(self.cache.read(request.block_table, len(expected)), expected, "its blocks", account.name)
 
     def _require_swapped(self, account: Account) -> None:
         host = account.request.host_blocks
         expected = list(enumerate(account.tokens[: account.computed]))
         found = [cell for block in host for cell in self.cache.host_blocks[block]][: account.computed]
-        demand_cells(found, expected, "its host blocks", account.name)
-        demand(self.cache.host_states[host[-1]], state_after(expected, self.taps), "state on the host", account.name)
+        require_cells(found, expected, "its host blocks", account.name)
+        require(self.cache.host_states[host[-1]], state_after(expected, self.taps), "state on the host", account.name)
 
     def require_all_free(self) -> None:
         scheduler = self.scheduler
-        demand(
+        require(
             asdict(scheduler.prefix_cache.statistics), self.statistics, "statistics of the prefix cache", "at the end"
         )
-        demand(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
-        demand(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
-        demand((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")
+        require(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
+        require(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
+        require((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")
         preemptions = sum(account.preemptions for account in self.accounts.values())
-        demand(scheduler.num_preemptions, preemptions, "preemptions", "at the end")
+        require(scheduler.num_preemptions, preemptions, "preemptions", "at the end")
         host_pool = scheduler.memory.host_pool
-        demand(host_pool.num_free if host_pool else 0, self.config.num_host_blocks, "free host blocks", "at the end")
+        require(host_pool.num_free if host_pool else 0, self.config.num_host_blocks, "free host blocks", "at the end")

@@ -1,4 +1,4 @@
-"""What the state machines say when something found is not what was expected."""
+"""How the state machines compare what they found with what they expected."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from internal_properties.state_machines.fake_model import Cell
 
 
-def demand(found: object, expected: object, what: str, who: object) -> None:
+def require(found: object, expected: object, what: str, who: object) -> None:
     if found != expected:
         raise AssertionError(f"{who}: {what} {found}, expected {expected}")
 
 
-def demand_at_most(found: int, most: int, what: str, who: object) -> None:
+def require_at_most(found: int, most: int, what: str, who: object) -> None:
     if found > most:
         raise AssertionError(f"{who}: {what} {found}, expected at most {most}")
 
 
-def demand_cells(found: Sequence[Cell], expected: Sequence[Cell], what: str, who: object) -> None:
+def require_cells(found: Sequence[Cell], expected: Sequence[Cell], what: str, who: object) -> None:
     """Names the first position that differs."""
     if found != expected:
         for place, (one, other) in enumerate(zip(found, expected, strict=False)):
-            demand(one, other, f"{what}, cell {place}:", who)
-        demand(len(found), len(expected), f"{what}: number of cells", who)
+            require(one, other, f"{what}, cell {place}:", who)
+        require(len(found), len(expected), f"{what}: number of cells", who)

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from lfm2np.engine_protocol import Request as Asked
 from scheduler import Request
@@ -70,7 +70,7 @@ def count_drafts(metrics: RunMetrics, book: Book, drafts: list[int], rest: tuple
     """Drafts hold as far as they are what comes; then one token more comes, if any does."""
     wrong = [index for index, (a, b) in enumerate(zip(drafts, rest, strict=False)) if a != b]
     held = wrong[0] if wrong else min(len(drafts), len(rest))
-    demand(said, min(held + 1, len(rest)), "tokens of a step with drafts", str(drafts))
+    require(said, min(held + 1, len(rest)), "tokens of a step with drafts", str(drafts))
     metrics.drafted_rows += 1
     metrics.drafted_row_tokens += said
     metrics.draft_tokens += len(drafts)
@@ -101,7 +101,7 @@ def require_request_metrics(output: RequestOutput, book: Book) -> None:
     for what, expected in times.items():
         mine = getattr(metrics, what)
         near = None not in (mine, expected) and abs(mine - expected) < TICK / 100
-        demand(mine, mine if near else expected, f"metrics: {what}", name)
+        require(mine, mine if near else expected, f"metrics: {what}", name)
     counts = {
         "steps": sum(one.num_steps for one in requests),
         "blocks": max(one.most_blocks for one in requests),
@@ -113,4 +113,4 @@ def require_request_metrics(output: RequestOutput, book: Book) -> None:
         "draft_error": None,
     }
     for what, count in counts.items():
-        demand(getattr(metrics, what), count, f"metrics: {what}", name)
+        require(getattr(metrics, what), count, f"metrics: {what}", name)

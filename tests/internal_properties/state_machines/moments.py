@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from internal_properties.state_machines.accounts import Account, Prefix
-from internal_properties.state_machines.compare import demand, demand_cells
+from internal_properties.state_machines.compare import require, require_cells
 from internal_properties.state_machines.fake_model import FakeModel, make_cache, state_after
 from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.prefix_cache import block_key
@@ -19,7 +19,7 @@ PATIENCE = 1000  # steps of waiting that one level of priority is worth: see sch
 
 
 class Moments:
-    """One scheduler, one fake model, the books of both, and what is demanded at each of the moments."""
+    """One scheduler, one fake model, the books of both, and what is required at each moment."""
 
     def __init__(self, config: SchedulerConfig, taps: int) -> None:
         self.config, self.taps = config, taps
@@ -76,7 +76,7 @@ class Moments:
             self._evicted[expected] = None
             if len(self._evicted) > self.config.num_blocks:
                 del self._evicted[next(iter(self._evicted))]
-        demand(evicted, expected, "evicted key", f"block {block}")
+        require(evicted, expected, "evicted key", f"block {block}")
         return block, evicted
 
     def _on_publish(self, block: int, key: bytes) -> bool:
@@ -85,7 +85,7 @@ class Moments:
             raise AssertionError(f"block {block}: published before update()")
         self._require_block(key, block)
         done = self._publish(block, key)
-        demand(done, key not in self.published, "publish()", f"block {block}")
+        require(done, key not in self.published, "publish()", f"block {block}")
         if done:
             self.published[key], self.key_of[block] = block, key
             self._evicted.pop(key, None)
@@ -94,7 +94,7 @@ class Moments:
     def _on_enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
         account = self.accounts[request.request_id]
         if not request.host_blocks:
-            demand(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
+            require(hit, self.longest_prefix(account), "blocks of the prefix hit", account.name)
             account.computed = len(hit) * self.config.block_size
             account.cached += account.computed
             self._count(account)
@@ -134,13 +134,13 @@ class Moments:
         own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
         room = bool(memory.free_slots) and own <= memory.pool.num_free
         done = self._split(parent, child, reserves, moves)
-        demand(done, room and parent in self.scheduler.running, "shares:", child.request_id)
+        require(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
             account = self.accounts[child.request_id]
             account.computed = account.furthest = account.inherited = computed
             account.awaits_moves = True
             held = self.blocks_for(child.most_computed_tokens if reserves else computed)
-            demand(len(child.block_table), held, "blocks", child.request_id)
+            require(len(child.block_table), held, "blocks", child.request_id)
             self._note_blocks(child)
         return done
 
@@ -150,8 +150,8 @@ class Moments:
         room = host.num_free if host else 0
         done = self._swap_out(request, moves)
         used = self.blocks_for(request.num_computed_tokens)
-        demand(done, 0 < used <= room, "is swapped out:", request.request_id)
-        demand(len(request.host_blocks), used if done else 0, "host blocks", request.request_id)
+        require(done, 0 < used <= room, "is swapped out:", request.request_id)
+        require(len(request.host_blocks), used if done else 0, "host blocks", request.request_id)
         return done
 
     def longest_prefix(self, account: Account) -> tuple[int, ...]:
@@ -181,7 +181,7 @@ class Moments:
                 cells = list(enumerate(tokens))
                 self.prefixes[key] = Prefix(salt, tokens, cells[-size:], state_after(cells, self.taps))
             known = self.prefixes[key]
-            demand((salt, tokens), (known.salt, known.tokens), "same key for other tokens", account.name)
+            require((salt, tokens), (known.salt, known.tokens), "same key for other tokens", account.name)
 
     def _require_block(self, key: bytes, block: int) -> None:
         if key not in self.prefixes:
@@ -189,5 +189,5 @@ class Moments:
         prefix = self.prefixes[key]
         if self.cache.blocks[block] != prefix.cells or self.cache.checkpoints[block] != prefix.checkpoint:
             where = f"block {block}, published for {prefix.tokens}"
-            demand_cells(self.cache.blocks[block], prefix.cells, "content", where)
-            demand(self.cache.checkpoints[block], prefix.checkpoint, "checkpoint", where)
+            require_cells(self.cache.blocks[block], prefix.cells, "content", where)
+            require(self.cache.checkpoints[block], prefix.checkpoint, "checkpoint", where)

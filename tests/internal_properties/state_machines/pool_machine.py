@@ -8,7 +8,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from scheduler import BlockPool, PoolError
 
 
@@ -27,7 +27,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.owners = [0] * num_blocks
         self.key_of: dict[int, bytes] = {}
         self.order = self.pool.free_order()  # of those that no one owns, the next to be handed out first
-        demand(sorted(self.order), list(range(num_blocks)), "free at first", "pool")
+        require(sorted(self.order), list(range(num_blocks)), "free at first", "pool")
         self.evictions = 0
 
     def _refused(self, call: Callable[..., object], *arguments: object) -> None:
@@ -47,7 +47,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = self.order.pop(0)
         self.owners[block] = 1
         self.evictions += block in self.key_of
-        return demand(self.pool.allocate(), (block, self.key_of.pop(block, None)), "allocated", "pool")
+        return require(self.pool.allocate(), (block, self.key_of.pop(block, None)), "allocated", "pool")
 
     @precondition(lambda self: bool(self.order))
     @rule(name=names)
@@ -64,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
         if block is not None:
             self.owners[block] = 1
             self.order.remove(block)
-        demand(self.pool.allocate_unused(), block, "allocated of those unused", "pool")
+        require(self.pool.allocate_unused(), block, "allocated of those unused", "pool")
 
     @rule(block=blocks)
     def share(self, block: int) -> None:
@@ -104,7 +104,7 @@ class PoolMachine(RuleBasedStateMachine):
         known = key in self.key_of.values()
         if not known:
             self.key_of[block] = key
-        return demand(self.pool.publish(block, key), not known, "published", f"block {block}")
+        return require(self.pool.publish(block, key), not known, "published", f"block {block}")
 
     @rule(block=blocks)
     def require_writable(self, block: int) -> None:
@@ -116,10 +116,10 @@ class PoolMachine(RuleBasedStateMachine):
     def is_as_the_model_says(self) -> None:
         PoolMachine.steps += 1
         pool = self.pool
-        demand(pool.free_order(), self.order, "free order", "pool")
-        demand(pool.num_free, len(self.order), "num_free", "pool")
-        demand(pool.references, self.owners, "references", "pool")
-        demand(pool.block_of, {key: block for block, key in self.key_of.items()}, "block_of", "pool")
-        demand(pool.key_of, [self.key_of.get(block) for block in range(len(self.owners))], "key_of", "pool")
-        demand(pool.evictions, self.evictions, "evictions", "pool")
-        demand([pool.is_shared(b) for b in range(len(self.owners))], [n > 1 for n in self.owners], "shared", "pool")
+        require(pool.free_order(), self.order, "free order", "pool")
+        require(pool.num_free, len(self.order), "num_free", "pool")
+        require(pool.references, self.owners, "references", "pool")
+        require(pool.block_of, {key: block for block, key in self.key_of.items()}, "block_of", "pool")
+        require(pool.key_of, [self.key_of.get(block) for block in range(len(self.owners))], "key_of", "pool")
+        require(pool.evictions, self.evictions, "evictions", "pool")
+        require([pool.is_shared(b) for b in range(len(self.owners))], [n > 1 for n in self.owners], "shared", "pool")

@@ -3,8 +3,8 @@
     from hypothesis.stateful import run_state_machine_as_test
     run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=1000, stateful_step_count=15))
 
-Hypothesis draws the rules and shrinks what fails to a short program of small integers. What is demanded stands in
-machine_checks.py. The counters of a class say how much was compared since the process began.
+Hypothesis draws the rules and shrinks what fails to a short program of small integers. What is required stands in
+books.py. The counters of a class say how much was compared since the process began.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from internal_properties.state_machines.accounts import Account
 from internal_properties.state_machines.books import VOCAB_SIZE, Books
-from internal_properties.state_machines.compare import demand
+from internal_properties.state_machines.compare import require
 from internal_properties.state_machines.fake_model import sample, truth
 from internal_properties.state_machines.pool_machine import PoolMachine
 from scheduler import (
@@ -151,9 +151,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.scheduler.add(request, children)
         except RequestRefused:
-            demand(length + most - 1 > room, True, "was refused, though too long:", request.request_id)
+            require(length + most - 1 > room, True, "was refused, though too long:", request.request_id)
             return
-        demand(length + most - 1 <= room, True, "was taken, though short enough:", request.request_id)
+        require(length + most - 1 <= room, True, "was taken, though short enough:", request.request_id)
         for one in (request, *children):
             books.open(one, prompt)
         if self.trace:
@@ -270,12 +270,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if offered:
             bare, plan = plan, scheduler.add_drafts(plan, offered)
             without = tuple(entry.without_drafts(books.config.block_size) for entry in plan.scheduled)
-            demand(without, bare.scheduled, "the plan without its drafts", f"step {plan.step}")
-            demand(books.published, before, "after drafts, published blocks", f"step {plan.step}")
+            require(without, bare.scheduled, "the plan without its drafts", f"step {plan.step}")
+            require(books.published, before, "after drafts, published blocks", f"step {plan.step}")
             for entry in plan.scheduled:
-                demand(list(entry.drafts), offered.get(entry.request_id, [])[: entry.num_drafts], "drafts", entry)
+                require(list(entry.drafts), offered.get(entry.request_id, [])[: entry.num_drafts], "drafts", entry)
                 most = max(0, most_drafts(books.accounts[entry.request_id].request))
-                demand(entry.num_drafts <= most, True, "drafts that may be kept:", entry)
+                require(entry.num_drafts <= most, True, "drafts that may be kept:", entry)
         books.require_plan(plan, ran)
         if not early and aborted:
             self._abort_in_flight(aborted)
@@ -350,12 +350,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             preemptions=books.preempted,
             outputs=answered,
         )
-        demand(asdict(replay(lines)), asdict(counted), "replay", "trace")
+        require(asdict(replay(lines)), asdict(counted), "replay", "trace")
         steps = [(number, line) for number, line in enumerate(map(json.loads, lines), 1) if line["kind"] == "step"]
-        demand([line["finished"] for _, line in steps], books.endings, "endings", "trace")
+        require([line["finished"] for _, line in steps], books.endings, "endings", "trace")
         for number, line in steps[len(steps) // 2 :][:1]:  # a run that broke off there
             unfinished = replay(lines[:number], is_whole=False).unfinished
-            demand(unfinished, line["waiting"] + line["running"], "unfinished requests", "trace")
+            require(unfinished, line["waiting"] + line["running"], "unfinished requests", "trace")
 
     def _drain(self) -> None:
         """At most 18 n m steps, for n requests of at most m positions each, none of which comes anew.
