@@ -56,11 +56,13 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
         whole, before = joined([*failure.before, failure.trace]), num_before(failure)
-        dialect, path, timeout, bodies = player.sent_bodies(whole)
-        ends = model.config.eos_token_ids
-        rows = [row_of(whole, index, body, right.get(index - before), ends) for index, body in enumerate(bodies)]
+        ends = () if player.dialect.ignores_eos else model.config.eos_token_ids
+        rows = [
+            row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
+            for index, sent in enumerate(whole.requests)
+        ]
         title = title_of(failure, context)
-        texts[SCRIPT] = reproducer(title, dialect, path, timeout, rows, server_words(failure), before)
+        texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before)
     texts[REPORT] = as_html(failure, context, right)
     texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
     return written(out, failure.finding.kind, texts)
@@ -133,8 +135,10 @@ def read_trace(path: Path) -> Trace:
 def row_of(
     trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None, ends: Collection[int]
 ) -> dict[str, Any]:
-    """Of one request what the script needs. It does not judge several answers to one prompt, nor drawn ones that end at
-    a text. `ends`: tokens behind which a server stops that is not told to go on."""
+    """Of one request what the script needs. It judges neither multiple samples, nor sampled answers with a stop string.
+
+    ends  tokens behind which the server stops
+    """
     one = trace.requests[index]
     row: dict[str, Any] = {"body": body}
     row |= {
@@ -143,20 +147,11 @@ def row_of(
     row |= {"pause": one.pause} if one.pause else {}
     row |= {"streamed": True} if trace.is_streamed(index) else {}
     if right and one.samples == 1 and (one.stop is None or not one.temperature):
-        told = [[each.token_id, each.logprob, each.bound, each.decided] for each in right]
-        row["right"] = told if goes_on(body) else up_to(told, ends)
-        row |= {"may_go_on": True} if len(row["right"]) < len(told) else {}
+        last = next((index for index, token in enumerate(right) if token.token_id in ends), len(right))
+        expected = right[: last + 1]
+        row["right"] = [[token.token_id, token.logprob, token.bound, token.decided] for token in expected]
+        row |= {"may_go_on": True} if len(expected) < len(right) else {}
     return row
-
-
-def goes_on(body: Mapping[str, Any]) -> bool:
-    """Whether the request asks to go on behind an end-of-sequence token, as each dialect has it."""
-    return bool(body.get("ignore_eos") or body.get("sampling_params", {}).get("ignore_eos"))
-
-
-def up_to(told: list[list[Any]], ends: Collection[int]) -> list[list[Any]]:
-    last = next((index for index, one in enumerate(told) if one[0] in ends), len(told))
-    return told[: last + 1]
 
 
 def num_before(failure: Failure) -> int:

@@ -8,24 +8,11 @@ import time
 from collections.abc import Mapping
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.http_client import HttpClient, HttpError
 from lfm2np.oracle.targets.records import parse_line
 from lfm2np.oracle.targets.target import TargetError
 
-# Names of /metrics, without what a label adds. Sources: vLLM docs "Production Metrics", SGLang docs "Production
-# Metrics", llama.cpp tools/server/README.md; ours: serve/metrics.py.
-UNDER_WAY = (
-    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    *("lfm2np:num_requests_running", "lfm2np:num_requests_waiting"),
-    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-    *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-)
-IN_USE = ("vllm:kv_cache_usage_perc", "lfm2np:kv_cache_usage_perc")  # cached blocks that nobody uses are not in it
-COUNTERS = (
-    *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "sglang:num_retracted_reqs"),
-    *("lfm2np:num_preemptions_total", "lfm2np:prefix_cache_hits_total"),
-    *("sglang:cache_hit_rate", "llamacpp:n_busy_slots_per_decode"),
-)
 SLOTS = "busy slots"
 PAUSE = 0.05  # seconds between two looks
 
@@ -71,9 +58,10 @@ class Watcher:
     def held(self) -> dict[str, float]:
         """What is under way or in use, as far as the server tells."""
         metrics = self.metrics()
-        found = {name: metrics[name] for name in (*UNDER_WAY, *IN_USE) if name in metrics}
+        names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
+        held = {name: metrics[name] for name in names if name in metrics}
         busy = self.busy_slots()
-        return found if busy is None else {**found, SLOTS: float(busy)}
+        return held if busy is None else {**held, SLOTS: float(busy)}
 
     def leak(self, before: Mapping[str, float], patience: float) -> str | None:
         """What does not come free within so many seconds, beyond what was held before.
@@ -96,4 +84,5 @@ def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """By how much the counters rose."""
-    return {name: after[name] - before.get(name, 0.0) for name in COUNTERS if name in after}
+    names = [name for dialect in dialects.DIALECTS for name in dialect.metrics.counters]
+    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lfm2np.oracle.targets.dialects.dialect import Dialect
+
 REPRODUCER = '''"""@@TITLE@@
 
     python reproduce.py http://HOST:PORT [TIMES]
@@ -178,52 +180,29 @@ if __name__ == "__main__":
     sys.exit(main())
 '''
 
-OPENAI = '''def answer(replies):
-    """Of OpenAI's completions, as vLLM answers them."""
-    choices = [reply["choices"][0] for reply in replies if reply.get("choices")]
-    tokens = [token for one in choices for token in one.get("token_ids") or []]
-    told = [one["logprobs"]["token_logprobs"] for one in choices if one.get("logprobs")]
-    logprobs = [each for one in told for each in one]
-    return tokens, logprobs if len(logprobs) == len(tokens) else None'''
-
-TEXT = '''def answer(replies):
-    """Of OpenAI's completions, as mlx-lm answers them."""
-    entries = [each for reply in replies for each in ((reply["choices"][0].get("logprobs") or {}).get("content") or [])]
-    return [one["id"] for one in entries], [one["logprob"] for one in entries]'''
-
-LLAMA = '''def answer(replies):
-    """Of llama.cpp's /completion. A token that ends within a character has no log-probability."""
-    tokens = [token for one in replies for token in one.get("tokens") or []]
-    told = [each["logprob"] for one in replies for each in one.get("completion_probabilities") or []]
-    return tokens, told if len(told) == len(tokens) else None'''
-
-SGLANG = '''def answer(replies):
-    """Of SGLang's /generate, whose events repeat what came before."""
-    told = replies[-1]["meta_info"]["output_token_logprobs"]
-    return [one[1] for one in told], [one[0] for one in told]'''
-
-ANSWERS = {"vllm": OPENAI, "text": TEXT, "llama.cpp": LLAMA, "sglang": SGLANG}
-
 
 def reproducer(
     title: str,
-    dialect: str,
-    path: str,
+    dialect: Dialect,
     timeout: float,
     requests: Sequence[Mapping[str, Any]],
     server: str = "",
     before: int = 0,
 ) -> str:
-    """The script. `requests` hold body, moments and right, as REPRODUCER says; the first `before` are not judged.
-    `server`: a sentence that says on what server it failed."""
+    """The script.
+
+    requests  body, moments and right, as REPRODUCER says
+    server    a sentence that says on what server it failed
+    before    so many of the first requests are not judged
+    """
     rows = ",\n ".join(json.dumps(one, allow_nan=False) for one in requests)
     filled = {
         "TITLE": title.replace("\\", "/").replace('"""', "'''"),
         "SERVER": server,
         "BEFORE": str(before),
         "TIMEOUT": repr(timeout),
-        "PATH": json.dumps(path),
+        "PATH": json.dumps(dialect.path),
         "REQUESTS": f"[{rows}]",
-        "ANSWER": ANSWERS[dialect],
+        "ANSWER": dialect.reproducer,
     }
     return re.sub("@@([A-Z]+)@@", lambda found: filled[found[1]], REPRODUCER)  # at once: a title may hold such a mark

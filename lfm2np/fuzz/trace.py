@@ -77,6 +77,13 @@ class Trace:
         return one.streamed or one.abort_after is not None or waited
 
 
+def is_due(sent: Sent, num_tokens: Sequence[int], has_ended: Sequence[bool]) -> bool:
+    """Whether a request is to be sent, by how many tokens of each request have come, and whether it has ended."""
+    if sent.after is None or has_ended[sent.after]:
+        return True
+    return sent.after_tokens is not None and num_tokens[sent.after] >= sent.after_tokens
+
+
 def require_sent(one: Sent, index: int) -> None:
     where = f"requests[{index}]"
     if not one.prompt or not all(type(token) is int and token >= 0 for token in one.prompt):

@@ -21,10 +21,12 @@ from lfm2np.fuzz.campaign import Failure
 from lfm2np.fuzz.found import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
 from lfm2np.fuzz.played import Played, Reply, Trouble
-from lfm2np.fuzz.reproducer import ANSWERS, reproducer
+from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace, joined
-from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.dialects import DIALECTS
+from lfm2np.oracle.targets.dialects.dialect import Dialect
+from lfm2np.oracle.targets.records import Answer, Ask
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -315,9 +317,9 @@ def test_the_script_ends_whatever_the_server_does(tmp_path: Path, way: str) -> N
     assert "wrong in 1 of 1" in said if way == "die" else "wrong in 2 of 2" in said
 
 
-@pytest.mark.parametrize("dialect", sorted(ANSWERS))
-def test_a_title_can_not_change_the_script(dialect: str) -> None:
-    text = reproducer(HOSTILE, dialect, "/x", 60.0, [{"body": {"prompt": '"""\\'}}])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_a_title_can_not_change_the_script(dialect: Dialect) -> None:
+    text = reproducer(HOSTILE, dialect, 60.0, [{"body": {"prompt": '"""\\'}}])
     code = compile(text, "reproduce.py", "exec")
     assert code is not None and text.count("def answer(replies):") == 1
     assert text.splitlines()[0].startswith('"""<script') and "@@ANSWER@@" in text.splitlines()[0]
@@ -328,16 +330,18 @@ def right(*tokens: int) -> list[Right]:
 
 
 def test_what_follows_an_end_is_expected_only_of_who_can_be_told_to_go_on() -> None:
-    trace, ends = Trace((Sent((5,), 4),)), (4,)
+    def tokens(ends: tuple[int, ...]) -> tuple[list[int], bool]:
+        row = row_of(Trace((Sent((5,), 4),)), 0, {}, right(9, 4, 8), ends)
+        return [token[0] for token in row["right"]], row.get("may_go_on", False)
 
-    def tokens(body: dict[str, Any]) -> tuple[list[int], bool]:
-        row = row_of(trace, 0, body, right(9, 4, 8), ends)
-        return [one[0] for one in row["right"]], row.get("may_go_on", False)
+    assert tokens(()) == ([9, 4, 8], False)
+    assert tokens((4,)) == ([9, 4], True)
 
-    assert tokens({"ignore_eos": True}) == ([9, 4, 8], False)
-    assert tokens({"sampling_params": {"ignore_eos": True}}) == ([9, 4, 8], False)
-    assert tokens({"ignore_eos": False}) == ([9, 4], True)
-    assert tokens({}) == ([9, 4], True)
+
+def test_a_dialect_goes_on_behind_an_end_if_its_requests_say_so() -> None:
+    ask = Ask("a", "fuzz", (1,), 1, "a")
+    for dialect in DIALECTS:
+        assert dialect.ignores_eos == ('"ignore_eos": true' in json.dumps(dialect.request(ask, dialect.extras[0])))
 
 
 def test_the_script_does_not_judge_what_it_can_not() -> None:

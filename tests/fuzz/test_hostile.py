@@ -44,7 +44,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         probed.probe()
     with player_of(here, timeout) as player:
         target = player._target
-        target._found, target._streams = probed._target._found, probed._target._streams
+        target._spoken, target.streams = probed._target._spoken, probed._target.streams
         player._watcher = Watcher(target.client)
         before = threads()
         spoil(here)

@@ -15,6 +15,7 @@ from lfm2np.fuzz.found import finding_of
 from lfm2np.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
 from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.oracle.targets.dialects import VLLM
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
@@ -57,8 +58,8 @@ def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str,
 def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
     with serving() as here, player_of(here) as player:
         player.probe()
-        dialect, path, timeout, bodies = player.sent_bodies(EVERYTHING)
-    assert (dialect, path, timeout) == ("vllm", "/v1/completions", 20.0)
+        bodies = [player.body(index, sent) for index, sent in enumerate(EVERYTHING.requests)]
+        assert player.dialect is VLLM
     assert [body["prompt"] for body in bodies] == [list(one.prompt) for one in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]

@@ -12,7 +12,8 @@ import pytest
 from http_player import ask_of, play_llama, play_mlx, play_sglang, play_vllm
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
+from lfm2np.oracle.targets.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras
 
 pytestmark = pytest.mark.rounding
 
@@ -20,7 +21,7 @@ ASK = ask_of("a", prompt_logprobs=True)
 PLAYS = {
     "vllm": (VLLM, play_vllm),
     "sglang": (SGLANG, play_sglang),
-    "llama.cpp": (LLAMA, play_llama),
+    "llama.cpp": (LLAMA_CPP, play_llama),
     "text": (TEXT, play_mlx),
 }
 ROUTES = {"routes"}  # of mixtures; the servers that are played have none
@@ -30,7 +31,7 @@ ROUTES = {"routes"}  # of mixtures; the servers that are played have none
 def spoken(request: pytest.FixtureRequest) -> tuple[Dialect, dict[str, Any]]:
     """A dialect, and a response with all that it may hold."""
     dialect, play = PLAYS[request.param]
-    reply = play(dialect.path, dialect.request(ASK, Wants()))
+    reply = play(dialect.path, dialect.request(ASK, Extras()))
     assert reply is not None
     return dialect, reply
 
@@ -91,7 +92,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def test_a_prompt_that_the_server_computed_otherwise_is_refused() -> None:
-    reply = play_vllm(VLLM.path, VLLM.request(ASK, Wants()))
+    reply = play_vllm(VLLM.path, VLLM.request(ASK, Extras()))
     assert reply is not None
     reply["choices"][0]["prompt_token_ids"] = [1]
     with pytest.raises(RequestError, match="other tokens than the prompt"):
