@@ -10,7 +10,6 @@ from lfm2np.conformance.demands.demands import Property
 from lfm2np.conformance.protocol import Factory
 from lfm2np.conformance.trials.driver import Violation
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
-from scheduler.policy import Load
 from scheduler.request import Status
 
 # --- what may be told to update()
@@ -136,8 +135,6 @@ def defaults(factory: Factory, example: str) -> None:
         (plan, "step"),
         (plan.moves[0], "source"),
         (plan.scheduled[0], "start"),
-        (subject.policy.phase(Load(1, 0)), "decode"),
-        (Load(1, 0), "num_running"),
     ):
         try:
             setattr(one, name, 2)
