@@ -15,7 +15,7 @@ from typing import Any
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.fuzz.campaign import Failure
-from lfm2np.fuzz.found import MEANS
+from lfm2np.fuzz.finding import MEANS
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right, right_answer

@@ -1,4 +1,4 @@
-"""What a server tells of itself: requests under way, memory in use, hits, preemptions. Any of it may be untold."""
+"""What a server reports about itself: active requests, memory in use, hits, preemptions. Any of it may be missing."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from lfm2np.oracle.targets.records import parse_line
 from lfm2np.oracle.targets.target import TargetError
 
 SLOTS = "busy slots"
-PAUSE = 0.05  # seconds between two looks
+PAUSE = 0.05  # seconds between two requests
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Prometheus' text format: the sum of each name's samples; what is no sample is left out."""
-    found: dict[str, float] = {}
+    """Prometheus' text format: the sum of each name's samples; lines of another form are skipped."""
+    sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line.split("{")[0].split(" ")[0]
         if not name or line.startswith("#"):
             continue
         with contextlib.suppress(ValueError, IndexError):
-            found[name] = found.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
+    return {name: value for name, value in sums.items() if math.isfinite(value)}
 
 
 class Watcher:
-    """Looks at one server. What it does not tell at the beginning is not asked for again."""
+    """Watches one server. What it does not report at the beginning is not requested again."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self._tells_metrics, self._tells_slots = True, True
+        self._has_metrics, self._has_slots = True, True
         first = self.metrics()
-        self._tells_metrics = bool(first)
-        self._tells_slots = self.busy_slots() is not None
+        self._has_metrics = bool(first)
+        self._has_slots = self.busy_slots() is not None
 
     def metrics(self) -> dict[str, float]:
         """Empty if there are none."""
-        if self._tells_metrics:
+        if self._has_metrics:
             with contextlib.suppress(HttpError, TargetError):
                 return metrics_of(self._client.get_text("/metrics"))
         return {}
 
     def busy_slots(self) -> int | None:
         """Of llama.cpp's /slots."""
-        if self._tells_slots:
+        if self._has_slots:
             with contextlib.suppress(HttpError, TargetError, RequestError):
                 slots = parse_line(self._client.get_text("/slots"), "/slots")
-                if isinstance(slots, list) and slots and all(isinstance(one, dict) for one in slots):
-                    return sum(bool(one.get("is_processing")) for one in slots)
+                if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
+                    return sum(bool(slot.get("is_processing")) for slot in slots)
         return None
 
     def held(self) -> dict[str, float]:
-        """What is under way or in use, as far as the server tells."""
+        """Active requests and memory in use, as far as the server reports them."""
         metrics = self.metrics()
         names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
         held = {name: metrics[name] for name in names if name in metrics}
@@ -64,10 +64,10 @@ class Watcher:
         return held if busy is None else {**held, SLOTS: float(busy)}
 
     def leak(self, before: Mapping[str, float], patience: float) -> str | None:
-        """What does not come free within so many seconds, beyond what was held before.
+        """What is not freed within so many seconds, beyond what was held before.
 
-        So what an earlier trace left behind is not laid at the door of each that follows, and a server that counts
-        cached memory as used is not said to leak it.
+        So no trace is blamed for what an earlier one left behind, and cached memory that a server counts as used is no
+        leak.
         """
         until = time.monotonic() + patience
         while (more := more_than(before, self.held())) is not None and time.monotonic() < until:

@@ -130,7 +130,7 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     campaign.history = [Trace((Sent(A[:3], 2),) * 3)]
     campaign.counts.findings = 0
     drawn = Trace((Sent(A[:2]), Sent(A[:2])))
-    failure = campaign.small(drawn, Played((Reply((), BAD), Reply())), finding())
+    failure = campaign.minimize(drawn, Played((Reply((), BAD), Reply())), finding())
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
 
 
@@ -180,7 +180,7 @@ def test_the_last_that_holds_is_found(holds: set[int]) -> None:
 
 
 def finding(kind: str = FAILED) -> Any:
-    from lfm2np.fuzz.found import Finding
+    from lfm2np.fuzz.finding import Finding
 
     return Finding(kind, "it broke", 0)
 

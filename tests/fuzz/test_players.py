@@ -11,7 +11,7 @@ from served_here import folder, model, player_of, serving
 from lfm2np.conformance.adapters import Own
 from lfm2np.conformance.protocol import Completion
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.found import finding_of
+from lfm2np.fuzz.finding import finding_of
 from lfm2np.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
 from lfm2np.fuzz.trace import Sent, Trace
