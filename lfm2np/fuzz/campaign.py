@@ -295,7 +295,7 @@ class Campaign:
         self.best = with_failed(self.best, failed)
 
     def confirm(self, kind: str, least: int) -> None:
-        """Takes the smallest trace that fails in at least so many of LAST_REPLAYS, else the one that fails most often."""
+        """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
         before = () if self.is_fresh else (self.short(),)
         tried: dict[int, tuple[int, Failed | None]] = {}
 

@@ -1,4 +1,4 @@
-"""A trace as a picture: a row for each request, time to the right; which overlapped, what was cached, what went wrong."""
+"""A trace as a picture: a row for each request, time to the right; what overlapped, was cached, went wrong."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from lfm2np.oracle.texts import UNFINISHED, all_text
 
 
 def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
-    """Why an answer can't be right: it goes on behind its stop string, or ends though that never came. None: it can be."""
+    """Why an answer can't be right: it goes on behind its stop string, or ends though that never came; or None."""
     ids = answer.token_ids
     if not ids or sent.stop is None or not all_text(tokenizer, ids):
         return None
