@@ -98,10 +98,10 @@ def join(events: Sequence[Reply]) -> dict[str, Any]:
 
 
 REPRODUCER = '''def answer(replies):
-    """Of llama.cpp's /completion. A token that ends within a character has no log-probability."""
-    tokens = [token for one in replies for token in one.get("tokens") or []]
-    told = [each["logprob"] for one in replies for each in one.get("completion_probabilities") or []]
-    return tokens, told if len(told) == len(tokens) else None'''
+    """llama.cpp's /completion. A token that ends within a character has no log-probability."""
+    tokens = [token for reply in replies for token in reply.get("tokens") or []]
+    logprobs = [entry["logprob"] for reply in replies for entry in reply.get("completion_probabilities") or []]
+    return tokens, logprobs if len(logprobs) == len(tokens) else None'''
 
 LLAMA_CPP = Dialect(
     name="llama.cpp",

@@ -117,9 +117,9 @@ def last_event(events: Sequence[Reply]) -> dict[str, Any]:
 
 
 REPRODUCER = '''def answer(replies):
-    """Of SGLang's /generate, whose events repeat what came before."""
-    told = replies[-1]["meta_info"]["output_token_logprobs"]
-    return [one[1] for one in told], [one[0] for one in told]'''
+    """SGLang's /generate, whose events repeat what came before."""
+    entries = replies[-1]["meta_info"]["output_token_logprobs"]
+    return [entry[1] for entry in entries], [entry[0] for entry in entries]'''
 
 SGLANG = Dialect(
     name="sglang",

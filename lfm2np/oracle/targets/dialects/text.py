@@ -42,9 +42,10 @@ def read(reply: Reply, ask: Ask) -> Response:
 
 
 REPRODUCER = '''def answer(replies):
-    """Of OpenAI's completions, as mlx-lm answers them."""
-    entries = [each for reply in replies for each in ((reply["choices"][0].get("logprobs") or {}).get("content") or [])]
-    return [one["id"] for one in entries], [one["logprob"] for one in entries]'''
+    """OpenAI's completions, as mlx-lm has them."""
+    logprobs = [reply["choices"][0].get("logprobs") or {} for reply in replies]
+    entries = [entry for part in logprobs for entry in part.get("content") or []]
+    return [entry["id"] for entry in entries], [entry["logprob"] for entry in entries]'''
 
 TEXT = Dialect(
     name="text",

@@ -136,11 +136,11 @@ def routes(text: Any, where: str) -> list[list[list[int]]]:
 
 
 REPRODUCER = '''def answer(replies):
-    """Of OpenAI's completions, as vLLM answers them."""
+    """OpenAI's completions, as vLLM has them."""
     choices = [reply["choices"][0] for reply in replies if reply.get("choices")]
-    tokens = [token for one in choices for token in one.get("token_ids") or []]
-    told = [one["logprobs"]["token_logprobs"] for one in choices if one.get("logprobs")]
-    logprobs = [each for one in told for each in one]
+    tokens = [token for choice in choices for token in choice.get("token_ids") or []]
+    parts = [choice["logprobs"]["token_logprobs"] for choice in choices if choice.get("logprobs")]
+    logprobs = [logprob for part in parts for logprob in part]
     return tokens, logprobs if len(logprobs) == len(tokens) else None'''
 
 VLLM = Dialect(
