@@ -72,6 +72,14 @@ def test_each_field_of_the_table_is_read_there_and_there_only(spoken: tuple[Dial
             assert ": NoneType, expected" in str(missed)
 
 
+def test_the_script_of_a_fuzz_run_reads_a_response_in_the_same_way(spoken: tuple[Dialect, dict[str, Any]]) -> None:
+    dialect, reply = spoken
+    names: dict[str, Any] = {}
+    exec(dialect.reproducer, names)
+    fields = dialect.read(reply, ASK).fields
+    assert names["answer"]([reply]) == (fields["token_ids"], fields["logprobs"])
+
+
 def test_nothing_else_of_a_response_is_read(spoken: tuple[Dialect, dict[str, Any]]) -> None:
     dialect, reply = spoken
     whole, paths = said(dialect, reply), [field.path for field in dialect.fields]
