@@ -24,6 +24,7 @@ from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.workloads import text_of
 
 AT_ONCE = 0.02  # seconds after which a request is left that the trace leaves before its first token
+HEALTH_CHECKS, HEALTH_PAUSE = 8, 0.25  # times, seconds
 PATIENCE = 20.0  # seconds for memory and slots to come free; less if an answer may take less
 
 
@@ -95,12 +96,18 @@ class HttpPlayer:
         return replies, None if more is None else Trouble(LEAK, f"all requests have ended, but {more}")
 
     def _is_there(self) -> bool:
-        try:
-            self._target.client.get_text("/health")
-        except TargetError:
-            return False
-        except HttpError:
-            return True
+        """A process that dies may accept connections for a moment more, and break them."""
+        for _ in range(HEALTH_CHECKS):
+            try:
+                self._target.client.get_text("/health")
+            except TargetError:
+                return False
+            except HttpError as problem:
+                if problem.status is not None or isinstance(problem, BadReply | TimedOut):
+                    break
+                time.sleep(HEALTH_PAUSE)
+            else:
+                break
         return True
 
 
