@@ -32,7 +32,7 @@ class Step(Protocol):
 
     @property
     def num_prefilling(self) -> int:
-        """Those of them of whose known tokens more than the newest is not computed."""
+        """Those of them that do not decode yet."""
 
     def run(self, decodes: bool = ..., prompts: bool = ...) -> None:
         """Tokens for running requests, in order; the last ones are preempted if blocks run out."""

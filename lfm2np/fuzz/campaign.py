@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.answers.texts import with_stops
 from lfm2np.fuzz.draw import TEXTS, Around, traces, unfit
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
+from lfm2np.fuzz.stop_strings import with_stops
 from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.scored import Known

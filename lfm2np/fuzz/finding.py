@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.fuzz.answers.texts import stop_fault
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
+from lfm2np.fuzz.stop_strings import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting

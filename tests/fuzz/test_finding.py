@@ -79,7 +79,7 @@ def test_a_log_probability_that_is_off_is_found(format_name: str, off: float, si
     assert f"output token 2: token {tokens[2]} with a log-probability that is off by" in finding.what
 
 
-def test_the_first_wrong_token_of_the_first_wrong_request_is_told() -> None:
+def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
     tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
     wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
     trace = Trace((Sent(PROMPT, 6),) * 3)

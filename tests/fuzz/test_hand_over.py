@@ -108,7 +108,7 @@ def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> No
         "\x00\xff",
     ],
 )
-def test_what_is_no_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
+def test_an_invalid_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content, encoding="latin-1")
     with pytest.raises(RequestError, match=r"t\.json: "):
         read_trace(tmp_path / "t.json")
@@ -193,7 +193,7 @@ def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     assert "- not played again: the server is gone, and nothing was given that starts it" in lines
 
 
-def test_an_answer_whose_tokens_are_none_can_be_handed_over(tmp_path: Path) -> None:
+def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
     failure = failure_of(Trace((Sent(A[:3], 2, temperature=1.0),)))
     seen = Reply((Answer("0", (999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
     assert handed(tmp_path, replace(failure, played=Played((seen,)))).exists()
@@ -279,7 +279,7 @@ def spoil(fields: dict[str, Any]) -> None:
         (lambda choice: choice.update(token_ids=5), "expected an answer, seen: TypeError"),
     ],
 )
-def test_the_script_tells_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
+def test_the_script_prints_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
     with serving() as here:
         path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
         here.spoil = lambda fields: change(fields["choices"][0])
@@ -329,7 +329,7 @@ def right(*tokens: int) -> list[Right]:
     return [Right(token, -1.0, 0.1, True) for token in tokens]
 
 
-def test_what_follows_an_end_is_expected_only_of_who_can_be_told_to_go_on() -> None:
+def test_tokens_behind_an_end_are_expected_only_if_the_server_goes_on() -> None:
     def tokens(ends: tuple[int, ...]) -> tuple[list[int], bool]:
         row = row_of(Trace((Sent((5,), 4),)), 0, {}, right(9, 4, 8), ends)
         return [token[0] for token in row["right"]], row.get("may_go_on", False)

@@ -199,7 +199,7 @@ def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: s
 
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
-def test_metrics_that_are_none_only_do_not_steer(what: Any) -> None:
+def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
     trace = Trace((Sent(A[:5], 2),))
     played = steps(lambda: Wrong(doing("metrics", what))).play(trace)
     assert finding_of(model(), "float32", trace, played) is None and played.counted == {}

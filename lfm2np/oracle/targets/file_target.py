@@ -166,8 +166,8 @@ def read_line(line: bytes, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}: not UTF-8: byte {problem.start}: {problem.reason}") from None
     raw = parse_line(text, where)
     if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
-        found = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
-        raise RequestError(f"{where}: {found[:80]}, expected an object with ask and answer")
+        names = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
+        raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
     if FIELD in raw and (changed := damage(raw)):
         raise RequestError(f"{where}: {changed}; a line of your own needs none")
     return raw

@@ -98,9 +98,9 @@ class LineProcess:
             self._kill()  # its children, which would keep stderr open
             self._stderr_thread.join(timeout=1.0)
         lines = [shortened(line.decode(errors="replace"), STDERR_CHARACTERS) for line in list(self._stderr)]
-        said = " | ".join(line for line in lines if line)
-        said = said if len(said) <= STDERR_CHARACTERS else f"...{said[-STDERR_CHARACTERS:]}"
-        parts.append(f"last on stderr: {said}" if said else "nothing on stderr")
+        last = " | ".join(line for line in lines if line)
+        last = last if len(last) <= STDERR_CHARACTERS else f"...{last[-STDERR_CHARACTERS:]}"
+        parts.append(f"last on stderr: {last}" if last else "nothing on stderr")
         return f"exec:{shortened(self.command, 200)}: {'; '.join(parts)}"
 
     def close(self, grace: float = GRACE) -> None:

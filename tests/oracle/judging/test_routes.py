@@ -130,7 +130,7 @@ def npy(array: np.ndarray) -> str:
         return base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_what_servers_tell_is_decoded() -> None:
+def test_routes_in_responses_are_decoded() -> None:
     array = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
     assert vllm.routes(npy(array), "x") == array.tolist()
     flat = base64.b64encode(array.astype("<i4").tobytes()).decode()

@@ -86,7 +86,7 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
             assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
 
 
-def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
+def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)
         (answer,) = target.answer([ask_of("a")])
@@ -95,7 +95,7 @@ def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
     assert other.error is not None and "prompt_text" in other.error
 
 
-def test_taking_ids_is_not_enough_for_a_dialect_that_tells_them(vllm: Player) -> None:
+def test_a_dialect_of_token_ids_must_return_them(vllm: Player) -> None:
     vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
     found = target_of(vllm).probe()
     assert (found.engine, found.tells_token_ids) == ("text dialect, version not told", False)
@@ -177,7 +177,7 @@ def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
     assert answer.token_ids == computed(ask_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
 
 
-def test_llama_cpp_without_an_entry_for_a_part_of_a_character_tells_no_logprobs() -> None:
+def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() -> None:
     with playing("llama.cpp") as player:
         target = target_of(player)
         target.probe()

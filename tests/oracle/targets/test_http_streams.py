@@ -96,14 +96,14 @@ def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
     assert TEXT.joined(events) == {"choices": [choice(tokens, "stop")]}
 
 
-def test_a_reason_that_is_told_twice_is_the_last() -> None:
+def test_of_two_finish_reasons_the_last_counts() -> None:
     events: Events = [
         {"choices": [{"index": 0, "text": "a", "finish_reason": reason}]} for reason in ("stop", "length")
     ]
     assert VLLM.joined(events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
 
 
-def test_what_stands_in_each_event_is_told_once() -> None:
+def test_fields_that_each_event_repeats_are_not_joined() -> None:
     events: Events = [{"choices": [{"index": 0, "prompt_token_ids": [1, 2], "text": "a"}]} for _ in range(3)]
     events[1]["choices"][0]["prompt_token_ids"] = None
     assert VLLM.joined(events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
@@ -158,7 +158,7 @@ def test_any_events_make_a_reply_or_a_request_error(dialect: Dialect, data: st.D
     assert isinstance(reply, dict) and all(isinstance(one, dict) for one in split_choices(reply))
 
 
-def test_choices_apart_are_one_reply_each_and_the_counts_of_all_go() -> None:
+def test_split_choices_are_a_reply_each_without_usage() -> None:
     reply = {"id": "q", "choices": [{"index": 0}, {"index": 1}], "usage": {"completion_tokens": 4}}
     assert split_choices(reply) == [{"id": "q", "choices": [{"index": 0}]}, {"id": "q", "choices": [{"index": 1}]}]
     one = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
