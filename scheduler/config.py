@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.errors import RequestRefused
-from scheduler.policy import POLICIES, FirstComeFirstServed, WaitingServed
+from scheduler.policy import POLICIES
 
 LEAST = {
     "num_blocks": 1,
@@ -46,9 +46,3 @@ class SchedulerConfig:
             raise RequestRefused(f"watermark {self.watermark}: expected 0 <= watermark < 1")
         if not 0.0 <= self.waiting_served_ratio < 1e9:
             raise RequestRefused(f"waiting_served_ratio {self.waiting_served_ratio}: expected a number, at least 0")
-
-
-def make_policy(config: SchedulerConfig) -> FirstComeFirstServed:
-    if config.policy == "waiting-served":
-        return WaitingServed(config.waiting_served_ratio, config.max_waiting_tokens)
-    return POLICIES[config.policy]()

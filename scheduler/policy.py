@@ -1,8 +1,8 @@
-"""Who goes first: the order of requests, and what kinds of work one step takes.
+"""Who goes first: the order of requests, and which work each step takes in which order. A policy is one class.
 
-A policy is three small answers. `key` orders requests, waiting and running alike, and never changes for a request: the
-smallest key is admitted first and gets tokens first, the largest is preempted first. `phase` says what this step does.
-`completed` tells the policy what it did. No policy starves a request, as long as every running request is finite:
+`key` orders requests, waiting and running alike, and never changes for a request: the smallest key is admitted first
+and gets tokens first, the largest is preempted first. `plan` adds work to a step. No policy starves a request, as long
+as every running request is finite:
 
 fcfs            the oldest request always progresses: it may preempt all others. A request waits at most for the work
                 of those that arrived before it.
@@ -18,46 +18,60 @@ static          the next batch begins when the last one ended; requests enter in
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import Protocol
 
 from scheduler.request import Request
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a policy may look at."""
+class Step(Protocol):
+    """The step that is being planned, as a policy sees it."""
 
-    num_running: int
-    num_prefilling: int  # running requests whose known tokens are not all computed but one
+    @property
+    def num_running(self) -> int:
+        """Requests that were running before this step."""
+
+    @property
+    def num_prefilling(self) -> int:
+        """Those of them that do not decode yet."""
+
+    def run(self, decodes: bool = ..., prompts: bool = ...) -> None:
+        """Tokens for running requests, in order; the last ones are preempted if blocks run out."""
+
+    def admit(self, least: int = ..., whole_prompts: bool = ..., beyond_budget: bool = ...) -> bool:
+        """Waiting requests, in order, until the first that does not fit; whether there were any.
+
+        least          admit that many or none
+        whole_prompts  only prompts that fit into what is left of the budget (or the first one)
+        beyond_budget  also when the budget is spent: they run from the next step on
+        """
+
+    @property
+    def has_decodes(self) -> bool:
+        """Whether a request that decodes has tokens in this step."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """What one step takes."""
+class Settings(Protocol):
+    """Those of SchedulerConfig that policies read."""
 
-    decode: bool = True
-    prefill: bool = True  # of requests that already run
-    admit: bool = True
-    prefill_first: bool = False  # prompts and admissions before decodes, instead of after
-    decode_first: bool = False  # decodes before prompts and admissions, not in the order of keys
-    least_admitted: int = 0  # admit that many or none
-    admission_pauses: bool = False  # if any request is admitted, decodes wait
-    whole_prompts: bool = False  # admit only prompts that fit into what is left of the budget (or the first one)
-    form_batch: bool = False  # admit beyond the token budget: the batch is formed now
+    @property
+    def waiting_served_ratio(self) -> float: ...
+    @property
+    def max_waiting_tokens(self) -> int: ...
 
 
 class FirstComeFirstServed:
     name = "fcfs"
     reserves = False  # a request is admitted only with the blocks for its whole length, so it is never preempted
 
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
     def key(self, request: Request) -> tuple[int, int]:
         return (request.arrival, 0)
 
-    def phase(self, load: Load) -> Phase:
-        return Phase()
-
-    def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
-        """After each plan: whether it had decodes, and whether it admitted requests."""
+    def plan(self, step: Step) -> None:
+        step.run()
+        step.admit()
 
 
 class Priority(FirstComeFirstServed):
@@ -75,12 +89,15 @@ class PrefillFirst(FirstComeFirstServed):
     max_prefill_steps = 8
     _without_decodes = 0
 
-    def phase(self, load: Load) -> Phase:
+    def plan(self, step: Step) -> None:
         owed = self._without_decodes >= self.max_prefill_steps
-        return Phase(decode_first=owed, prefill_first=not owed)
-
-    def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
-        self._without_decodes = 0 if decoded else self._without_decodes + 1
+        if owed:
+            step.run(prompts=False)
+        step.run(decodes=False)
+        step.admit()
+        if not owed:
+            step.run(prompts=False)  # what is left
+        self._without_decodes = 0 if step.has_decodes else self._without_decodes + 1
 
 
 class WaitingServed(FirstComeFirstServed):
@@ -96,27 +113,23 @@ class WaitingServed(FirstComeFirstServed):
     _waiting_tokens = 1
     _must_decode = False
 
-    def __init__(self, waiting_served_ratio: float, max_waiting_tokens: int) -> None:
-        self.waiting_served_ratio = waiting_served_ratio
-        self.max_waiting_tokens = max_waiting_tokens
-
-    def phase(self, load: Load) -> Phase:
-        if load.num_prefilling:
-            return Phase(decode=False, admit=False)
-        if load.num_running == 0:
-            return Phase(whole_prompts=True)
-        if self._must_decode:
-            return Phase(admit=False)
-        least = int(float32(float32(load.num_running) * float32(self.waiting_served_ratio)))
-        if self._waiting_tokens >= self.max_waiting_tokens:
-            least = 1
-        return Phase(least_admitted=least, admission_pauses=True, whole_prompts=True)
-
-    def completed(self, phase: Phase, decoded: bool, admitted: bool) -> None:
-        if admitted:
-            self._waiting_tokens, self._must_decode = 1, phase.admission_pauses
-        elif decoded:
+    def plan(self, step: Step) -> None:
+        if step.num_prefilling:
+            step.run(decodes=False)
+        elif step.num_running == 0:
+            if step.admit(whole_prompts=True):
+                self._waiting_tokens, self._must_decode = 1, False
+        elif not self._must_decode and step.admit(self._least(step.num_running), whole_prompts=True):
+            self._waiting_tokens, self._must_decode = 1, True
+        else:
+            step.run()
             self._waiting_tokens, self._must_decode = self._waiting_tokens + 1, False
+
+    def _least(self, num_running: int) -> int:
+        """Requests that the queue must hold to be let in."""
+        if self._waiting_tokens >= self.settings.max_waiting_tokens:
+            return 1
+        return int(float32(float32(num_running) * float32(self.settings.waiting_served_ratio)))
 
 
 class Static(FirstComeFirstServed):
@@ -125,10 +138,11 @@ class Static(FirstComeFirstServed):
     name = "static"
     reserves = True
 
-    def phase(self, load: Load) -> Phase:
-        if load.num_running == 0:
-            return Phase(form_batch=True)
-        return Phase(decode=load.num_prefilling == 0, admit=False)
+    def plan(self, step: Step) -> None:
+        if step.num_running == 0:
+            step.admit(beyond_budget=True)
+        else:
+            step.run(decodes=step.num_prefilling == 0)
 
 
 def float32(value: float) -> float:
@@ -138,9 +152,5 @@ def float32(value: float) -> float:
 
 
 POLICIES: dict[str, type[FirstComeFirstServed]] = {
-    "fcfs": FirstComeFirstServed,
-    "priority": Priority,
-    "prefill-first": PrefillFirst,
-    "waiting-served": WaitingServed,
-    "static": Static,
+    policy.name: policy for policy in (FirstComeFirstServed, Priority, PrefillFirst, WaitingServed, Static)
 }

@@ -11,12 +11,12 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from scheduler.config import SchedulerConfig, make_policy
+from scheduler.config import SchedulerConfig
 from scheduler.drafts import with_drafts
 from scheduler.errors import PlanError, RequestRefused
 from scheduler.memory import Memory
 from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
-from scheduler.policy import Load, Phase
+from scheduler.policy import POLICIES
 from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
 
@@ -24,7 +24,7 @@ from scheduler.request import FinishReason, Request, Status, is_queued
 class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.policy = make_policy(config)
+        self.policy = POLICIES[config.policy](config)
         self.memory = Memory(config)
         self.pool = self.memory.pool
         self.prefix_cache = self.memory.prefix_cache
@@ -107,13 +107,10 @@ class Scheduler:
         self._require_no_plan("schedule()")
         step = UnfinishedPlan(self.config.max_num_batched_tokens, self._pending, {}, [], [])
         self._pending = []
-        phase = self.policy.phase(Load(len(self.running), self._num_prefilling))
-        self._fill(step, phase)
+        self.policy.plan(PolicyStep(self, step))
         plan = BatchPlan(
             self.step, tuple(step.moves), tuple(step.scheduled.values()), tuple(step.preempted), tuple(step.admitted)
         )
-        decoded = any(self.requests[entry.request_id].is_decoding for entry in plan.scheduled)
-        self.policy.completed(phase, decoded, bool(step.admitted))
         self._plan, self._in_flight = plan, frozenset(step.scheduled)
         return plan
 
@@ -124,30 +121,11 @@ class Scheduler:
         self._plan = with_drafts(plan, drafts, self.requests, self.memory, self.config)
         return self._plan
 
-    def _fill(self, step: UnfinishedPlan, phase: Phase) -> None:
-        """The order in which the kinds of work get tokens and blocks."""
-        if phase.prefill_first:
-            self._continue(step, decode=False, prefill=phase.prefill)
-            self._admit(step, phase)
-            self._continue(step, decode=phase.decode, prefill=False)
-        elif phase.decode_first:
-            self._continue(step, decode=True, prefill=False)
-            self._continue(step, decode=False, prefill=True)
-            self._admit(step, phase)
-        elif phase.admission_pauses:
-            self._admit(step, phase)
-            if not step.admitted:
-                self._continue(step, decode=phase.decode, prefill=phase.prefill)
-        else:
-            self._continue(step, decode=phase.decode, prefill=phase.prefill)
-            self._admit(step, phase)
-
-    def _continue(self, step: UnfinishedPlan, decode: bool, prefill: bool) -> None:
-        """Tokens for running requests, in order; those at the end are preempted if blocks run out."""
+    def _continue(self, step: UnfinishedPlan, decodes: bool, prompts: bool) -> None:
         index = 0
         while index < len(self.running) and step.budget:
             request = self.running[index]
-            wanted = decode if request.is_decoding else prefill
+            wanted = decodes if request.is_decoding else prompts
             if wanted and request.request_id not in step.scheduled:
                 count = min(request.num_tokens - request.num_computed_tokens, step.budget)
                 if not self._make_room(step, request, count):
@@ -212,15 +190,13 @@ class Scheduler:
 
     # --- admission
 
-    def _admit(self, step: UnfinishedPlan, phase: Phase) -> None:
-        """Waiting requests, in order, until the first that does not fit; none after a preemption in this step."""
-        if not phase.admit or step.preempted:
+    def _admit(self, step: UnfinishedPlan, least: int, whole_prompts: bool, beyond_budget: bool) -> None:
+        """None after a preemption in this step."""
+        if step.preempted or (least > 1 and not self._enough_fit(least)):
             return
-        if phase.least_admitted > 1 and not self._enough_fit(phase.least_admitted):
-            return
-        while self.waiting and self.memory.free_slots and (step.budget or phase.form_batch):
+        while self.waiting and self.memory.free_slots and (step.budget or beyond_budget):
             request = self.waiting[0]
-            if not self._enter(step, request, phase):
+            if not self._enter(step, request, whole_prompts):
                 return
             if step.budget:
                 self._schedule(step, request, min(request.num_tokens - request.num_computed_tokens, step.budget))
@@ -232,12 +208,12 @@ class Scheduler:
         free = self.pool.num_free - self._watermark
         return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
 
-    def _enter(self, step: UnfinishedPlan, request: Request, phase: Phase) -> bool:
+    def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
         """Gives a waiting request its slot and the blocks for this step; False, and no change, if it does not fit."""
         hit, reason = ((), "") if request.host_blocks else self.prefix_cache.find(request)
         start = request.num_computed_tokens if request.host_blocks else len(hit) * self.config.block_size
         rest = request.num_tokens - start
-        if phase.whole_prompts and step.admitted and rest > step.budget:
+        if whole_prompts and step.admitted and rest > step.budget:
             return False
         target = request.most_computed_tokens if self.policy.reserves else start + min(rest, step.budget)
         needed = self.memory.blocks_for(target) - len(hit)
@@ -392,3 +368,22 @@ class Scheduler:
         del self.running[bisect_left(self.running, self.policy.key(request), key=self.policy.key)]
         self._num_prefilling -= not request.is_decoding
         self.memory.release(request)
+
+
+class PolicyStep:
+    """A step as its policy sees it: policy.Step says what each of this means."""
+
+    def __init__(self, scheduler: Scheduler, plan: UnfinishedPlan) -> None:
+        self._scheduler, self._plan = scheduler, plan
+        self.num_running, self.num_prefilling = len(scheduler.running), scheduler._num_prefilling
+
+    def run(self, decodes: bool = True, prompts: bool = True) -> None:
+        self._scheduler._continue(self._plan, decodes, prompts)
+
+    def admit(self, least: int = 1, whole_prompts: bool = False, beyond_budget: bool = False) -> bool:
+        self._scheduler._admit(self._plan, least, whole_prompts, beyond_budget)
+        return bool(self._plan.admitted)
+
+    @property
+    def has_decodes(self) -> bool:
+        return any(self._scheduler.requests[name].is_decoding for name in self._plan.scheduled)

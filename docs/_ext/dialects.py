@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect
+from lfm2np.oracle.targets.dialects import DIALECTS
+from lfm2np.oracle.targets.dialects.dialect import Dialect
 from lfm2np.oracle.targets.records import Ask
 
 PAGE = Path(__file__).parents[1] / "engine" / "2-targets.md"
@@ -41,14 +42,14 @@ def made() -> str:
 
 def described(dialect: Dialect) -> Iterator[str]:
     yield f"**{dialect.name}**: `POST {dialect.path}`"
-    yield from ("", "```json", *packed(dialect.request(ASK, dialect.tries[0])), "```", "")
+    yield from ("", "```json", *packed(dialect.request(ASK, dialect.extras[0])), "```", "")
     if more := added(dialect):
         kinds = "a stop string or a seed" if dialect.takes_seeds else "a stop string"
         yield from (f"With {kinds}: `{json.dumps(more)}`.", "")
     yield from ("| response | in | as |", "|---|---|---|")
     for field in dialect.fields:
         yield f"| {WORDS[field.says]} | `{field.path}` | {field.form} |"
-    asked = [f"`{name}` of `GET {path}`" for path, name in filter(None, (dialect.version, dialect.slots))]
+    asked = [f"`{place.path[0]}` of `GET {place.url}`" for place in (dialect.version, dialect.slots) if place]
     yield from ("", f"Also requested: {' and '.join(asked)}.", "") if asked else ("",)
 
 
@@ -73,7 +74,7 @@ def packed(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 def added(dialect: Dialect) -> dict[str, object]:
     """Fields of a request with a stop string and a seed that others have not, or have otherwise."""
     asked = replace(ASK, stop=" sat" if dialect.takes_stops else None, seed=1 if dialect.takes_seeds else None)
-    plain, drawn = (dialect.request(ask, dialect.tries[0]) for ask in (ASK, asked))
+    plain, drawn = (dialect.request(ask, dialect.extras[0]) for ask in (ASK, asked))
     for name, value in plain.items():
         if isinstance(value, dict):
             plain, drawn = value, drawn[name]

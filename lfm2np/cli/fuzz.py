@@ -207,7 +207,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
             earlier.pop()
     for failure in known_traces(earlier, campaign, EARLIER_REPLAYS):
         yield failure
-        campaign.go_on()
+        campaign.raise_interrupt()
         if campaign.counts.findings >= arguments.findings or campaign.is_lost(failure.finding):
             return
     examples = EXAMPLES if arguments.examples is None and arguments.minutes is None else arguments.examples

@@ -130,10 +130,10 @@ FAULTS: tuple[Fault, ...] = (
         edits=(
             Edit(
                 SCHEDULER + "_admit",
-                "        if not self._enter(step, request, phase):\n            return\n",
-                "        if not self._enter(step, request, phase):\n"
+                "        if not self._enter(step, request, whole_prompts):\n            return\n",
+                "        if not self._enter(step, request, whole_prompts):\n"
                 "            skipped = self.waiting.pop(0)\n"
-                "            self._admit(step, phase)\n"
+                "            self._admit(step, least, whole_prompts, beyond_budget)\n"
                 "            self.waiting.insert(0, skipped)\n"
                 "            return\n",
             ),
@@ -180,9 +180,9 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "scheduler.policy:WaitingServed.phase",
-                "least = int(float32(float32(load.num_running) * float32(self.waiting_served_ratio)))",
-                "least = 0",
+                "scheduler.policy:WaitingServed._least",
+                "int(float32(float32(num_running) * float32(self.settings.waiting_served_ratio)))",
+                "0",
             ),
         ),
     ),
@@ -193,7 +193,7 @@ FAULTS: tuple[Fault, ...] = (
         seen_in=(),
         edits=(
             Edit(
-                "scheduler.policy:PrefillFirst.phase",
+                "scheduler.policy:PrefillFirst.plan",
                 "owed = self._without_decodes >= self.max_prefill_steps",
                 "owed = False",
             ),

@@ -1,6 +1,6 @@
-"""Tokens of which prompts are made: such that any row of them is a text that the tokenizer turns into the same tokens.
+"""The tokens of prompts. Any sequence of them is a text that the tokenizer turns back into the same tokens.
 
-Servers that take only text can then be asked the same, and no token of the prompt means something special.
+So servers that take only text get the same prompts, and no token has a special meaning.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import random
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 
-LARGEST, TRIED, SPECIAL = 64, 4000, 8  # ids below SPECIAL are those of controls, in a vocabulary without a tokenizer
+LARGEST, TRIED, SPECIAL = 64, 4000, 8  # without a tokenizer, ids below SPECIAL count as control tokens
 
 
 def alphabet_of(tokenizer: Tokenizer | None, vocab_size: int, seed: int = 0) -> tuple[int, ...]:
@@ -22,14 +22,14 @@ def alphabet_of(tokenizer: Tokenizer | None, vocab_size: int, seed: int = 0) -> 
     for token in ids[:TRIED]:
         if len(chosen) == LARGEST:
             break
-        if is_plain(tokenizer, token) and all(is_text(tokenizer, row) for row in rows_with(chosen, token)):
+        if is_plain(tokenizer, token) and all(row_text(tokenizer, row) is not None for row in rows_with(chosen, token)):
             chosen.append(token)
     return tuple(chosen) if len(chosen) > 1 else tuple(ids[:LARGEST])
 
 
 def rows_with(chosen: list[int], token: int) -> list[list[int]]:
-    """Rows in which the token meets itself and each of those chosen, on both sides."""
-    around = [one for other in chosen for one in (other, token)]
+    """Sequences in which the token is next to itself and to each of those chosen, on both sides."""
+    around = [each for other in chosen for each in (other, token)]
     return [[token], [token, token], [token, *around, *chosen]]
 
 
@@ -42,11 +42,7 @@ def is_plain(tokenizer: Tokenizer, token: int) -> bool:
     return bool(text) and text.isprintable()
 
 
-def is_text(tokenizer: Tokenizer, ids: list[int]) -> bool:
-    return row_text(tokenizer, ids) is not None
-
-
 def row_text(tokenizer: Tokenizer, ids: list[int]) -> str | None:
-    """The text of a row of ids without the BOS, which the tokenizer turns into them again; None if there is none."""
+    """The text that the tokenizer turns into these ids, without a BOS; None if there is none."""
     text = tokenizer.decode(ids)
     return text if text and tokenizer.encode_more(text) == ids else None

@@ -1,13 +1,13 @@
-"""Draws traces, plays and judges them, and makes what fails small: one run against one engine.
+"""Draws traces, plays and judges them, and minimizes a failing one: one run against one engine.
 
-A live engine remembers what was cached and what was freed. So each replay of a trace is of other tokens in the same
-places (`relabelled`), on a server that was just started where that is quickly done, and a trace that fails only after
-others is played behind them. Whether a trace fails is a rate:
-it is measured first, says how many replays a smaller one gets, and is measured again at the end.
+A live engine remembers what was cached and freed. So each replay of a trace is of other tokens in the same places
+(`relabelled`), on a freshly started server where starting is quick; a trace that fails only after others is played
+behind them. A trace fails at a rate. It is measured first, decides how many replays a smaller trace gets, and is
+measured again at the end.
 
-On a used server a small trace may fail by what the larger ones before it left there. So at the end it is played behind
-short requests of no account, and if it does not fail there the last larger one is taken that does; if none does, what
-was played before the smallest is played before it again, and handed over with it.
+On a used server a small trace may fail because of what the larger ones before it left behind. So at the end it is
+played behind short, unrelated requests. If it does not fail there, the last larger trace that does is taken; if none
+does, what was played before the smallest is played before it again, and becomes part of the reproducer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
-from lfm2np.fuzz.answers.texts import with_stops
 from lfm2np.fuzz.draw import TEXTS, Around, traces, unfit
-from lfm2np.fuzz.found import Finding, finding_of
+from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
 from lfm2np.fuzz.shrink import shrunk
+from lfm2np.fuzz.stop_strings import with_stops
 from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.scored import Known
@@ -37,10 +37,10 @@ BATCH = 50  # examples that steering may vary; each batch begins anew
 FIRST_REPLAYS, LAST_REPLAYS, MOST_REPLAYS = 3, 10, 6
 HISTORIES = (0, 1, 3, 7, 15, 31)  # traces that are played before one that does not fail by itself
 MISSED = 0.1  # probability of taking a trace that fails for one that does not
-LEAST_SHARE = 1 / 3  # of the rate at first that the trace at the end must have, or it is another failure
+LEAST_SHARE = 1 / 3  # of the first rate, which the final trace must have: else it is another failure
 MOST_SHORT = 8  # short requests before a replay
-UNREPEATABLE = (DEAD, HANG)  # the server must be started anew
-Found = tuple[Trace, Played, Finding]
+UNREPEATABLE = (DEAD, HANG)  # the server must be restarted
+Failed = tuple[Trace, Played, Finding]
 
 
 @dataclass
@@ -61,15 +61,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Failure:
-    """What is handed over: a trace that failed, with the tokens with which it did last, and what was seen then.
+    """A trace that failed, with the tokens of its last failing replay, and what the engine answered then.
 
-    rate      replays that failed, of those at the end: (9, 10); (0, 0) where nothing can be replayed
+    rate      failing replays, of those at the end: (9, 10); (0, 0) where nothing can be replayed
     drawn     the trace as it was drawn
     traces    how many had been played until then, this one included
-    seconds   until it was found; `shrinking` seconds more until it was small
-    is_fresh  each replay was on a server that had just been started
-    before    traces that were played before each replay, on a server that had served others: the first is of short
-              requests; the others are those without which it does not fail
+    seconds   until it was found; `shrinking` is how long minimizing took
+    is_fresh  each replay was on a freshly started server
+    before    traces played before each replay, on a server that had served others: the first is of short requests;
+              without the others it does not fail
     same_tokens  each replay was of the same tokens, as it does not fail with others
     """
 
@@ -87,21 +87,22 @@ class Failure:
 
     @property
     def needs_before(self) -> bool:
-        """Whether it fails only behind what was played before it."""
+        """Whether it fails only behind the traces before it."""
         return len(self.before) > 1
 
 
 class Enough(BaseException):
-    """Ends the drawing; no Exception, as those are examples that fail."""
+    """Ends the drawing. Hypothesis would take an Exception for a failing example."""
 
 
 @dataclass
 class Campaign:
     """One engine under test.
 
-    restart     starts the server, anew if it is there; None: it can't be
-    is_quick    it is there so soon that each replay may have a fresh one
-    is_live     answers come when they come: the same trace may fail now and not then
+    restart     restarts the server, or starts it; None: it can't be started from here
+    is_quick    it starts so quickly that each replay may have a fresh one
+    is_live     answers depend on timing: the same trace may fail once and pass the next time
+    report      called with the counts after each trace
     """
 
     model: Model
@@ -113,19 +114,19 @@ class Campaign:
     is_quick: bool = False
     is_live: bool = True
     shrink_seconds: float = 300.0
-    tell: Callable[[Counts], None] = lambda counts: None
+    report: Callable[[Counts], None] = lambda counts: None
     counts: Counts = field(default_factory=Counts)
     label: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     history: list[Trace] = field(default_factory=list)
-    best: Failure = field(init=False)  # of the finding that is being shrunk
+    best: Failure = field(init=False)  # of the finding that is being minimized
     is_interrupted: bool = False
-    is_fresh: bool = False  # what is played is on a server that was just started
-    is_down: bool = False  # it is started anew before the next trace
+    is_fresh: bool = False  # each trace is played on a freshly started server
+    is_down: bool = False  # the server is restarted before the next trace
     keeps_tokens: bool = False  # replays are of the same tokens
-    kept: list[tuple[Found, tuple[Trace, ...]]] = field(default_factory=list)  # each smaller than that before it; and
+    kept: list[tuple[Failed, tuple[Trace, ...]]] = field(default_factory=list)  # each smaller than the one before; with
     # what was played before it
-    earlier: tuple[Trace, ...] = ()  # what was played before the replay that failed last
-    log: deque[Trace] = field(default_factory=lambda: deque(maxlen=HISTORIES[-1]))  # what the server was asked last
+    earlier: tuple[Trace, ...] = ()  # what was played before the last failing replay
+    log: deque[Trace] = field(default_factory=lambda: deque(maxlen=HISTORIES[-1]))  # the server's last traces
 
     def run(self, number: int, examples: int | None, seconds: float | None, most: int = 1) -> Iterator[Failure]:
         """Failures as they are found, at most `most`, within so many examples or seconds."""
@@ -135,34 +136,34 @@ class Campaign:
             before = self.counts.traces
             if left <= 0 or time.monotonic() >= until:
                 return
-            self.is_down |= self.is_quick  # a fresh server: what a batch fails by is then in its history, all of it
-            found = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
+            self.is_down |= self.is_quick  # whatever makes a batch fail is then in its history
+            failed = self.search(number * 100_003 + batch, int(min(BATCH, left)), until)
             left -= self.counts.traces - before
-            if found is not None:
-                yield self.small(*found)
-                self.go_on()
-                if self.counts.findings >= most or self.is_lost(found[2]):
+            if failed is not None:
+                yield self.minimize(*failed)
+                self.raise_interrupt()
+                if self.counts.findings >= most or self.is_lost(failed[2]):
                     return
 
     def is_lost(self, finding: Finding) -> bool:
-        """Whether there is no engine any more to be asked."""
+        """Whether the engine is gone for good."""
         return finding.kind in UNREPEATABLE and self.restart is None
 
     def unfit(self, trace: Trace) -> str | None:
-        """Why this engine can't be asked a trace; None for each that is drawn."""
+        """Why a trace can't be played on this engine; None for each that is drawn."""
         return unfit(self.around, self.model.config.vocab_size, trace)
 
     def relabelled(self, trace: Trace) -> Trace:
         return with_stops(self.model, relabelled(trace, self.around.alphabet, next(self.label)))
 
-    def go_on(self) -> None:
-        """What was found is handed over; now an interrupt takes effect."""
+    def raise_interrupt(self) -> None:
+        """One that came while a failure was being minimized, now that it was yielded."""
         if self.is_interrupted:
             raise KeyboardInterrupt
 
-    def search(self, number: int, examples: int, until: float) -> Found | None:
-        """Draws until one fails. Steering: Hypothesis varies the traces in which what the server tells is largest."""
-        failed: list[Found] = []
+    def search(self, number: int, examples: int, until: float) -> Failed | None:
+        """Draws until a trace fails. Hypothesis varies those for which the server's counters rose most."""
+        failures: list[Failed] = []
 
         @seed(number)
         @settings(
@@ -173,7 +174,7 @@ class Campaign:
             suppress_health_check=list(HealthCheck),
         )
         @given(traces(self.around))
-        def one(trace: Trace) -> None:
+        def draw(trace: Trace) -> None:
             if time.monotonic() > until:
                 raise Enough
             fresh = self.relabelled(trace)
@@ -182,7 +183,7 @@ class Campaign:
             played, finding = self.play(fresh)
             self.counts.traces += 1
             if finding is not None:
-                failed.append((fresh, played, finding))
+                failures.append((fresh, played, finding))
                 raise Enough
             self.history = [*self.history, fresh][-BATCH:]
             for name, value in played.counted.items():
@@ -190,12 +191,12 @@ class Campaign:
                     target(float(value), label=name)
 
         with contextlib.suppress(Enough):
-            one()
-        return failed[0] if failed else None
+            draw()
+        return failures[0] if failures else None
 
     def play(self, trace: Trace, before: Sequence[Trace] = ()) -> tuple[Played, Finding | None]:
-        """One trace, judged, behind others that are not; on a new server if it is to be fresh, or the old is gone.
-        TargetError if none starts."""
+        """Plays others, then the trace, which alone is judged; on a new server if it is to be fresh, or the old one is
+        gone. TargetError if none starts."""
         if self.restart is not None and (self.is_fresh or self.is_down):
             self.restart()
             self.is_down = False
@@ -206,19 +207,19 @@ class Campaign:
         texts = TEXTS not in self.around.without
         finding = finding_of(self.model, self.format_name, trace, played, Known(place=self.place), texts)
         self.log.extend((*before, trace))
-        self.counts.requests += sum(len(one.requests) for one in (*before, trace))
-        self.counts.tokens += sum(len(one.token_ids or ()) for reply in played.replies for one in reply.answers)
-        self.tell(self.counts)
+        self.counts.requests += sum(len(each.requests) for each in (*before, trace))
+        self.counts.tokens += sum(len(answer.token_ids or ()) for reply in played.replies for answer in reply.answers)
+        self.report(self.counts)
         self.is_down = finding is not None and finding.kind in UNREPEATABLE
         return played, finding
 
-    def replay(self, trace: Trace, kind: str, before: Sequence[Trace] = ()) -> Found | None:
-        """With other tokens, the same others in all; None if it does not fail in this way."""
+    def replay(self, trace: Trace, kind: str, before: Sequence[Trace] = ()) -> Failed | None:
+        """With other tokens, shared ones still shared; None if it does not fail in this way."""
         self.counts.replays += 1
         label = next(self.label)
         fresh, *others = (
-            one if self.keeps_tokens else with_stops(self.model, relabelled(one, self.around.alphabet, label))
-            for one in (trace, *before)
+            each if self.keeps_tokens else with_stops(self.model, relabelled(each, self.around.alphabet, label))
+            for each in (trace, *before)
         )
         played, finding = self.play(fresh, others)
         if finding is None or finding.kind != kind:
@@ -226,13 +227,13 @@ class Campaign:
         self.earlier = tuple(self.log)[:-1]
         return fresh, played, finding
 
-    def fails(self, trace: Trace, kind: str, replays: int, before: Sequence[Trace] = ()) -> tuple[int, Found | None]:
+    def fails(self, trace: Trace, kind: str, replays: int, before: Sequence[Trace] = ()) -> tuple[int, Failed | None]:
         """In how many of the replays, and the last of those."""
-        found = [one for one in (self.replay(trace, kind, before) for _ in range(replays)) if one is not None]
-        return len(found), found[-1] if found else None
+        failed = [replayed for _ in range(replays) if (replayed := self.replay(trace, kind, before)) is not None]
+        return len(failed), failed[-1] if failed else None
 
-    def small(self, trace: Trace, played: Played, finding: Finding) -> Failure:
-        """Shrinks it, if it fails again at all. An interrupt, or a server that is gone, leaves what is small so far.
+    def minimize(self, trace: Trace, played: Played, finding: Finding) -> Failure:
+        """Shrinks it, if it fails again at all. An interrupt, or a server that is gone, keeps the smallest so far.
 
         Without a server every trace fails, whatever it holds: then nothing is replayed.
         """
@@ -265,36 +266,38 @@ class Campaign:
         return self.best
 
     def repeated(self, kind: str) -> float:
-        """The share of replays in which it fails, alone or behind those that were played before it; one request after
-        another, if it fails so; on a fresh server, if it fails there; with the same tokens, if with no others."""
-        trace = self.best.trace
-        for is_fresh in (True, False) if self.is_quick else (False,):
-            self.is_fresh = is_fresh
-            for count in (*(one for one in HISTORIES if one < len(self.history)), len(self.history)):
+        """The share of replays in which it fails. Tried in turn: alone, behind the traces before it, and with the same
+        tokens; each on a fresh server first, if that is quick, and one request after another first."""
+        trace, places = self.best.trace, (True, False) if self.is_quick else (False,)
+        counts = (*(count for count in HISTORIES if count < len(self.history)), len(self.history))
+        for self.is_fresh in places:
+            for count in counts:
                 whole = joined([*self.history[len(self.history) - count :], trace])
                 for variant in (calm(whole), whole):
-                    times, last = self.fails(variant, kind, FIRST_REPLAYS)
-                    if last is not None:
-                        self.keep(last)
-                        return times / FIRST_REPLAYS
-        for is_fresh in (True, False) if self.is_quick else (False,):
-            self.is_fresh, self.keeps_tokens = is_fresh, True
-            times, last = self.fails(trace, kind, FIRST_REPLAYS)
-            if last is not None:
-                self.keep(last)
-                return times / FIRST_REPLAYS
+                    if rate := self.first_rate(variant, kind):
+                        return rate
+        self.keeps_tokens = True
+        for self.is_fresh in places:
+            if rate := self.first_rate(trace, kind):
+                return rate
         self.keeps_tokens = False
         return 0.0
 
-    def keep(self, found: Found) -> None:
-        self.kept.append((found, self.earlier))
-        self.best = with_found(self.best, found)
+    def first_rate(self, trace: Trace, kind: str) -> float:
+        """A trace that fails is kept."""
+        times, last = self.fails(trace, kind, FIRST_REPLAYS)
+        if last is not None:
+            self.keep(last)
+        return times / FIRST_REPLAYS
+
+    def keep(self, failed: Failed) -> None:
+        self.kept.append((failed, self.earlier))
+        self.best = with_failed(self.best, failed)
 
     def confirm(self, kind: str, least: int) -> None:
-        """The smallest trace that fails in at least so many of LAST_REPLAYS; of those that fail in fewer the one that
-        does so most often."""
+        """Takes the smallest trace that fails in `least` of LAST_REPLAYS, else the one that fails most often."""
         before = () if self.is_fresh else (self.short(),)
-        tried: dict[int, tuple[int, Found | None]] = {}
+        tried: dict[int, tuple[int, Failed | None]] = {}
 
         def times(index: int) -> int:
             if index not in tried:
@@ -310,61 +313,61 @@ class Campaign:
             self.confirm_behind(kind, least, before)
 
     def confirm_behind(self, kind: str, least: int, short: tuple[Trace, ...]) -> None:
-        """The smallest trace behind what was played before it when it failed, as little of that as it takes."""
-        (found, earlier) = self.kept[-1]
+        """Takes the smallest trace, behind as little as it needs of what was played before it when it failed."""
+        (trace, _, _), earlier = self.kept[-1]
 
-        def times(before: Sequence[Trace]) -> bool:
-            fits = all(self.unfit(one) is None for one in before)
-            return fits and self.fails(found[0], kind, FIRST_REPLAYS, (*short, *before))[0] == FIRST_REPLAYS
+        def always_fails(before: Sequence[Trace]) -> bool:
+            fits = all(self.unfit(other) is None for other in before)
+            return fits and self.fails(trace, kind, FIRST_REPLAYS, (*short, *before))[0] == FIRST_REPLAYS
 
         for count in HISTORIES[1:]:
             before = earlier[-count:]
-            if times(before):
-                for one in before:
-                    fewer = tuple(other for other in before if other is not one)
-                    before = fewer if fewer and times(fewer) else before
-                failed, last = self.fails(found[0], kind, LAST_REPLAYS, (*short, *before))
-                if failed >= least:
-                    self.settle(failed, last, (*short, *before))
+            if always_fails(before):
+                for other in before:
+                    fewer = tuple(each for each in before if each is not other)
+                    before = fewer if fewer and always_fails(fewer) else before
+                times, last = self.fails(trace, kind, LAST_REPLAYS, (*short, *before))
+                if times >= least:
+                    self.settle(times, last, (*short, *before))
                     return
 
-    def settle(self, times: int, last: Found | None, before: tuple[Trace, ...]) -> None:
+    def settle(self, times: int, last: Failed | None, before: tuple[Trace, ...]) -> None:
         if last is not None:
-            self.best = replace(with_found(self.best, last), before=before)
+            self.best = replace(with_failed(self.best, last), before=before)
         self.best = replace(self.best, rate=(times, LAST_REPLAYS))
 
     def short(self) -> Trace:
-        """Short requests, one after another: what a server remembers after it is not of the trace before."""
-        one = Sent((*self.around.first, self.around.alphabet[0]))
-        return calm(Trace((one,) * min(MOST_SHORT, self.around.slots)))
+        """Short requests, one after another, so that a server remembers nothing of the trace before them."""
+        sent = Sent((*self.around.first, self.around.alphabet[0]))
+        return calm(Trace((sent,) * min(MOST_SHORT, self.around.slots)))
 
     def shrink(self, kind: str, replays: int, began: float) -> None:
-        needed = 2 if self.is_live else 1  # one failure may be luck, and luck after luck ends in what hardly ever fails
+        needed = 2 if self.is_live else 1  # a single failure may be luck, and repeated luck ends in a rare failure
 
         def still_fails(trace: Trace) -> bool:
             if self.unfit(trace):
                 return False
             failures = 0
             for tried in range(1, needed * replays + 1):
-                found = self.replay(trace, kind)
-                failures += found is not None
-                if found is not None and failures == needed:
-                    self.keep(found)
+                failed = self.replay(trace, kind)
+                failures += failed is not None
+                if failed is not None and failures == needed:
+                    self.keep(failed)
                     return True
                 if tried >= replays and not failures:
-                    return False
+                    break
             return False
 
         shrunk(self.best.trace, still_fails, lambda: time.monotonic() - began < self.shrink_seconds)
 
 
-def with_found(failure: Failure, found: Found) -> Failure:
-    trace, played, finding = found
+def with_failed(failure: Failure, failed: Failed) -> Failure:
+    trace, played, finding = failed
     return replace(failure, trace=trace, played=played, finding=finding)
 
 
 def last_that(holds: Callable[[int], bool], count: int) -> int | None:
-    """The last index below `count` that holds, as far as steps back of 1, 2, 4, ... and a bisection tell; or None."""
+    """The last index below `count` that holds, found by steps back of 1, 2, 4, ... and bisection; None if none does."""
     above, step = count, 1
     index = count - 1
     while index >= 0 and not holds(index):
@@ -378,12 +381,12 @@ def last_that(holds: Callable[[int], bool], count: int) -> int | None:
 
 
 def replays_for(rate: float) -> int:
-    """How many it takes to miss one that fails at such a rate with a probability of MISSED only."""
+    """So many that a trace that fails at this rate passes all of them with a probability of MISSED."""
     return 1 if rate >= 1.0 else min(MOST_REPLAYS, math.ceil(math.log(MISSED) / math.log(1.0 - rate)))
 
 
 def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iterator[Failure]:
-    """Failures of earlier runs, each played up to so many times: as it is, and then with other tokens."""
+    """Those of earlier runs that fail again, each played up to so many times: as it is, then with other tokens."""
     for trace in again:
         for number in range(times):
             campaign.is_fresh = campaign.is_quick
@@ -393,8 +396,8 @@ def known_traces(again: Sequence[Trace], campaign: Campaign, times: int) -> Iter
             campaign.counts.traces += 1
             if finding is None:
                 continue
-            yield campaign.small(fresh, played, finding)
-            campaign.go_on()
+            yield campaign.minimize(fresh, played, finding)
+            campaign.raise_interrupt()
             if campaign.is_lost(finding):
                 return
             break

@@ -1,9 +1,9 @@
-"""Draws traces that are known to break engines, around the borders of the engine's own blocks, chunks and slots.
+"""Draws traces of kinds that have broken engines, around the borders of the engine's blocks, chunks and slots.
 
 The same prefix cold, warm and evicted; prompts that differ in the last token of a block; long after short; more
-requests than slots; requests that are left in prefill and in decode; repeats; several samples; texts that stop; one
-long prompt among decodes; the same request beside other neighbours; requests that go on across positions at which
-engines change what they do, whatever their blocks and chunks are.
+requests than slots; requests aborted in prefill and in decode; repeats; multiple samples; stop strings; one long
+prompt among decodes; the same request beside other neighbours; requests that cross positions at which engines switch
+their method, whatever their blocks and chunks are.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from lfm2np.fuzz.trace import Ids, Sent, Trace
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
 TEXTS = "text"
-FAR = (256, 512)  # positions that requests cross: sizes of tiles, partitions and windows
+FAR = (256, 512)  # positions that requests cross: common sizes of tiles, partitions and windows
 MOST_TOKENS_OF_A_TRACE = 1500
 SPECIAL = (*("",) * 5, "left", "left", "cold", "sampled", "several", "stop", "streamed")  # of a request, by weight
-DRAWN = 32  # requests of a trace that tells how tokens are drawn,
-SELDOM = 16  # which is one of so many
-STEMS = 2  # texts that prompts of one trace begin with
+DRAWN = 32  # requests of a trace that tests sampling,
+SELDOM = 16  # which is one trace in so many
+STEMS = 2  # texts that the prompts of one trace begin with
 
 
 @dataclass(frozen=True)
 class Around:
-    """What lengths are drawn around, and what may be asked.
+    """Sizes of the engine, around which lengths are drawn, and what it supports.
 
     block     tokens of a cache block
     chunk     most tokens of a step
     slots     requests that run at once
     longest   most tokens of prompt and answer
     alphabet  token ids of prompts
-    first     what a prompt begins with: the BOS, or nothing
-    needs_first  whether each does: a server that takes texts puts it there by itself
-    stops     texts of `stop`; empty: none is drawn
+    first     the BOS, or nothing
+    needs_first  each prompt begins with it, as a server that takes texts adds it by itself
+    stops     stop strings; empty: none is drawn
     without   what else is not drawn, of SPECIAL; TEXTS: texts are not compared
     """
 
@@ -56,19 +56,19 @@ class Around:
 
 
 def content(around: Around, seed: int, length: int) -> Ids:
-    """Tokens that look like chance; a longer one of the same seed begins with a shorter."""
+    """Random tokens; of two lengths with the same seed the longer begins with the shorter."""
     choice = random.Random(seed)
     return tuple(choice.choice(around.alphabet) for _ in range(length))
 
 
 def lengths(around: Around) -> st.SearchStrategy[int]:
-    """Of prompts: tiny, around multiples of a block, around multiples of a chunk, up to half of the context; and such
-    that the request crosses one of FAR, where the context holds it."""
+    """Of prompts: tiny, around multiples of a block or of a chunk, up to half of the context; and those from which the
+    answer crosses one of FAR, if the context is that long."""
     most = max(1, min(around.longest // 2, MOST_TOKENS_OF_A_TRACE // 2))
     blocks = st.builds(lambda count, off: count * around.block + off, st.integers(1, 4), st.sampled_from([0, -1, 1]))
     chunks = st.builds(lambda count, off: count * around.chunk + off, st.integers(1, 2), st.sampled_from([1, 0, -1]))
     anything = (st.sampled_from(TINY), blocks, blocks, st.integers(1, 3 * around.block), chunks)
-    near = [one.map(lambda length: max(1, min(length, most))) for one in anything]
+    near = [drawn.map(lambda length: max(1, min(length, most))) for drawn in anything]
     offs = st.sampled_from([1, 0, -1, -4, around.block, 3 * around.block])
     far = [
         st.builds(lambda off, border: min(border + off, around.longest - 2), offs, st.just(border))
@@ -80,8 +80,8 @@ def lengths(around: Around) -> st.SearchStrategy[int]:
 
 @st.composite
 def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
-    """A prompt of its own; the beginning of one that others begin with, and some tokens; an earlier one again, longer,
-    or with another last token."""
+    """A new prompt; a stem that others share, and some tokens; or an earlier prompt: again, longer, or with a different
+    last token."""
     kind = draw(st.sampled_from(["stem", "own", "stem", "again", "longer", "last"]))
     tail = content(around, draw(st.integers(0, 9)), draw(st.sampled_from([0, 1, 1, 2, 5])))
     if kind in ("again", "longer", "last") and earlier:
@@ -96,7 +96,7 @@ def prompts(draw: st.DrawFn, around: Around, earlier: Sequence[Ids]) -> Ids:
 
 @st.composite
 def moments(draw: st.DrawFn, sent: Sequence[Sent]) -> dict[str, Any]:
-    """When a request goes out: with those before it, while one of them decodes, or when one has ended."""
+    """When a request is sent: with those before it, while one of them decodes, or when one has ended."""
     kind = draw(st.sampled_from(["at once", "at once", "ended", "ended", "tokens"])) if sent else "at once"
     if kind == "at once":
         return {}
@@ -109,12 +109,12 @@ def moments(draw: st.DrawFn, sent: Sequence[Sent]) -> dict[str, Any]:
 
 @st.composite
 def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
-    prompt = draw(prompts(around, [one.prompt for one in sent]))[: around.longest - 1]
+    prompt = draw(prompts(around, [earlier.prompt for earlier in sent]))[: around.longest - 1]
     room = around.longest - len(prompt)
     new = draw(st.sampled_from([1, 2, 4, 8, around.block + 1, 2 * around.block]))
     max_tokens = max(1, min(new, room, 64))
     fields: dict[str, Any] = draw(moments(sent))
-    special = draw(st.sampled_from([one for one in SPECIAL if one not in around.without]))
+    special = draw(st.sampled_from([kind for kind in SPECIAL if kind not in around.without]))
     if special == "left":
         fields |= {"abort_after": draw(st.integers(0, max_tokens // 2))}
     elif special in ("sampled", "several") and around.sampling:
@@ -129,43 +129,43 @@ def requests(draw: st.DrawFn, around: Around, sent: Sequence[Sent]) -> Sent:
 
 @st.composite
 def traces(draw: st.DrawFn, around: Around) -> Trace:
-    """Up to three more requests than there are slots, none of them beyond MOST_TOKENS_OF_A_TRACE together; or, now and
-    then, many whose first tokens are drawn."""
+    """Up to three more requests than there are slots, of at most MOST_TOKENS_OF_A_TRACE together; or, now and then,
+    many short sampled ones."""
     if around.sampling and "sampled" not in around.without and draw(st.integers(1, SELDOM)) == SELDOM:
         return draws(around, draw(st.integers(100, 10_000)))
     sent: list[Sent] = []
     budget = MOST_TOKENS_OF_A_TRACE
     for _ in range(draw(st.integers(1, min(12, around.slots + 3)))):
-        one = draw(requests(around, sent))
-        budget -= len(one.prompt) + one.max_tokens * one.samples
+        request = draw(requests(around, sent))
+        budget -= request.num_tokens
         if budget < 0 and sent:
             break
-        sent.append(one)
+        sent.append(request)
     return Trace(tuple(sent))
 
 
 def draws(around: Around, seed: int) -> Trace:
-    """Requests whose tokens are drawn, each with a seed of its own: what they are together tells the distribution."""
+    """Sampled requests with different seeds: their tokens together show the distribution."""
     length = max(1, min(4, around.longest - len(around.first) - 2))
     prompts = [(*around.first, *content(around, seed + index, length)) for index in range(DRAWN)]
-    return Trace(tuple(Sent(one, 2, temperature=1.0, seed=seed + index) for index, one in enumerate(prompts)))
+    return Trace(tuple(Sent(prompt, 2, temperature=1.0, seed=seed + i) for i, prompt in enumerate(prompts)))
 
 
 def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:
-    """Why such a trace would not be drawn here, as a right engine may refuse it or answer something else; or None."""
-    for index, one in enumerate(trace.requests):
+    """Why a right engine may refuse the trace, or answer otherwise; None for each that is drawn."""
+    for index, sent in enumerate(trace.requests):
         where, first = f"requests[{index}]", around.first
-        tokens = len(one.prompt) + one.max_tokens
+        tokens = len(sent.prompt) + sent.max_tokens
         if tokens > around.longest:
             return f"{where}: {tokens} tokens of prompt and answer, expected at most {around.longest}"
-        if max(one.prompt) >= vocab_size:
-            return f"{where}.prompt: token {max(one.prompt)}, expected ids below vocab_size={vocab_size}"
-        if around.needs_first and (one.prompt[: len(first)] != first or len(one.prompt) == len(first)):
+        if max(sent.prompt) >= vocab_size:
+            return f"{where}.prompt: token {max(sent.prompt)}, expected ids below vocab_size={vocab_size}"
+        if around.needs_first and (sent.prompt[: len(first)] != first or len(sent.prompt) == len(first)):
             return f"{where}.prompt: expected {first} and more, as the server puts that before each text"
-        if one.stop is not None and not around.stops:
-            return f"{where}.stop {one.stop!r}: this engine takes none"
-        if one.temperature and not around.sampling:
-            return f"{where}.temperature {one.temperature:g}: this engine is asked greedily only"
-        if one.samples > 1 and not around.samples:
-            return f"{where}.samples {one.samples}: this engine gives one"
+        if sent.stop is not None and not around.stops:
+            return f"{where}.stop {sent.stop!r}: this engine takes none"
+        if sent.temperature and not around.sampling:
+            return f"{where}.temperature {sent.temperature:g}: this engine is asked greedily only"
+        if sent.samples > 1 and not around.samples:
+            return f"{where}.samples {sent.samples}: this engine gives one"
     return None

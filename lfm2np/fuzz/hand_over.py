@@ -1,4 +1,4 @@
-"""What an author gets of a failure: a folder with the trace, a script, a report and a text that could be an issue."""
+"""Writes a failure into a folder: the trace, a script that reproduces it, a report and the text of an issue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from lfm2np.checkpoint.strict_json import read_bytes
 from lfm2np.errors import RequestError
 from lfm2np.fuzz.campaign import Failure
-from lfm2np.fuzz.found import MEANS
+from lfm2np.fuzz.finding import MEANS
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right, right_answer
@@ -29,13 +29,14 @@ from lfm2np.whole_file import write_whole
 from scheduler.checksum import FIELD, damage, sealed
 
 TRACE, SCRIPT, REPORT, ISSUE = "trace.json", "reproduce.py", "report.html", "issue.md"
+HEADS = ("request", "prompt tokens", "new tokens", "sent", "shares a beginning of", "special")
 MOST_BYTES = 64 * 2**20
 MOST_TOKENS = 64  # of a prompt that a report shows
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a report says beside the failure."""
+    """What a report says besides the failure."""
 
     target: str
     engine: str
@@ -56,18 +57,20 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
     texts = {TRACE: json.dumps(sealed(record), indent=1) + "\n"}
     if isinstance(player, HttpPlayer):
         whole, before = joined([*failure.before, failure.trace]), num_before(failure)
-        dialect, path, timeout, bodies = player.sent_bodies(whole)
-        ends = model.config.eos_token_ids
-        rows = [row_of(whole, index, body, right.get(index - before), ends) for index, body in enumerate(bodies)]
+        ends = () if player.dialect.ignores_eos else model.config.eos_token_ids
+        rows = [
+            row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
+            for index, sent in enumerate(whole.requests)
+        ]
         title = title_of(failure, context)
-        texts[SCRIPT] = reproducer(title, dialect, path, timeout, rows, server_words(failure), before)
+        texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before)
     texts[REPORT] = as_html(failure, context, right)
     texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
     return written(out, failure.finding.kind, texts)
 
 
 def written(out: Path, kind: str, texts: Mapping[str, str]) -> Path:
-    """All files in the folder with the first free number behind the kind of finding. RequestError if it can't be."""
+    """All files, in the folder KIND-NUMBER with the first free number. RequestError if it can't be written."""
     beside = out / f".{secrets.token_hex(8)}.part"
     try:
         beside.mkdir(parents=True)
@@ -86,12 +89,12 @@ def written(out: Path, kind: str, texts: Mapping[str, str]) -> Path:
 
 
 def require_place(out: Path) -> None:
-    """RequestError for a folder that can't be made, before hours are spent on what belongs there."""
-    there = next(one for one in (out, *out.absolute().parents) if one.exists())
-    if not there.is_dir():
-        raise RequestError(f"--out {out}: {there} is no folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise RequestError(f"--out {out}: {there} can't be written to")
+    """RequestError for a folder that can't be made, before hours are spent on its content."""
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise RequestError(f"--out {out}: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RequestError(f"--out {out}: {existing} can't be written to")
 
 
 def seen_of(failure: Failure, index: int) -> Any:
@@ -100,22 +103,24 @@ def seen_of(failure: Failure, index: int) -> Any:
 
 
 def as_record(failure: Failure, context: Context) -> dict[str, Any]:
-    """Of trace.json: what `lfm2np fuzz TARGET --replay` takes, and what was seen."""
+    """The content of trace.json: what `lfm2np fuzz TARGET --replay` reads, and the answers."""
     return {
         **as_json(failure.trace),
-        **({"before": [as_json(one)["requests"] for one in failure.before]} if failure.before else {}),
+        **({"before": [as_json(each)["requests"] for each in failure.before]} if failure.before else {}),
         "finding": {"kind": failure.finding.kind, "what": failure.finding.what, "request": failure.finding.request},
         "rate": list(failure.rate),
         "same_tokens": failure.same_tokens,
         "engine": context.engine,
         "format": context.format_name,
-        "seen": [[answer_as_json(one) for one in reply.answers] for reply in failure.played.replies],
+        "seen": [[answer_as_json(answer) for answer in reply.answers] for reply in failure.played.replies],
     }
 
 
 def read_trace(path: Path) -> Trace:
-    """Of a trace.json, or of a trace alone; behind what came before it. RequestError that names the file, also where it
-    has a checksum (what is handed over has) that is not its own."""
+    """From a trace.json, or a file with a trace alone; joined to the traces that must come before it.
+
+    RequestError that names the file, also for a wrong checksum; `hand_over` writes one, files from elsewhere need none.
+    """
     raw = parse_line(read_bytes(path, MOST_BYTES, RequestError).decode(errors="replace"), str(path))
     if not isinstance(raw, dict) or "requests" not in raw:
         raise RequestError(f"{path}: expected an object with `requests`")
@@ -125,7 +130,7 @@ def read_trace(path: Path) -> Trace:
     if not isinstance(before, list):
         raise RequestError(f"{path}: before: expected a list of lists of requests")
     try:
-        return joined([from_json({"requests": one}) for one in (*before, raw["requests"])])
+        return joined([from_json({"requests": requests}) for requests in (*before, raw["requests"])])
     except RequestError as problem:
         raise RequestError(f"{path}: {problem}") from None
 
@@ -133,39 +138,30 @@ def read_trace(path: Path) -> Trace:
 def row_of(
     trace: Trace, index: int, body: Mapping[str, Any], right: Sequence[Right] | None, ends: Collection[int]
 ) -> dict[str, Any]:
-    """Of one request what the script needs. It does not judge several answers to one prompt, nor drawn ones that end at
-    a text. `ends`: tokens behind which a server stops that is not told to go on."""
-    one = trace.requests[index]
-    row: dict[str, Any] = {"body": body}
-    row |= {
-        name: getattr(one, name) for name in ("after", "after_tokens", "abort_after") if getattr(one, name) is not None
-    }
-    row |= {"pause": one.pause} if one.pause else {}
+    """What the script needs of a request. It judges neither multiple samples, nor sampled answers with a stop string.
+
+    ends  tokens behind which the server stops
+    """
+    sent = trace.requests[index]
+    moments = {name: getattr(sent, name) for name in ("after", "after_tokens", "abort_after")}
+    row: dict[str, Any] = {"body": body} | {name: value for name, value in moments.items() if value is not None}
+    row |= {"pause": sent.pause} if sent.pause else {}
     row |= {"streamed": True} if trace.is_streamed(index) else {}
-    if right and one.samples == 1 and (one.stop is None or not one.temperature):
-        told = [[each.token_id, each.logprob, each.bound, each.decided] for each in right]
-        row["right"] = told if goes_on(body) else up_to(told, ends)
-        row |= {"may_go_on": True} if len(row["right"]) < len(told) else {}
+    if right and sent.samples == 1 and (sent.stop is None or not sent.temperature):
+        last = next((index for index, token in enumerate(right) if token.token_id in ends), len(right))
+        expected = right[: last + 1]
+        row["right"] = [[token.token_id, token.logprob, token.bound, token.decided] for token in expected]
+        row |= {"may_go_on": True} if len(expected) < len(right) else {}
     return row
-
-
-def goes_on(body: Mapping[str, Any]) -> bool:
-    """Whether the request asks to go on behind an end-of-sequence token, as each dialect has it."""
-    return bool(body.get("ignore_eos") or body.get("sampling_params", {}).get("ignore_eos"))
-
-
-def up_to(told: list[list[Any]], ends: Collection[int]) -> list[list[Any]]:
-    last = next((index for index, one in enumerate(told) if one[0] in ends), len(told))
-    return told[: last + 1]
 
 
 def num_before(failure: Failure) -> int:
     """Requests that are played before the trace."""
-    return sum(len(one.requests) for one in failure.before)
+    return sum(len(trace.requests) for trace in failure.before)
 
 
 def server_words(failure: Failure) -> str:
-    """On what server it failed, as a sentence."""
+    """In what state the server was when it failed, as a sentence."""
     if failure.is_fresh:
         return "It failed on a server that had just been started: start it anew."
     sentence = "It failed on a server that had served other requests before; it was not tried on a new one."
@@ -181,22 +177,22 @@ def title_of(failure: Failure, context: Context) -> str:
 
 
 def moment(trace: Trace, index: int) -> str:
-    one = trace.requests[index]
-    when = "at once" if one.after is None else f"when request {one.after} has ended"
-    if one.after_tokens is not None:
-        when = f"after {one.after_tokens} tokens of request {one.after}"
-    return when + (f", then {one.pause} ms" if one.pause else "")
+    sent = trace.requests[index]
+    when = "at once" if sent.after is None else f"when request {sent.after} has ended"
+    if sent.after_tokens is not None:
+        when = f"after {sent.after_tokens} tokens of request {sent.after}"
+    return when + (f", then {sent.pause} ms" if sent.pause else "")
 
 
-def special(one: Sent) -> str:
+def special(sent: Sent) -> str:
     words = []
-    if one.abort_after is not None:
-        words.append(f"left after {one.abort_after} tokens")
-    if one.temperature:
-        words.append(f"temperature {one.temperature:g}, seed {one.seed}, {one.samples} samples")
-    words += ["stop " + repr(one.stop).replace("|", "\\x7c")] if one.stop is not None else []
-    words += ["cold"] if one.cold else []
-    words += ["streamed"] if one.streamed else []
+    if sent.abort_after is not None:
+        words.append(f"left after {sent.abort_after} tokens")
+    if sent.temperature:
+        words.append(f"temperature {sent.temperature:g}, seed {sent.seed}, {sent.samples} samples")
+    words += ["stop " + repr(sent.stop).replace("|", "\\x7c")] if sent.stop is not None else []
+    words += ["cold"] if sent.cold else []
+    words += ["streamed"] if sent.streamed else []
     return "; ".join(words)
 
 
@@ -205,19 +201,21 @@ def shown_ids(ids: Sequence[int]) -> str:
     return shown + (f", ... {len(ids)} tokens" if len(ids) > MOST_TOKENS else "")
 
 
+def shown_numbers(logprobs: Sequence[float]) -> str:
+    return ", ".join(f"{logprob:.6f}" for logprob in logprobs[:MOST_TOKENS])
+
+
 def sharing(trace: Trace, index: int) -> str:
-    """With which earlier request it shares the longest beginning."""
-    own = trace.requests[index].prompt
-    lengths = [common(own, other.prompt) for other in trace.requests[:index]]
+    """With which earlier request it shares the longest prefix."""
+    prompt = trace.requests[index].prompt
+    lengths = [num_shared(prompt, other.prompt) for other in trace.requests[:index]]
     longest = max(lengths, default=0)
     return f"{longest} with request {lengths.index(longest)}" if longest else "none"
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))
+def num_shared(ids: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(ids, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ids), len(other)))
 
 
 def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) -> list[str]:
@@ -226,15 +224,13 @@ def expected_and_seen(failure: Failure, right: Mapping[int, Sequence[Right]]) ->
         return []
     lines = []
     if right.get(index):
-        lines.append("expected tokens: " + shown_ids([one.token_id for one in right[index]]))
-        lines.append(
-            "their log-probabilities: " + ", ".join(f"{one.logprob:.6f}" for one in right[index][:MOST_TOKENS])
-        )
+        lines.append("expected tokens: " + shown_ids([token.token_id for token in right[index]]))
+        lines.append("their log-probabilities: " + shown_numbers([token.logprob for token in right[index]]))
     seen = failure.finding.seen or seen_of(failure, index)
     if seen is not None and seen.token_ids is not None:
         lines.append("seen tokens: " + shown_ids(seen.token_ids))
         if seen.logprobs is not None:
-            lines.append("their log-probabilities: " + ", ".join(f"{one:.6f}" for one in seen.logprobs[:MOST_TOKENS]))
+            lines.append("their log-probabilities: " + shown_numbers(seen.logprobs))
     return lines
 
 
@@ -259,14 +255,16 @@ def facts(failure: Failure, context: Context) -> list[str]:
     ]
 
 
+def rows_of(trace: Trace) -> list[list[Any]]:
+    """Of the table whose heads are HEADS."""
+    return [
+        [index, len(sent.prompt), sent.max_tokens, moment(trace, index), sharing(trace, index), special(sent)]
+        for index, sent in enumerate(trace.requests)
+    ]
+
+
 def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool) -> str:
     """Markdown."""
-    rows = [
-        f"| {index} | {len(one.prompt)} | {one.max_tokens} | {moment(failure.trace, index)} | "
-        f"{sharing(failure.trace, index)} | {special(one)} |"
-        for index, one in enumerate(failure.trace.requests)
-    ]
-    found = [f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))]
     how = (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
         f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
@@ -281,16 +279,16 @@ def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Ri
             "",
             "## What goes wrong",
             "",
-            *found,
+            *(f"- {line}" for line in (failure.finding.what, *expected_and_seen(failure, right))),
             "",
             "What is right is computed in exact arithmetic, in which the order of sums cannot matter; how far off the "
             "declared format may be is measured at each position.",
             "",
             "## The requests",
             "",
-            "| request | prompt tokens | new tokens | sent | shares a beginning of | special |",
+            f"| {' | '.join(HEADS)} |",
             "|---|---|---|---|---|---|",
-            *rows,
+            *(f"| {' | '.join(map(str, row))} |" for row in rows_of(failure.trace)),
             "",
             "## How to see it",
             "",
@@ -301,23 +299,19 @@ def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Ri
 
 
 def as_html(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]]) -> str:
-    """The same as a page, with the timeline."""
+    """A page with the same content, and the timeline."""
     trace = failure.trace
     header = (
         f"<h1>lfm2np fuzz: {foreign(MEANS[failure.finding.kind])}</h1>\n"
         f'<div class="verdict bug"><p>{foreign(failure.finding.what)}</p>\n'
         f"{bullets([foreign(line) for line in facts(failure, context)])}</div>\n"
     )
-    rows = [
-        [index, len(one.prompt), one.max_tokens, moment(trace, index), sharing(trace, index), foreign(special(one))]
-        for index, one in enumerate(trace.requests)
-    ]
-    heads = ("request", "prompt tokens", "new tokens", "sent", "shares a beginning of", "special")
-    prompts = bullets([f"{index}: <code>{shown_ids(one.prompt)}</code>" for index, one in enumerate(trace.requests)])
+    rows = [[*row, foreign(words)] for *row, words in rows_of(trace)]
+    prompts = bullets([f"{index}: <code>{shown_ids(sent.prompt)}</code>" for index, sent in enumerate(trace.requests)])
     sections = [
         ("timeline", "Who overlapped whom", f"<figure>\n{timeline(failure)}</figure>\n"),
         ("wrong", "Expected and seen", bullets([foreign(line) for line in expected_and_seen(failure, right)])),
-        ("requests", "The requests", table("Requests", heads, {"": rows}, (0, 3, 4, 5)) + prompts),
+        ("requests", "The requests", table("Requests", HEADS, {"": rows}, (0, 3, 4, 5)) + prompts),
         (
             "again",
             "Versions, and how to do it again",

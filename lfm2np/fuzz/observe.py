@@ -1,4 +1,4 @@
-"""What a server tells of itself: requests under way, memory in use, hits, preemptions. Any of it may be untold."""
+"""What a server reports about itself: active requests, memory in use, hits, preemptions. Any of it may be missing."""
 
 from __future__ import annotations
 
@@ -8,78 +8,66 @@ import time
 from collections.abc import Mapping
 
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.http_client import HttpClient, HttpError
 from lfm2np.oracle.targets.records import parse_line
 from lfm2np.oracle.targets.target import TargetError
 
-# Names of /metrics, without what a label adds. Sources: vLLM docs "Production Metrics", SGLang docs "Production
-# Metrics", llama.cpp tools/server/README.md; ours: serve/metrics.py.
-UNDER_WAY = (
-    *("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    *("lfm2np:num_requests_running", "lfm2np:num_requests_waiting"),
-    *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-    *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-)
-IN_USE = ("vllm:kv_cache_usage_perc", "lfm2np:kv_cache_usage_perc")  # cached blocks that nobody uses are not in it
-COUNTERS = (
-    *("vllm:num_preemptions_total", "vllm:prefix_cache_hits_total", "sglang:num_retracted_reqs"),
-    *("lfm2np:num_preemptions_total", "lfm2np:prefix_cache_hits_total"),
-    *("sglang:cache_hit_rate", "llamacpp:n_busy_slots_per_decode"),
-)
 SLOTS = "busy slots"
-PAUSE = 0.05  # seconds between two looks
+PAUSE = 0.05  # seconds between two requests
 
 
 def metrics_of(text: str) -> dict[str, float]:
-    """Prometheus' text format: the sum of each name's samples; what is no sample is left out."""
-    found: dict[str, float] = {}
+    """Prometheus' text format: the sum of each name's samples; lines of another form are skipped."""
+    sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line.split("{")[0].split(" ")[0]
         if not name or line.startswith("#"):
             continue
         with contextlib.suppress(ValueError, IndexError):
-            found[name] = found.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            sums[name] = sums.get(name, 0.0) + float(line.rsplit("}", 1)[-1].removeprefix(name).split()[0])
+    return {name: value for name, value in sums.items() if math.isfinite(value)}
 
 
 class Watcher:
-    """Looks at one server. What it does not tell at the beginning is not asked for again."""
+    """Watches one server. What it does not report at the beginning is not requested again."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
-        self._tells_metrics, self._tells_slots = True, True
+        self._has_metrics, self._has_slots = True, True
         first = self.metrics()
-        self._tells_metrics = bool(first)
-        self._tells_slots = self.busy_slots() is not None
+        self._has_metrics = bool(first)
+        self._has_slots = self.busy_slots() is not None
 
     def metrics(self) -> dict[str, float]:
         """Empty if there are none."""
-        if self._tells_metrics:
+        if self._has_metrics:
             with contextlib.suppress(HttpError, TargetError):
                 return metrics_of(self._client.get_text("/metrics"))
         return {}
 
     def busy_slots(self) -> int | None:
         """Of llama.cpp's /slots."""
-        if self._tells_slots:
+        if self._has_slots:
             with contextlib.suppress(HttpError, TargetError, RequestError):
                 slots = parse_line(self._client.get_text("/slots"), "/slots")
-                if isinstance(slots, list) and slots and all(isinstance(one, dict) for one in slots):
-                    return sum(bool(one.get("is_processing")) for one in slots)
+                if isinstance(slots, list) and slots and all(isinstance(slot, dict) for slot in slots):
+                    return sum(bool(slot.get("is_processing")) for slot in slots)
         return None
 
     def held(self) -> dict[str, float]:
-        """What is under way or in use, as far as the server tells."""
+        """Active requests and memory in use, as far as the server reports them."""
         metrics = self.metrics()
-        found = {name: metrics[name] for name in (*UNDER_WAY, *IN_USE) if name in metrics}
+        names = [name for each in dialects.DIALECTS for name in (*each.metrics.active, *each.metrics.memory)]
+        held = {name: metrics[name] for name in names if name in metrics}
         busy = self.busy_slots()
-        return found if busy is None else {**found, SLOTS: float(busy)}
+        return held if busy is None else {**held, SLOTS: float(busy)}
 
     def leak(self, before: Mapping[str, float], patience: float) -> str | None:
-        """What does not come free within so many seconds, beyond what was held before.
+        """What is not freed within so many seconds, beyond what was held before.
 
-        So what an earlier trace left behind is not laid at the door of each that follows, and a server that counts
-        cached memory as used is not said to leak it.
+        So no trace is blamed for what an earlier one left behind, and cached memory that a server counts as used is no
+        leak.
         """
         until = time.monotonic() + patience
         while (more := more_than(before, self.held())) is not None and time.monotonic() < until:
@@ -96,4 +84,5 @@ def more_than(before: Mapping[str, float], now: Mapping[str, float]) -> str | No
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """By how much the counters rose."""
-    return {name: after[name] - before.get(name, 0.0) for name in COUNTERS if name in after}
+    names = [name for dialect in dialects.DIALECTS for name in dialect.metrics.counters]
+    return {name: after[name] - before.get(name, 0.0) for name in names if name in after}

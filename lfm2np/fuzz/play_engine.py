@@ -1,7 +1,7 @@
-"""Carries out a trace on a Python engine, step by step (level c of engine_protocol.py), or in rounds on any target.
+"""Plays a trace on a Python engine, step by step (level c of engine_protocol.py), or in rounds on any target.
 
 An engine that steps is deterministic: a request that is sent after k tokens of another is added before the step that
-follows them. A pause means nothing there.
+follows them. Pauses have no effect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from lfm2np.engine_protocol import Request, lacking, load_factory, missing
 from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
-from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.fuzz.trace import Sent, Trace, is_due
 from lfm2np.oracle.targets.python_target import FAULTS, STEPS_PER_TOKEN, fault, from_completions, is_finished
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, Target, TargetError
@@ -25,7 +25,7 @@ from lfm2np.sampling.params import SamplingParams
 class StepsPlayer:
     """The engine of package.module:factory, which has add(), step(), abort() and has_unfinished.
 
-    It lives on from trace to trace, as a server does, until a fault may have spoilt it. `took`: seconds to make it.
+    It is kept from trace to trace, as a server is, until a fault may have spoilt it. `took`: seconds to make it.
     """
 
     def __init__(self, name: str, model: Path, make: Callable[[], Any] | None = None) -> None:
@@ -36,11 +36,11 @@ class StepsPlayer:
         self.took = 0.0
 
     def steps(self) -> bool:
-        """Whether it offers what is needed. TargetError if it can't be made."""
-        return missing(self._made(), ["steps"]) is None
+        """Whether it has these methods. TargetError if it can't be made."""
+        return missing(self._live(), ["steps"]) is None
 
     def probe(self) -> Takes:
-        engine = self._made()
+        engine = self._live()
         if why := missing(engine, ["steps"]):
             raise TargetError(f"{self._name}: {why}")
         lacks = lacking(engine)
@@ -50,11 +50,11 @@ class StepsPlayer:
         return Takes(abilities, sampling and "samples" not in lacks, sampling, stops)
 
     def play(self, trace: Trace) -> Played:
-        engine = self._made()
+        engine = self._live()
         run = StepsRun(engine, trace, self._count)
         self._count += len(trace.requests)
         replies = run.replies()
-        if any(one.trouble for one in replies):
+        if any(reply.trouble for reply in replies):
             self._engine = None
             return Played(replies)
         return Played(replies, leak_of(engine), run.metrics())
@@ -63,7 +63,7 @@ class StepsPlayer:
         """The next trace has a new engine."""
         self._engine = None
 
-    def _made(self) -> Any:
+    def _live(self) -> Any:
         if self._engine is None:
             began = time.monotonic()
             try:
@@ -80,30 +80,31 @@ class StepsRun:
     """One trace on an engine that steps."""
 
     def __init__(self, engine: Any, trace: Trace, first_id: int) -> None:
-        self._engine, self._sent = engine, trace.requests
-        self._names = [f"fuzz-{first_id + index}" for index in range(len(self._sent))]
-        self._found: dict[str, list[Any]] = {}
-        self._came = [0] * len(self._sent)  # tokens of each, of its longest sample
-        self._state: list[str] = ["waiting"] * len(self._sent)  # then running, ended, left
+        count = len(trace.requests)
+        self._engine, self._requests = engine, trace.requests
+        self._ids = [f"fuzz-{first_id + index}" for index in range(count)]
+        self._completions: dict[str, list[Any]] = {}
+        self._num_tokens = [0] * count  # of each request, of its longest sample
+        self._is_running, self._has_ended, self._left = [False] * count, [False] * count, [False] * count
         self._trouble: dict[int, Trouble] = {}
         self._steps = 0
-        self._times: dict[int, dict[str, float]] = {index: {} for index in range(len(self._sent))}
+        self._times: list[dict[str, float]] = [{} for _ in range(count)]
         self._before = self.counters()
 
     def replies(self) -> tuple[Reply, ...]:
-        most = STEPS_PER_TOKEN * (sum(len(one.prompt) + one.max_tokens * one.samples for one in self._sent) + 20)
+        most = STEPS_PER_TOKEN * (sum(sent.num_tokens for sent in self._requests) + 20)
         while not self._trouble:
-            self._send_those_due()
-            if self._leave_those_due():
+            self._add_due()
+            if self._abort_due():
                 continue  # some may have waited for their end
-            if not any(state == "running" for state in self._state):
+            if not any(self._is_running):
                 break
             self._steps += 1
             if self._steps > most:
-                self._all_fail(HANG, f"not finished after {most} steps")
+                self._fail_running(HANG, f"not finished after {most} steps")
                 break
             self._step()
-        return tuple(self._reply(index) for index in range(len(self._sent)))
+        return tuple(self._reply(index) for index in range(len(self._requests)))
 
     def metrics(self) -> dict[str, float]:
         return {name: value - self._before.get(name, 0.0) for name, value in self.counters().items()}
@@ -112,80 +113,83 @@ class StepsRun:
         if missing(self._engine, ["metrics"]):
             return {}
         try:
-            found = self._engine.metrics()
-            return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+            metrics = self._engine.metrics()
+            return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         except FAULTS:
             return {}  # they only steer
 
-    def _send_those_due(self) -> None:
-        for index, one in enumerate(self._sent):
-            if self._state[index] == "waiting" and self._is_due(one):
-                self._state[index] = "running"
+    def _add_due(self) -> None:
+        for index, sent in enumerate(self._requests):
+            is_waiting = not self._is_running[index] and not self._has_ended[index]
+            if is_waiting and is_due(sent, self._num_tokens, self._has_ended):
+                self._is_running[index] = True
                 self._times[index]["sent"] = float(self._steps)
+                request_id = self._ids[index]
                 try:
-                    salt = self._names[index] if one.cold else ""
-                    self._engine.add(Request(self._names[index], one.prompt, params_of(one), cache_salt=salt))
+                    salt = request_id if sent.cold else ""
+                    self._engine.add(Request(request_id, sent.prompt, params_of(sent), cache_salt=salt))
                 except FAULTS as problem:
                     self._trouble[index] = Trouble(FAILED, fault(problem))
-                    self._state[index] = "ended"
+                    self._end(index)
 
-    def _is_due(self, one: Sent) -> bool:
-        if one.after is None or self._state[one.after] in ("ended", "left"):
-            return True
-        return one.after_tokens is not None and self._came[one.after] >= one.after_tokens
-
-    def _leave_those_due(self) -> bool:
-        """Whether there were any."""
-        before = self._state.count("left")
-        for index, one in enumerate(self._sent):
-            running = self._state[index] == "running" and one.abort_after is not None
-            if running and self._came[index] >= (one.abort_after or 0):
-                try:
-                    left = list(self._engine.abort(self._names[index]) or ())
-                    self._found[self._names[index]] = left or self._found.get(self._names[index], [])
-                except FAULTS as problem:
-                    self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
-                self._state[index] = "left"
-                self._times[index]["ended"] = float(self._steps)
-        return self._state.count("left") > before
+    def _abort_due(self) -> bool:
+        """Whether any was aborted."""
+        due = [
+            index
+            for index, sent in enumerate(self._requests)
+            if self._is_running[index] and sent.abort_after is not None and self._num_tokens[index] >= sent.abort_after
+        ]
+        for index in due:
+            request_id = self._ids[index]
+            try:
+                last = list(self._engine.abort(request_id) or ())
+                self._completions[request_id] = last or self._completions.get(request_id, [])
+            except FAULTS as problem:
+                self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
+            self._left[index] = True
+            self._end(index)
+        return bool(due)
 
     def _step(self) -> None:
         try:
-            if not self._engine.has_unfinished:
-                self._all_fail(IMPOSSIBLE, "the engine says that it is done, but this was never answered")
-                return
-            self._take({name: list(found) for name, found in self._engine.step().items()})
+            if self._engine.has_unfinished:
+                self._take({name: list(completions) for name, completions in self._engine.step().items()})
+            else:
+                self._fail_running(IMPOSSIBLE, "the engine says that it is done, but this was never answered")
         except FAULTS as problem:
-            self._all_fail(FAILED, f"step(): {fault(problem)}")
+            self._fail_running(FAILED, f"step(): {fault(problem)}")
 
-    def _take(self, told: Mapping[str, list[Any]]) -> None:
-        """What a step told of those that run; of those that were left or have ended it may tell what it likes."""
-        for index, name in enumerate(self._names):
-            if self._state[index] == "running" and told.get(name):
-                self._found[name] = told[name]
-                self._came[index] = max(len(one.token_ids) for one in told[name])
+    def _take(self, outputs: Mapping[str, list[Any]]) -> None:
+        """What a step reports; of requests that don't run it may report anything."""
+        for index, request_id in enumerate(self._ids):
+            completions = outputs.get(request_id)
+            if self._is_running[index] and completions:
+                self._completions[request_id] = completions
+                self._num_tokens[index] = max(len(completion.token_ids) for completion in completions)
                 self._times[index].setdefault("first", float(self._steps))
-                if is_finished(told[name]):
-                    self._state[index] = "ended"
-                    self._times[index]["ended"] = float(self._steps)
+                if is_finished(completions):
+                    self._end(index)
 
-    def _all_fail(self, kind: str, why: str) -> None:
-        for index, state in enumerate(self._state):
-            if state == "running":
+    def _end(self, index: int) -> None:
+        self._is_running[index], self._has_ended[index] = False, True
+        self._times[index]["ended"] = float(self._steps)
+
+    def _fail_running(self, kind: str, why: str) -> None:
+        for index, is_running in enumerate(self._is_running):
+            if is_running:
                 self._trouble[index] = Trouble(kind, why)
 
     def _reply(self, index: int) -> Reply:
-        one, found = self._sent[index], self._found.get(self._names[index], [])
-        left = self._state[index] == "left"
+        sent, completions = self._requests[index], self._completions.get(self._ids[index], [])
         answers: tuple[Answer, ...] = ()
         trouble = self._trouble.get(index)
-        if trouble is None and found:
-            ask = Ask(str(index), "fuzz", one.prompt, one.max_tokens)
-            answers = tuple(replace(from_completions(ask, [each]), text=text_of(each)) for each in found)
-            if len(answers) != one.samples:
-                trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {one.samples}")
+        if trouble is None and completions:
+            ask = ask_of(index, sent)
+            answers = tuple(replace(from_completions(ask, [each]), text=text_of(each)) for each in completions)
+            if len(answers) != sent.samples:
+                trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {sent.samples}")
         times = self._times[index]
-        return Reply(answers, trouble, times.get("sent"), times.get("first"), times.get("ended"), left)
+        return Reply(answers, trouble, times.get("sent"), times.get("first"), times.get("ended"), self._left[index])
 
 
 def text_of(completion: Any) -> str | None:
@@ -193,20 +197,20 @@ def text_of(completion: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def params_of(one: Sent) -> SamplingParams:
+def params_of(sent: Sent) -> SamplingParams:
     return SamplingParams(
-        temperature=one.temperature,
-        seed=one.seed if one.temperature else None,
-        n=one.samples,
-        max_tokens=one.max_tokens,
+        temperature=sent.temperature,
+        seed=sent.seed if sent.temperature else None,
+        n=sent.samples,
+        max_tokens=sent.max_tokens,
         ignore_eos=True,
-        stop=() if one.stop is None else (one.stop,),
+        stop=() if sent.stop is None else (sent.stop,),
         logprobs=0,
     )
 
 
 def leak_of(engine: Any) -> Trouble | None:
-    """Slots that are not free though nothing runs, if the engine tells."""
+    """Slots that are not free though nothing runs, if the engine reports them."""
     if missing(engine, ["state"]):
         return None
     try:
@@ -220,7 +224,7 @@ def leak_of(engine: Any) -> Trouble | None:
 
 
 class RoundsPlayer:
-    """Any target of a check: what waits for another's end goes out in a later round, all else together."""
+    """Any target of a check: a request that waits for the end of another is in a later round, all others together."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -232,30 +236,31 @@ class RoundsPlayer:
         replies: dict[int, Reply] = {}
         for number, indices in enumerate(rounds_of(trace)):
             asks = [ask_of(index, trace.requests[index]) for index in indices]
-            left = [str(index) for index in indices if trace.requests[index].abort_after is not None]
-            for index, answer in zip(indices, self._target.answer(asks, left), strict=True):
-                was_left = str(index) in left
-                trouble = None if answer.error is None or was_left else Trouble(kind_of_error(answer), answer.error)
-                told = (answer,) if answer.error is None and answer.token_ids else ()
-                replies[index] = Reply(told, trouble, sent=float(number), ended=float(number + 1), left=was_left)
+            aborted = [
+                ask.id
+                for index, ask in zip(indices, asks, strict=True)
+                if trace.requests[index].abort_after is not None
+            ]
+            for index, answer in zip(indices, self._target.answer(asks, aborted), strict=True):
+                left, trouble = answer.id in aborted, None
+                if answer.error is not None and not left:
+                    trouble = Trouble(IMPOSSIBLE if answer.refuted else FAILED, answer.error)
+                answers = (answer,) if answer.error is None and answer.token_ids else ()
+                replies[index] = Reply(answers, trouble, sent=float(number), ended=float(number + 1), left=left)
         return Played(tuple(replies[index] for index in range(len(trace.requests))))
 
     def close(self) -> None:
         self._target.close()
 
 
-def ask_of(index: int, one: Sent) -> Ask:
-    return Ask(str(index), "fuzz", one.prompt, one.max_tokens, factors={"cold": one.cold})
-
-
-def kind_of_error(answer: Answer) -> str:
-    return IMPOSSIBLE if answer.refuted else FAILED
+def ask_of(index: int, sent: Sent) -> Ask:
+    return Ask(str(index), "fuzz", sent.prompt, sent.max_tokens, factors={"cold": sent.cold})
 
 
 def rounds_of(trace: Trace) -> list[list[int]]:
-    """Indices by round: one that waits for tokens of another is in its round, one that waits for its end later."""
-    number: list[int] = []
-    for one in trace.requests:
-        before = -1 if one.after is None else number[one.after]
-        number.append(before + (one.after is None or one.after_tokens is None))
-    return [[index for index, of in enumerate(number) if of == each] for each in range(max(number) + 1)]
+    """Indices by round: a request that waits for tokens of another is in its round; for its end, in a later one."""
+    rounds: list[int] = []
+    for sent in trace.requests:
+        before = -1 if sent.after is None else rounds[sent.after]
+        rounds.append(before + (sent.after is None or sent.after_tokens is None))
+    return [[index for index, number in enumerate(rounds) if number == each] for each in range(max(rounds) + 1)]

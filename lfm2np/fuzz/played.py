@@ -1,4 +1,4 @@
-"""What came of a trace: plain data that any player makes."""
+"""The result of playing a trace: plain data, the same from any player."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lfm2np.fuzz.trace import Trace
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import Abilities
 
-# What can go wrong with a request beside its tokens, the worst first.
+# What can go wrong with a request besides its tokens, the worst first.
 DEAD, HANG, FAILED, BROKEN, REFUSED, IMPOSSIBLE, LEAK = "dead", "hang", "5xx", "broken", "refused", "impossible", "leak"
 
 
@@ -24,20 +24,20 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one request. Seconds count from the trace's first; None: it never came to that."""
+    """The result of one request. Seconds count from the trace's first; None: it did not happen."""
 
-    answers: tuple[Answer, ...] = ()  # one a sample; with `error` where it can't be judged
+    answers: tuple[Answer, ...] = ()  # one for each sample; with `error` where it can't be judged
     trouble: Trouble | None = None
     sent: float | None = None
     first: float | None = None  # when its first token came, if it was streamed
     ended: float | None = None
-    left: bool = False  # aborted, as the trace wants it
-    cached: int | None = None  # prompt tokens that the server did not compute again, as it says
+    left: bool = False  # aborted, as the trace says
+    cached: int | None = None  # prompt tokens from the cache, as the server reports
 
 
 @dataclass(frozen=True)
 class Played:
-    """`counted` are numbers that the server tells of itself, by which traces that reach something new are known."""
+    """`counted` are the server's own counters, which steer the drawing towards traces that raise them."""
 
     replies: tuple[Reply, ...]
     trouble: Trouble | None = None  # of the server, not of one request
@@ -46,24 +46,24 @@ class Played:
 
 @dataclass(frozen=True)
 class Takes:
-    """What an engine can be asked, beside greedy answers to prompts."""
+    """What an engine supports besides greedy requests."""
 
     abilities: Abilities
     samples: bool = False
     sampling: bool = False
     stops: bool = False
     longest: int | None = None  # tokens of prompt and answer; None: as many as the model has
-    slots: int | None = None  # requests that run at once; None: not told
+    slots: int | None = None  # requests that run at once; None: not reported
 
 
 class Player(Protocol):
-    """A way to carry out traces on one engine."""
+    """Plays traces on one engine."""
 
     def probe(self) -> Takes:
-        """TargetError if the engine can't be reached, or is none."""
+        """TargetError if there is no such engine, or it can't be reached."""
 
     def play(self, trace: Trace) -> Played:
         """Never raises for what the engine does. TargetError if it is gone for good."""
 
     def close(self) -> None:
-        """Ends what the player began. Any number of times."""
+        """Releases what the player started. Any number of times."""

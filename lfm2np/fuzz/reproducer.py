@@ -1,7 +1,6 @@
-"""The script that is handed over: the standard library alone, one trace, what a right engine answers, exit code 1.
+"""The script that reproduces a failure on a server: standard library only, one trace, the right answers, exit code 1.
 
-It is made of REPRODUCER, whose first lines are filled in. Only servers have one: an engine in Python is shown by the
-trace and the oracle's own command.
+It is REPRODUCER with its gaps filled in. For an engine in Python there is none: `lfm2np fuzz --replay` plays its trace.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lfm2np.oracle.targets.dialects.dialect import Dialect
+
 REPRODUCER = '''"""@@TITLE@@
 
     python reproduce.py http://HOST:PORT [TIMES]
 
-Sends a trace of requests to the server, and holds the answers against what exact arithmetic says. The standard library
-is enough. Exit code 1: wrong again, 0: all right, 2: the server could not be asked. A key is read from LFM2NP_API_KEY.
+Sends a trace of requests to the server, and compares its answers with exact arithmetic. Needs the standard library
+only. Exit code 1: wrong again, 0: all right, 2: no server. A key is read from LFM2NP_API_KEY.
 @@SERVER@@
 Each of TIMES (1) sends the same tokens: from the second on the server may have the prompts cached.
 """
@@ -30,11 +31,11 @@ import urllib.error
 import urllib.request
 
 TIMEOUT = @@TIMEOUT@@  # seconds for one answer, or it hangs
-# Each request: where it goes and what is sent, when (`after` another has ended, or `after_tokens` of it have come), and
-# when it is left. "right" is what exact arithmetic says: tokens, their log-probabilities, how far off each may be, and
-# whether another token there would be wrong or only as good.
+# Each request: its body, when it is sent (`after` another has ended, or `after_tokens` of it have come), and when it is
+# aborted. "right" is what exact arithmetic says: tokens, their log-probabilities, how far off each may be, and whether
+# another token would be wrong there or just as good.
 PATH = @@PATH@@
-BEFORE = @@BEFORE@@  # so many of the first requests are what came before: they are not judged
+BEFORE = @@BEFORE@@  # so many of the first requests only set the stage: they are not judged
 REQUESTS = json.loads(r"""
 @@REQUESTS@@
 """)
@@ -47,14 +48,14 @@ def run(url):
     came, ended = [0] * len(REQUESTS), [False] * len(REQUESTS)
     seen = [None] * len(REQUESTS)
 
-    def one(index):
+    def play(index):
         wanted = REQUESTS[index]
         with changed:
             after = wanted.get("after")
             while after is not None and not ended[after] and came[after] < wanted.get("after_tokens", float("inf")):
                 changed.wait(1.0)
         time.sleep(wanted.get("pause", 0) / 1000)
-        seen[index] = in_time(lambda: asked(url, wanted, lambda: count(index)))
+        seen[index] = in_time(lambda: send(url, wanted, lambda: count(index)))
         with changed:
             ended[index] = True
             changed.notify_all()
@@ -65,7 +66,7 @@ def run(url):
             changed.notify_all()
             return came[index]
 
-    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(len(REQUESTS))]
+    threads = [threading.Thread(target=play, args=(index,), daemon=True) for index in range(len(REQUESTS))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -73,20 +74,20 @@ def run(url):
     return seen
 
 
-def in_time(ask):
-    """What it returns, or why not. The timeout of a connection is for each piece: a server may drip for ever."""
-    found = [f"no answer within {TIMEOUT:g} s"]
+def in_time(call):
+    """Its result, or what went wrong. A timeout of the connection is for each piece: a server may drip for ever."""
+    result = [f"no answer within {TIMEOUT:g} s"]
 
     def run():
         try:
-            found[0] = ask()
+            result[0] = call()
         except Exception as problem:
-            found[0] = f"{type(problem).__name__}: {problem}"
+            result[0] = f"{type(problem).__name__}: {problem}"
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    return found[0]
+    return result[0]
 
 
 def is_there(url):
@@ -99,8 +100,8 @@ def is_there(url):
     return True
 
 
-def asked(url, wanted, count):
-    """Tokens and log-probabilities of the answer; None for one that was left."""
+def send(url, wanted, count):
+    """Tokens and log-probabilities of the answer; None for an aborted request."""
     left = wanted.get("abort_after")
     body = dict(wanted["body"])
     if wanted.get("streamed"):
@@ -132,7 +133,7 @@ def asked(url, wanted, count):
 
 
 def judge(index, wanted, seen):
-    """What is wrong with one answer, or None."""
+    """What is wrong with an answer, or None."""
     right = wanted.get("right")
     if isinstance(seen, str):
         return f"request {index}: expected an answer, seen: {seen}"
@@ -163,9 +164,9 @@ def main():
     while done < times and is_there(url):
         answers = list(zip(REQUESTS, run(url)))[BEFORE:]
         faults = [judge(index, *pair) for index, pair in enumerate(answers)]
-        told = [fault for fault in faults if fault]
-        print("\\n".join(told) or "all as it should be")
-        wrong += bool(told)
+        faults = [fault for fault in faults if fault]
+        print("\\n".join(faults) or "all as it should be")
+        wrong += bool(faults)
         done += 1
     if not done:
         sys.stderr.write(f"{url}: no server\\n")
@@ -178,52 +179,29 @@ if __name__ == "__main__":
     sys.exit(main())
 '''
 
-OPENAI = '''def answer(replies):
-    """Of OpenAI's completions, as vLLM answers them."""
-    choices = [reply["choices"][0] for reply in replies if reply.get("choices")]
-    tokens = [token for one in choices for token in one.get("token_ids") or []]
-    told = [one["logprobs"]["token_logprobs"] for one in choices if one.get("logprobs")]
-    logprobs = [each for one in told for each in one]
-    return tokens, logprobs if len(logprobs) == len(tokens) else None'''
-
-TEXT = '''def answer(replies):
-    """Of OpenAI's completions, as mlx-lm answers them."""
-    entries = [each for reply in replies for each in ((reply["choices"][0].get("logprobs") or {}).get("content") or [])]
-    return [one["id"] for one in entries], [one["logprob"] for one in entries]'''
-
-LLAMA = '''def answer(replies):
-    """Of llama.cpp's /completion. A token that ends within a character has no log-probability."""
-    tokens = [token for one in replies for token in one.get("tokens") or []]
-    told = [each["logprob"] for one in replies for each in one.get("completion_probabilities") or []]
-    return tokens, told if len(told) == len(tokens) else None'''
-
-SGLANG = '''def answer(replies):
-    """Of SGLang's /generate, whose events repeat what came before."""
-    told = replies[-1]["meta_info"]["output_token_logprobs"]
-    return [one[1] for one in told], [one[0] for one in told]'''
-
-ANSWERS = {"vllm": OPENAI, "text": TEXT, "llama.cpp": LLAMA, "sglang": SGLANG}
-
 
 def reproducer(
     title: str,
-    dialect: str,
-    path: str,
+    dialect: Dialect,
     timeout: float,
     requests: Sequence[Mapping[str, Any]],
     server: str = "",
     before: int = 0,
 ) -> str:
-    """The script. `requests` hold body, moments and right, as REPRODUCER says; the first `before` are not judged.
-    `server`: a sentence that says on what server it failed."""
-    rows = ",\n ".join(json.dumps(one, allow_nan=False) for one in requests)
+    """The script.
+
+    requests  body, moments and right, as REPRODUCER says
+    server    a sentence that says on what server it failed
+    before    so many of the first requests are not judged
+    """
+    rows = ",\n ".join(json.dumps(request, allow_nan=False) for request in requests)
     filled = {
         "TITLE": title.replace("\\", "/").replace('"""', "'''"),
         "SERVER": server,
         "BEFORE": str(before),
         "TIMEOUT": repr(timeout),
-        "PATH": json.dumps(path),
+        "PATH": json.dumps(dialect.path),
         "REQUESTS": f"[{rows}]",
-        "ANSWER": ANSWERS[dialect],
+        "ANSWER": dialect.reproducer,
     }
-    return re.sub("@@([A-Z]+)@@", lambda found: filled[found[1]], REPRODUCER)  # at once: a title may hold such a mark
+    return re.sub("@@([A-Z]+)@@", lambda mark: filled[mark[1]], REPRODUCER)  # all at once: a title may hold a mark

@@ -1,4 +1,4 @@
-"""What exact arithmetic answers to a request of a trace, and how far off the declared format may be at each token."""
+"""The right answer to a request, in exact arithmetic, and how far off the declared format may be at each token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Right:
 
 
 def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None) -> list[Right]:
-    """Of a greedy request the oracle's own tokens; of one that samples those that were seen."""
+    """For a greedy request the oracle's tokens; for a sampled one those that the engine gave."""
     tokens = fitted_tokens(model, sent, seen) if sent.temperature else greedy(model, sent)
     if not tokens:
         return []
@@ -38,18 +38,17 @@ def right_answer(model: Model, format_name: str, sent: Sent, seen: Answer | None
     positions = judge(model, format_name, [pair], known=known, stages=[DRAWS])
     (truth,) = truths_of(model, [pair], known).values()
     allowed = margins(truth, known.noises[format_name, truth.spoken], format_named(format_name).bits)
-    found = []
-    for one in positions:
-        column = truth.at(one.row, one.token_id)
-        beyond = allowed.units[one.row] + LIMIT * allowed.scales[one.row, column]
-        bound = float(beyond) + most_shift(truth.vocab_size)
-        decided = not sent.temperature and one.margin_ratio > LIMIT
-        found.append(Right(one.token_id, float(truth.logprobs[one.row, column]), bound, decided))
-    return found
+    answer = []
+    for position in positions:
+        row, column = position.row, truth.at(position.row, position.token_id)
+        bound = float(allowed.units[row] + LIMIT * allowed.scales[row, column]) + most_shift(truth.vocab_size)
+        decided = not sent.temperature and position.margin_ratio > LIMIT
+        answer.append(Right(position.token_id, float(truth.logprobs[row, column]), bound, decided))
+    return answer
 
 
 def fitted_tokens(model: Model, sent: Sent, seen: Answer | None) -> tuple[int, ...]:
-    """None of an answer that can't be scored."""
+    """Empty for an answer that can't be scored."""
     if seen is None:
         return ()
     return fitting(Ask("right", "fuzz", sent.prompt, sent.max_tokens), seen, model.config).token_ids or ()

@@ -1,4 +1,4 @@
-"""A server that is started here, and again when it is gone: the COMMAND of --start."""
+"""The server of --start COMMAND: started here, and restarted when it is gone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ GRACE, LOOK = 10.0, 0.02  # seconds
 
 
 class StartedServer:
-    """The process of a command, in a session of its own, which ends with all that it started.
+    """The process of a command and all that it starts, in a session of its own.
 
-    is_up    whether it answers; asked until it does
-    seconds  that it may take to answer
+    is_up    whether it answers
+    seconds  that it may take until it does
     """
 
     def __init__(self, command: str, is_up: Callable[[], bool], seconds: float) -> None:
@@ -34,8 +34,8 @@ class StartedServer:
         self.took = 0.0  # seconds, the last time
 
     def start(self) -> None:
-        """Ends it if it runs, starts it, and waits until it answers. TargetError if it does not, or somebody else is
-        there, who would be tested in its place."""
+        """Stops it if it runs, starts it, and waits until it answers. TargetError if it does not, or if another server
+        answers there, which would be tested in its place."""
         self.close()
         until = time.monotonic() + GRACE
         while self._is_up():
@@ -66,7 +66,7 @@ class StartedServer:
         self.took = time.monotonic() - began
 
     def close(self) -> None:
-        """First it is asked to end, then forced. Any number of times."""
+        """Terminates it, then kills it. Any number of times."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -77,7 +77,7 @@ class StartedServer:
 
 
 def answers(url: str) -> bool:
-    """Whether somebody is there who is ready: llama.cpp answers 503 while it loads."""
+    """Whether a server is ready there: llama.cpp answers 503 while it loads."""
     client = HttpClient(url, 5.0, retries=0)
     try:
         client.get_text("/health")

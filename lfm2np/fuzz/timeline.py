@@ -1,4 +1,4 @@
-"""A trace as a picture: a row a request, time to the right; who overlapped whom, who hit what, where it went wrong."""
+"""A trace as a picture: a row for each request, time to the right; what overlapped, was cached, went wrong."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lfm2np.oracle.reports.parts import visible
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 26.0
 MOST_WORDS = 100_000
-SHORTEST = 3.0  # units of the drawing: a request that took next to no time is still seen
+SHORTEST = 3.0  # units of the drawing: a very short request is still visible
 
 
 def timeline(failure: Failure) -> str:
     """SVG, with a description of the same in words."""
     replies = failure.played.replies
-    last = max((one.ended or 0.0 for one in replies), default=0.0) or 1.0
+    last = max((reply.ended or 0.0 for reply in replies), default=0.0) or 1.0
 
     def x(seconds: float) -> float:
         return LEFT + (RIGHT - LEFT) * seconds / last
@@ -38,10 +38,10 @@ def timeline(failure: Failure) -> str:
         if failure.finding.request == index:
             parts.append(cross(wrong_at(failure, index, x(first), x(reply.ended)), y + 11))
     parts.append(label(RIGHT, height - 8, f"{last:.3g}", "end") + label(LEFT, height - 8, "0", "start"))
-    title, told = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
+    title, description = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="time-title time-text">\n'
-        f'<title id="time-title">{title}</title>\n<desc id="time-text">{told}</desc>\n'
+        f'<title id="time-title">{title}</title>\n<desc id="time-text">{description}</desc>\n'
         f"{''.join(parts)}</svg>\n"
     )
 
@@ -56,7 +56,7 @@ def cross(x: float, y: float) -> str:
 
 
 def wrong_at(failure: Failure, index: int, first: float, ended: float) -> float:
-    """Tokens come evenly between the first and the last, as far as a picture goes."""
+    """As if tokens came evenly between the first and the last."""
     position, sent = failure.finding.position, failure.trace.requests[index]
     if position is None:
         return ended

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets import dialects
 
 AUTO = "auto"
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-GGML = "llama.cpp"  # as its dialect's name begins
-OTHERS = ("vllm", "sglang", "transformers", "mlx")
+FLOAT16_OF_GGUF = ("transformers", "mlx")  # what an engine's name begins with, beside those of DIALECTS
 
 
 class Taken(NamedTuple):
@@ -27,22 +27,26 @@ def taken_format(tensors: Mapping[str, StoredTensor], is_gguf: bool, is_told: bo
 
     RequestError where that can't be told: llama.cpp runs a GGUF file, of which a directory says nothing.
     """
-    matrices = Counter(one.dtype for one in tensors.values() if len(one.shape) == 2)
+    matrices = Counter(tensor.dtype for tensor in tensors.values() if len(tensor.shape) == 2)
     most = matrices.most_common(1)[0][0]
     norms = tensors["model.embedding_norm.weight"].dtype  # which no checkpoint has quantised
-    said = engine.lower()
-    if is_gguf and said.startswith(OTHERS):
-        return Taken("float16", f"the engine is {engine}, the weights {most}: it multiplies them by float16")
+    name = engine.lower()
+    dialect = next((dialect for dialect in dialects.DIALECTS if name.startswith(dialect.name)), None)
+    gguf_format = None if dialect is None else dialect.gguf_format
+    if name.startswith(FLOAT16_OF_GGUF):
+        gguf_format = "float16"
+    if is_gguf and gguf_format is not None and gguf_format != "q8":
+        return Taken(gguf_format, f"the engine is {engine}, the weights {most}: it multiplies them by {gguf_format}")
     if is_gguf:
-        known = "" if said.startswith(GGML) else "no engine that is known is named, so llama.cpp is assumed; "
+        known = "" if gguf_format else "no engine that is known is named, so llama.cpp is assumed; "
         return Taken("q8", f"{known}the weights are {most} of a GGUF, whose products it gives inputs to match")
-    if said.startswith(GGML):
+    if dialect is not None and dialect.gguf_only:
         raise RequestError(
             f"--format auto: the engine is {engine}, which runs a GGUF file, and --model is a directory: expected "
             "--model FILE.gguf, or the format"
         )
     if most in FLOATS:
         return Taken(FLOATS[most], f"the weights are {most}")
-    if is_told and not said.startswith("transformers"):
+    if is_told and not name.startswith("transformers"):
         return Taken("w8a8", f"the weights are {most}, and the checkpoint tells how inputs are rounded to 8 bits")
     return Taken(FLOATS[norms], f"the weights are {most}, the norms {norms}")

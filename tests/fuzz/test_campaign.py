@@ -130,7 +130,7 @@ def test_what_fails_only_behind_another_is_replayed_behind_it() -> None:
     campaign.history = [Trace((Sent(A[:3], 2),) * 3)]
     campaign.counts.findings = 0
     drawn = Trace((Sent(A[:2]), Sent(A[:2])))
-    failure = campaign.small(drawn, Played((Reply((), BAD), Reply())), finding())
+    failure = campaign.minimize(drawn, Played((Reply((), BAD), Reply())), finding())
     assert failure.rate == (10, 10) and len(failure.trace.requests) == 5 and failure.drawn == drawn
 
 
@@ -180,7 +180,7 @@ def test_the_last_that_holds_is_found(holds: set[int]) -> None:
 
 
 def finding(kind: str = FAILED) -> Any:
-    from lfm2np.fuzz.found import Finding
+    from lfm2np.fuzz.finding import Finding
 
     return Finding(kind, "it broke", 0)
 
@@ -294,7 +294,7 @@ def test_what_the_engine_can_not_be_asked_is_not_tried_while_shrinking() -> None
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 10.0])
-def test_numbers_that_are_none_do_not_steer(value: float) -> None:
+def test_counters_that_are_not_finite_do_not_steer(value: float) -> None:
     player = Scripted(lambda trace: None, {"hits": value})
     campaign = Campaign(model(), player, "float32", AROUND)
     assert list(campaign.run(0, 20, None)) == [] and campaign.counts.traces == 20
@@ -316,7 +316,7 @@ def test_an_earlier_failure_is_played_as_it_is_and_then_with_other_tokens() -> N
     assert all(one != trace and one.requests[1].after == 0 for one in player.played[1:])
 
 
-def test_each_earlier_failure_that_fails_again_is_told_once() -> None:
+def test_each_earlier_failure_that_fails_again_is_reported_once() -> None:
     campaign, _ = campaign_on(long_prompt)
     good, bad = Trace((Sent(A[:2]),)), Trace((Sent(A[:9]),))
     failures = list(known_traces([bad, good, bad], campaign, 3))

@@ -135,7 +135,7 @@ def test_a_factory_that_fails_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err == "lfm2np: TargetError: failing_engine:make: ValueError: no memory\n"
 
 
-def test_an_engine_that_tells_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_reports_no_tokens_is_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
     def text_only(handler: Any, _: Any) -> bool:
         body = b"{}"
         if handler.command == "POST":
@@ -309,7 +309,7 @@ def test_somebody_else_on_its_port_is_not_taken_for_it(tmp_path: Path, monkeypat
         assert server._process is None
 
 
-def test_a_server_that_ends_or_never_answers_is_said(tmp_path: Path) -> None:
+def test_a_server_that_ends_or_never_answers_is_reported(tmp_path: Path) -> None:
     ends = StartedServer(f"{sys.executable} -S -c 'raise SystemExit(5)'", lambda: False, 30.0)
     with pytest.raises(TargetError, match="it ended with 5 before it answered"):
         ends.start()

@@ -18,13 +18,15 @@ from lfm2np.errors import RequestError
 from lfm2np.fuzz import hand_over as handing
 from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.campaign import Failure
-from lfm2np.fuzz.found import Finding, finding_of
+from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over, read_trace, require_place, row_of
 from lfm2np.fuzz.played import Played, Reply, Trouble
-from lfm2np.fuzz.reproducer import ANSWERS, reproducer
+from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right
 from lfm2np.fuzz.trace import Sent, Trace, joined
-from lfm2np.oracle.targets.records import Answer
+from lfm2np.oracle.targets.dialects import DIALECTS
+from lfm2np.oracle.targets.dialects.dialect import Dialect
+from lfm2np.oracle.targets.records import Answer, Ask
 
 pytestmark = pytest.mark.rounding
 A = alphabet_of(model().tokenizer, 300)
@@ -106,7 +108,7 @@ def test_a_trace_with_a_flipped_bit_is_refused_or_the_same(tmp_path: Path) -> No
         "\x00\xff",
     ],
 )
-def test_what_is_no_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
+def test_an_invalid_trace_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "t.json").write_text(content, encoding="latin-1")
     with pytest.raises(RequestError, match=r"t\.json: "):
         read_trace(tmp_path / "t.json")
@@ -191,7 +193,7 @@ def test_what_could_not_be_played_again_says_so(tmp_path: Path) -> None:
     assert "- not played again: the server is gone, and nothing was given that starts it" in lines
 
 
-def test_an_answer_whose_tokens_are_none_can_be_handed_over(tmp_path: Path) -> None:
+def test_an_answer_with_invalid_tokens_can_be_handed_over(tmp_path: Path) -> None:
     failure = failure_of(Trace((Sent(A[:3], 2, temperature=1.0),)))
     seen = Reply((Answer("0", (999, 5), (-1.0, -1.0)),), Trouble("impossible", "no"), 0.0, None, 1.0)
     assert handed(tmp_path, replace(failure, played=Played((seen,)))).exists()
@@ -277,7 +279,7 @@ def spoil(fields: dict[str, Any]) -> None:
         (lambda choice: choice.update(token_ids=5), "expected an answer, seen: TypeError"),
     ],
 )
-def test_the_script_tells_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
+def test_the_script_prints_what_it_expected_and_saw(tmp_path: Path, change: Any, told: str) -> None:
     with serving() as here:
         path = script_for(tmp_path, here, Trace((Sent(A[:9], 6),)))
         here.spoil = lambda fields: change(fields["choices"][0])
@@ -315,9 +317,9 @@ def test_the_script_ends_whatever_the_server_does(tmp_path: Path, way: str) -> N
     assert "wrong in 1 of 1" in said if way == "die" else "wrong in 2 of 2" in said
 
 
-@pytest.mark.parametrize("dialect", sorted(ANSWERS))
-def test_a_title_can_not_change_the_script(dialect: str) -> None:
-    text = reproducer(HOSTILE, dialect, "/x", 60.0, [{"body": {"prompt": '"""\\'}}])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_a_title_can_not_change_the_script(dialect: Dialect) -> None:
+    text = reproducer(HOSTILE, dialect, 60.0, [{"body": {"prompt": '"""\\'}}])
     code = compile(text, "reproduce.py", "exec")
     assert code is not None and text.count("def answer(replies):") == 1
     assert text.splitlines()[0].startswith('"""<script') and "@@ANSWER@@" in text.splitlines()[0]
@@ -327,17 +329,19 @@ def right(*tokens: int) -> list[Right]:
     return [Right(token, -1.0, 0.1, True) for token in tokens]
 
 
-def test_what_follows_an_end_is_expected_only_of_who_can_be_told_to_go_on() -> None:
-    trace, ends = Trace((Sent((5,), 4),)), (4,)
+def test_tokens_behind_an_end_are_expected_only_if_the_server_goes_on() -> None:
+    def tokens(ends: tuple[int, ...]) -> tuple[list[int], bool]:
+        row = row_of(Trace((Sent((5,), 4),)), 0, {}, right(9, 4, 8), ends)
+        return [token[0] for token in row["right"]], row.get("may_go_on", False)
 
-    def tokens(body: dict[str, Any]) -> tuple[list[int], bool]:
-        row = row_of(trace, 0, body, right(9, 4, 8), ends)
-        return [one[0] for one in row["right"]], row.get("may_go_on", False)
+    assert tokens(()) == ([9, 4, 8], False)
+    assert tokens((4,)) == ([9, 4], True)
 
-    assert tokens({"ignore_eos": True}) == ([9, 4, 8], False)
-    assert tokens({"sampling_params": {"ignore_eos": True}}) == ([9, 4, 8], False)
-    assert tokens({"ignore_eos": False}) == ([9, 4], True)
-    assert tokens({}) == ([9, 4], True)
+
+def test_a_dialect_goes_on_behind_an_end_if_its_requests_say_so() -> None:
+    ask = Ask("a", "fuzz", (1,), 1, "a")
+    for dialect in DIALECTS:
+        assert dialect.ignores_eos == ('"ignore_eos": true' in json.dumps(dialect.request(ask, dialect.extras[0])))
 
 
 def test_the_script_does_not_judge_what_it_can_not() -> None:

@@ -15,7 +15,7 @@ from served_here import Here, model, player_of, serving
 
 from lfm2np.fuzz import play_http
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.found import Finding, finding_of
+from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.observe import Watcher, metrics_of, more_than
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played
 from lfm2np.fuzz.trace import Sent, Trace
@@ -44,7 +44,7 @@ def played(here: Here, trace: Trace, spoil: Callable[[Here], None], timeout: flo
         probed.probe()
     with player_of(here, timeout) as player:
         target = player._target
-        target._found, target._streams = probed._target._found, probed._target._streams
+        target._spoken, target.streams = probed._target._spoken, probed._target.streams
         player._watcher = Watcher(target.client)
         before = threads()
         spoil(here)
@@ -235,7 +235,7 @@ def test_fewer_samples_than_were_asked_for_are_a_finding(here: Here) -> None:
 
 
 @pytest.mark.parametrize("cached", [10**400, -1, 5, "4", None, [1]])
-def test_a_count_of_cached_tokens_that_can_not_be_is_not_told(here: Here, cached: Any) -> None:
+def test_an_impossible_count_of_cached_tokens_is_ignored(here: Here, cached: Any) -> None:
     spoil = lambda fields: fields["usage"].update(prompt_tokens_details={"cached_tokens": cached})  # noqa: E731
     done = played(here, ONE, lambda server: setattr(server, "spoil", spoil))
     assert finding_of(model(), "float32", ONE, done) is None
@@ -270,14 +270,14 @@ def test_what_was_held_before_is_no_leak_of_this_trace(here: Here, monkeypatch: 
     assert finding_of(model(), "float32", ONE, done) is None
 
 
-def test_what_comes_free_a_little_later_is_none_either(here: Here) -> None:
+def test_what_is_freed_a_little_later_is_no_leak(here: Here) -> None:
     values = iter([0.0, 0.0, 2.0, 1.0] + [0.0] * 10_000)
     done = played(here, ONE, metrics_said(lambda: f"vllm:num_requests_running {next(values)}\n"))
     assert finding_of(model(), "float32", ONE, done) is None
 
 
 @pytest.mark.parametrize("text", ["", "name", "vllm:num_requests_running", "\x00{", "a b c", "a{} 1e999", "a}{ 1"])
-def test_metrics_that_are_garbage_tell_nothing(here: Here, text: str) -> None:
+def test_garbage_metrics_are_ignored(here: Here, text: str) -> None:
     assert metrics_of(text) == {}
     done = played(here, ONE, metrics_said(lambda: text))
     assert done.trouble is None

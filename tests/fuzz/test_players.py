@@ -11,10 +11,11 @@ from served_here import folder, model, player_of, serving
 from lfm2np.conformance.adapters import Own
 from lfm2np.engine_protocol import Completion
 from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.found import finding_of
+from lfm2np.fuzz.finding import finding_of
 from lfm2np.fuzz.play_engine import RoundsPlayer, StepsPlayer, rounds_of
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK
 from lfm2np.fuzz.trace import Sent, Trace
+from lfm2np.oracle.targets.dialects import VLLM
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import TargetError
@@ -57,8 +58,8 @@ def test_a_right_server_gets_no_finding_for_a_trace_of_everything(numerics: str,
 def test_the_bodies_that_a_script_gets_are_those_that_are_sent() -> None:
     with serving() as here, player_of(here) as player:
         player.probe()
-        dialect, path, timeout, bodies = player.sent_bodies(EVERYTHING)
-    assert (dialect, path, timeout) == ("vllm", "/v1/completions", 20.0)
+        bodies = [player.body(index, sent) for index, sent in enumerate(EVERYTHING.requests)]
+        assert player.dialect is VLLM
     assert [body["prompt"] for body in bodies] == [list(one.prompt) for one in EVERYTHING.requests]
     assert bodies[5]["n"] == 2 and bodies[5]["temperature"] == 1.0 and bodies[7]["stop"] == [STOPS]
     assert [index for index, body in enumerate(bodies) if "cache_salt" in body] == [4]
@@ -198,7 +199,7 @@ def test_what_an_engine_does_wrong_is_one_finding_of_its_kind(does: Any, kind: s
 
 
 @pytest.mark.parametrize("what", [raises, lambda value: None, lambda value: {"cached_tokens": "many"}])
-def test_metrics_that_are_none_only_do_not_steer(what: Any) -> None:
+def test_invalid_metrics_only_do_not_steer(what: Any) -> None:
     trace = Trace((Sent(A[:5], 2),))
     played = steps(lambda: Wrong(doing("metrics", what))).play(trace)
     assert finding_of(model(), "float32", trace, played) is None and played.counted == {}

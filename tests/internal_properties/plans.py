@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from internal_properties.internal import internal
 from lfm2np.conformance.properties.driver import Violation
 from scheduler import PlanError, Request, Scheduler, SchedulerConfig
-from scheduler.policy import Load
 from scheduler.request import Status
 
 # --- what may be told to update()
@@ -148,8 +147,6 @@ def defaults(example: str) -> None:
         (plan, "step"),
         (plan.moves[0], "source"),
         (plan.scheduled[0], "start"),
-        (subject.policy.phase(Load(1, 0)), "decode"),
-        (Load(1, 0), "num_running"),
     ):
         try:
             setattr(one, name, 2)

@@ -17,6 +17,7 @@ from internal_properties.internal import internal
 from internal_properties.wrong_engine_calls import ENGINE, SAMPLING, Case
 from lfm2np.conformance.properties.driver import Violation
 from scheduler import (
+    POLICIES,
     BlockPool,
     FinishReason,
     PlanError,
@@ -197,7 +198,7 @@ LEAST = {
     "max_waiting_tokens": 0,
     "num_host_blocks": 0,
 }
-POLICY_NAMES = "expected one of fcfs, priority, prefill-first, waiting-served, static"
+POLICY_NAMES = f"expected one of {', '.join(POLICIES)}"
 RATIO = "expected a number, at least 0"
 SIZES: tuple[Case, ...] = (
     *(case for name, least in LEAST.items() for case in too_small(name, least)),

@@ -218,7 +218,7 @@ def test_tokens_after_the_one_that_ends_a_request_are_refused():
             assert subject.update(plan, {"a": [11, 12]}) == []
 
 
-def test_drafts_for_one_who_can_take_none_are_refused():
+def test_drafts_for_a_request_that_takes_none_are_refused():
     """In the middle of a prompt, before its samples are split off, or not in the plan at all."""
     subject = Scheduler(SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=4))
     subject.add(Request("long", (1,) * 6, 3))

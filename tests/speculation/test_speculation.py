@@ -20,7 +20,7 @@ from lfm2np.engine.sequential import alone
 from lfm2np.errors import ProofError
 from lfm2np.loading import Model
 from lfm2np.speculation.drafters import Draft, DraftContext, NgramDrafter, ScriptedDrafter
-from scheduler import replay
+from scheduler import POLICIES, replay
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
@@ -82,7 +82,7 @@ def speculate(model: Model, seed: int, wrong: Sequence[bool], most: int, **optio
             "block_size": st.sampled_from([1, 2, 3, 5, 16]),
             "max_num_seqs": st.integers(1, 8),
             "max_num_batched_tokens": st.sampled_from([1, 2, 3, 7, 16, 64, 500]),
-            "policy": st.sampled_from(["fcfs", "priority", "prefill-first", "waiting-served", "static"]),
+            "policy": st.sampled_from(tuple(POLICIES)),
             "prefix_caching": st.booleans(),
             "num_host_blocks": st.sampled_from([0, 20]),
         }
@@ -106,7 +106,7 @@ def test_speculation_equals_the_reference_on_every_fixture(model: Model):
     assert run.engine.metrics.draft_tokens > 0
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "prefill-first", "waiting-served", "static"])
+@pytest.mark.parametrize("policy", tuple(POLICIES))
 @pytest.mark.parametrize("caching", [False, True])
 def test_a_drafter_that_always_lies_leaves_no_trace_at_all(trained: Model, policy: str, caching: bool):
     """Step by step, plan by plan, byte by byte of every array: the run is the one that never speculated."""

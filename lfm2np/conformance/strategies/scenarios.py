@@ -17,6 +17,7 @@ from lfm2np.conformance.strategies.lengths import ALPHABET, Lengths, common_text
 from lfm2np.conformance.strategies.models import AnyModel, Checkpoint, TinyModel
 from lfm2np.engine_protocol import Request
 from lfm2np.sampling.params import SamplingParams
+from scheduler import POLICIES
 
 LONGEST_PROMPT, MOST_TOKENS, MOST_REQUESTS, MOST_SAMPLES = 14, 6, 5, 3
 MOST_LONG_REQUESTS, MOST_LONG_SAMPLES, BLOCKS_OF_OUTPUT = 3, 2, 3
@@ -175,7 +176,7 @@ def sizes(draw: st.DrawFn, lengths: Lengths | None = None, longest: int | None =
         "num_blocks": least + draw(st.integers(0, 12)),
         "max_num_seqs": draw(st.integers(1, most_seqs)),
         "max_num_batched_tokens": draw(st.sampled_from(steps)),
-        "policy": draw(st.sampled_from(["fcfs", "priority", "prefill-first", "waiting-served", "static"])),
+        "policy": draw(st.sampled_from(tuple(POLICIES))),
         "prefix_caching": draw(st.booleans()),
         "num_host_blocks": draw(st.sampled_from([0, 0, 6] if lengths is None else [0, 2 * least])),
         "watermark": draw(st.sampled_from([0.0, 0.2])),

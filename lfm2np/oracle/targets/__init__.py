@@ -1,6 +1,6 @@
-"""Ways to an engine: each asks it what check.py wants to know, and answers in the form of records.py.
+"""Targets: adapters through which check.py sends requests to an engine and gets answers in the form of records.py.
 
-target.py says what a target is; python_target.py, exec_target.py (over line_process.py), http_target.py (over
-http_client.py, http_dialects.py and http_replies.py), file_target.py and transformers_target.py are the available ones.
-checked.py looks an answer over before it is believed.
+target.py says what a target is; the available ones are python_target.py, exec_target.py (over line_process.py),
+http_target.py (over http_client.py and dialects/), file_target.py and transformers_target.py. checked.py validates what
+an engine answered.
 """

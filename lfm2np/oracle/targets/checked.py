@@ -1,4 +1,4 @@
-"""From what an engine said to an Answer, whatever it said."""
+"""Turns whatever an engine answered into an Answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_ABORT = "the engine can't abort a request"
 
 
 def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
-    """The fields as an Answer under the ask's id; an Answer with `error` where they are none or don't fit the ask."""
+    """The fields as an Answer to the ask, with `error` where they are invalid or don't fit it."""
     try:
         answer = answer_from_json({**fields, "id": ask.id})
     except RequestError as problem:
@@ -29,11 +29,11 @@ def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
 
 
 def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:
-    """No answer that can be judged, and why, on one line, cut where it is long; `refuted`: no right engine gives it."""
+    """An answer that can't be judged, and why, as one short line. `refuted`: no right engine gives such an answer."""
     return Answer(ask.id, error=shortened(why) or "an error without a message", refuted=refuted or None)
 
 
 def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
-    """A text from outside as one line that a terminal may show."""
+    """A text from outside as one line that is safe for a terminal."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
     return line if len(line) <= most else line[: most - 3] + "..."

@@ -42,7 +42,7 @@ from lfm2np.oracle.targets.records import Answer, Ask, parse_line
 from lfm2np.oracle.targets.target import Abilities, TargetError
 
 PROTOCOL = 1
-PATIENCE = 120.0  # seconds for one line that is waited for
+PATIENCE = 120.0  # seconds to wait for a line
 MAX_COMPLAINTS = 100
 HELLO_FIELDS: dict[str, type] = {
     "protocol": int,
@@ -57,12 +57,12 @@ ID_OF_A_BAD_LINE = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ExecTarget:
-    """An engine behind the protocol. It is started when it is first needed.
+    """An engine behind the protocol, started on first use.
 
-    command     without "exec:"; split as a shell would, but without a shell
+    command     without "exec:"; split as a shell would, but run without a shell
     model       the checkpoint directory, as the engine gets it
-    patience    seconds for a line that is waited for; an engine that takes longer is ended
-    complaints  what it wrote beyond the protocol, which no answer shows: noise, answers to nothing
+    patience    seconds to wait for a line; an engine that takes longer is killed
+    complaints  lines that break the protocol, which no answer shows: noise, answers to nothing
     """
 
     def __init__(self, command: str, model: str | Path, vocab_size: int, patience: float = PATIENCE) -> None:
@@ -71,7 +71,7 @@ class ExecTarget:
         self._process: LineProcess | None = None
         self._abilities: Abilities | None = None
         self._gone: str | None = None
-        self._serial = itertools.count()  # makes ids unique: a late answer must not pass for that of another run
+        self._serial = itertools.count()  # makes ids unique: a late answer must not be taken for one of another run
 
     def probe(self) -> Abilities:
         """Starts the engine if it does not run, and exchanges hellos."""
@@ -90,36 +90,36 @@ class ExecTarget:
         return self._abilities
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        """In runs of at most `at_once`. If the engine goes, the asks that it did not answer get an error.
+        """In runs of at most `at_once`. If the engine dies, asks without an answer get an error.
 
-        TargetError if it is gone before any answer.
+        TargetError if it dies before the first answer.
         """
         abilities = self.probe()
-        found: dict[int, Answer] = {}  # by the index of the ask
+        answers: dict[int, Answer] = {}  # by the index of the ask
         refused = {i for i, ask in enumerate(asks) if ask.id in aborted and not abilities.can_abort}
         todo = [i for i in range(len(asks)) if i not in refused]
         try:
             for start in range(0, len(todo), abilities.at_once):
-                self._run({i: asks[i] for i in todo[start : start + abilities.at_once]}, aborted, found)
+                self._run({i: asks[i] for i in todo[start : start + abilities.at_once]}, aborted, answers)
         except TargetError as problem:
             gone = self._lose(str(problem))
-            if not found:
+            if not answers:
                 raise gone from None
         return [
-            failed(ask, NO_ABORT) if i in refused else found[i] if i in found else failed(ask, self._gone or "")
+            failed(ask, NO_ABORT) if i in refused else answers[i] if i in answers else failed(ask, self._gone or "")
             for i, ask in enumerate(asks)
         ]
 
     def close(self) -> None:
-        """Says bye, waits a little, and ends what is left. Afterwards it is gone."""
+        """Says bye, waits a little, and kills what is left. It can't be used afterwards."""
         if self._process is not None and self._gone is None:
             self._send({"kind": "bye"})
             self._process.close(GRACE)
         if self._gone is None:
             self._gone = "the engine was closed"
 
-    def _run(self, asks: dict[int, Ask], aborted: Collection[str], found: dict[int, Answer]) -> None:
-        """One run; answers go to `found` as they come, so that none is lost when the engine dies. TargetError then."""
+    def _run(self, asks: dict[int, Ask], aborted: Collection[str], answers: dict[int, Answer]) -> None:
+        """One run, whose answers are added as they come: none is lost when the engine dies. TargetError then."""
         indices: dict[str, int] = {}  # by the id that the engine gets
         for index, ask in asks.items():
             name = f"{next(self._serial)}:{ask.id}"
@@ -130,15 +130,18 @@ class ExecTarget:
         waiting, since = set(indices), time.monotonic()
         while waiting:
             assert self._process is not None
-            answered, said = read_answer(self._process.receive(since))
+            answered, fields = read_answer(self._process.receive(since))
             if answered is None or answered not in indices:
-                self._complain(said if isinstance(said, str) else f"an answer to {answered!r}, not asked in this run")
+                self._complain(
+                    fields if isinstance(fields, str) else f"an answer to {answered!r}, not asked in this run"
+                )
                 continue
             index = indices[answered]
+            ask = asks[index]
             if answered not in waiting:
-                found[index] = failed(asks[index], "answered twice in one run")
+                answers[index] = failed(ask, "answered twice in one run")
                 continue
-            found[index] = failed(asks[index], said) if isinstance(said, str) else checked_answer(asks[index], said)
+            answers[index] = failed(ask, fields) if isinstance(fields, str) else checked_answer(ask, fields)
             waiting.discard(answered)
             since = time.monotonic()
 
@@ -147,7 +150,7 @@ class ExecTarget:
             self.complaints.append(shortened(what))
 
     def _lose(self, how: str) -> TargetError:
-        """It is gone for good, or must go: what it says from now on would be answers to nobody knows what."""
+        """Gives the engine up for good: what it would answer from now on can't be assigned to requests."""
         self._gone = f"{how}; it also wrote: {self.complaints[-1]}" if self.complaints else how
         if self._process is not None:
             self._process.close(0.0)
@@ -159,7 +162,7 @@ class ExecTarget:
 
 
 def lines_of(ask: Ask, name: str, is_aborted: bool) -> Iterator[dict[str, Any]]:
-    """What one ask is to the engine, under the id `name`."""
+    """The lines that send an ask, under the id `name`."""
     yield {
         "kind": "ask",
         "id": name,
@@ -172,14 +175,14 @@ def lines_of(ask: Ask, name: str, is_aborted: bool) -> Iterator[dict[str, Any]]:
 
 
 def read_hello(line: Line) -> Abilities:
-    """What the engine says of itself. RequestError for anything else than a hello of this protocol."""
+    """What the engine says about itself. RequestError for anything but a hello of this protocol."""
     fields = read_fields(line, "its first line")
     if fields.pop("kind", None) != "hello":
         raise RequestError(f"its first line {shown(line)}: expected kind hello")
     for name, kind in HELLO_FIELDS.items():
         if type(fields.get(name)) is not kind:
-            found = repr(fields[name])[:80] if name in fields else "missing"
-            raise RequestError(f"hello: {name} {found}, expected {EXPECTED[kind]}")
+            value = repr(fields[name])[:80] if name in fields else "missing"
+            raise RequestError(f"hello: {name} {value}, expected {EXPECTED[kind]}")
     for name in fields:
         if name not in HELLO_FIELDS:
             raise RequestError(f"hello: {name[:80]!r}, expected no more than {', '.join(HELLO_FIELDS)}")
@@ -203,7 +206,7 @@ EXPECTED = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 def read_answer(line: Line) -> tuple[str | None, dict[str, Any] | str]:
-    """The id of an answer line and its fields; of a bad line the id if it can be made out, and why it is bad."""
+    """The id of an answer and its fields; for a bad line the id, if it can be read, and what is wrong."""
     try:
         fields = read_fields(line, "a line")
     except RequestError as problem:
@@ -215,7 +218,7 @@ def read_answer(line: Line) -> tuple[str | None, dict[str, Any] | str]:
 
 
 def read_fields(line: Line, what: str) -> dict[str, Any]:
-    """The object on a line. RequestError that says what it is instead."""
+    """The object on a line. RequestError if there is none."""
     if line.fault:
         raise RequestError(f"{what}: {line.fault}")
     try:
@@ -229,12 +232,12 @@ def read_fields(line: Line, what: str) -> dict[str, Any]:
 
 
 def id_of_a_bad_line(content: bytes) -> str | None:
-    """So that NaN in one answer is that answer's error and no riddle."""
-    found = ID_OF_A_BAD_LINE.search(content)
-    if found is None:
+    """So that NaN in an answer is reported as the error of that answer."""
+    match = ID_OF_A_BAD_LINE.search(content)
+    if match is None:
         return None
     try:
-        name = json.loads(found[1])
+        name = json.loads(match[1])
     except ValueError:
         return None
     return name if isinstance(name, str) else None

@@ -1,8 +1,8 @@
 """FILE.jsonl: what an engine answered earlier, one line {"ask": {...}, "answer": {...}} a request.
 
-The record of a check as it runs, from which a broken one is resumed, and a way in for engines that run elsewhere.
-What a check writes has a checksum in each line, {..., "sha256": "..."}, and a last line {"end": 12, "sha256": "..."}:
-how many of them stand between it and the end before. Lines that others write need neither.
+The record of a check, from which an interrupted one is resumed; also a target for engines that run elsewhere.
+A check writes a checksum into each line, {..., "sha256": "..."}, and a last line {"end": 12, "sha256": "..."}: how many
+lines there are since the previous end. Lines from elsewhere need neither.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ MAX_LINE = 64 * 2**20
 
 
 class Transcript:
-    """The asks and answers of a file; of an ask's id that stands there several times, the last.
+    """The asks and answers of a file; of several lines with the same id, the last. A missing file has none.
 
-    A file that is not there has none. RequestError that names the line for anything wrong but a torn last line, which
-    a crash may leave: that is dropped, with a warning, and overwritten by the next `append`.
+    RequestError that names the line for anything invalid, except a torn last line, which a crash may leave: it is
+    dropped, with a warning, and overwritten by the next `append`.
     """
 
     def __init__(self, path: str | Path, is_target: bool = False) -> None:
-        """`is_target`: an answer that a later line contradicts is refused, as the later one would mask it; and so are
-        lines with checksums without an end behind them, as some may be missing."""
+        """`is_target`: refuses an answer that a later line contradicts, as the later one would mask it, and lines with
+        checksums that no end follows, as some may be missing."""
         self.path = Path(path)
         self._pairs: dict[str, tuple[Ask, Answer]] = {}
         self._lines = LineFile(path, MAX_LINE)
@@ -74,7 +74,7 @@ class Transcript:
         return recorded[1] if recorded is not None and as_text(recorded[0]) == as_text(ask) else None
 
     def append(self, ask: Ask, answer: Answer) -> None:
-        """One more line, on the disk when this returns. RequestError if it can't be written."""
+        """Adds a line, which is on the disk when this returns. RequestError if it can't be written."""
         if answer.id != ask.id:
             raise RequestError(f"answer {answer.id!r}: expected that to ask {ask.id!r}")
         try:
@@ -89,7 +89,7 @@ class Transcript:
         self._pairs[ask.id] = (ask, answer)
 
     def end(self) -> None:
-        """Says that all has been asked. Nothing if nothing was appended since it was said last."""
+        """Writes that the check is complete, unless nothing was appended since the last end."""
         if self._num_open:
             self._lines.append(json.dumps(sealed({"end": self._num_open})).encode() + b"\n")
             self._num_open = 0
@@ -106,14 +106,14 @@ class Transcript:
 
 
 class FileTarget:
-    """An engine that is a file: answers what was recorded, and only that."""
+    """A file in place of an engine: it answers what was recorded, and nothing else."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._transcript: Transcript | None = None
 
     def probe(self) -> Abilities:
-        """What all of its answers tell. TargetError without a file, RequestError naming the line that is wrong."""
+        """What its answers report. TargetError without a file, RequestError that names an invalid line."""
         answers = [answer for _, answer in self._read().pairs() if answer.error is None]
         tops = [len(top) for answer in answers for top in answer.top_logprobs or ()]
         return Abilities(
@@ -140,34 +140,34 @@ class FileTarget:
 
 
 def recorded_asks(path: str | Path) -> list[Ask]:
-    """The asks of a file themselves, so that a check can judge exactly what was recorded. Errors as `recorded`'s."""
+    """The asks of a file, so that a check can judge exactly what was recorded. Errors as in `recorded`."""
     return [ask for ask, _ in recorded(path).pairs()]
 
 
 def recorded(path: str | Path) -> Transcript:
-    """A file that must be there. TargetError if it is not, RequestError that names the line for what is wrong in it."""
+    """The file must exist. TargetError if it does not, RequestError that names an invalid line."""
     if not Path(path).is_file():
         raise TargetError(f"{path}: no such file, expected lines of asks and answers")
     return Transcript(path, is_target=True)
 
 
 def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -> bool:
-    """Whether both are answers, and not the same. A request that failed may be sent again."""
+    """Whether both are answers, and differ. A request that failed may be sent again."""
     if earlier is None or (earlier[1].error is not None and not earlier[1].refuted):
         return False
     return as_text(earlier[0]) != as_text(later[0]) or earlier[1] != later[1]
 
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
-    """Its checksum checked, where it has one. RequestError naming the line."""
+    """Checks its checksum, if it has one. RequestError that names the line."""
     try:
         text = line.decode()
     except UnicodeDecodeError as problem:
         raise RequestError(f"{where}: not UTF-8: byte {problem.start}: {problem.reason}") from None
     raw = parse_line(text, where)
     if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
-        found = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
-        raise RequestError(f"{where}: {found[:80]}, expected an object with ask and answer")
+        names = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
+        raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")
     if FIELD in raw and (changed := damage(raw)):
         raise RequestError(f"{where}: {changed}; a line of your own needs none")
     return raw
@@ -179,7 +179,7 @@ def require_end(count: Any, expected: int, where: str) -> None:
 
 
 def read_pair(raw: Mapping[str, Any], where: str) -> tuple[Ask, Answer]:
-    """RequestError naming the line."""
+    """RequestError that names the line."""
     if "ask" not in raw:
         raise RequestError(f"{where}: an end without {FIELD}, expected an object with ask and answer")
     try:
@@ -192,6 +192,6 @@ def read_pair(raw: Mapping[str, Any], where: str) -> tuple[Ask, Answer]:
 
 
 def as_text(ask: Ask) -> str:
-    """As JSON has it: a list and a tuple among the factors are the same. Without what was only noted about it."""
+    """As JSON, in which lists and tuples are the same; without the factors in NOTED."""
     factors = {name: value for name, value in ask.factors.items() if name not in NOTED}
     return json.dumps({**ask_as_json(ask), "factors": factors}, sort_keys=True)

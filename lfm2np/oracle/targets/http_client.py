@@ -1,8 +1,8 @@
 """HTTP to one server that is not trusted: every wait, every size and every destination is bounded.
 
 - A request has `timeout` seconds in all, connecting included; then its connection is cut, whatever it waits for.
-- An answer may hold 64 MiB, as JSON or server-sent events, not compressed.
-- 429, 502, 503, 504, a refused and a broken connection are tried again, with growing pauses; nothing else is.
+- A response may hold 64 MiB, as JSON or server-sent events, not compressed.
+- 429, 502, 503, 504, a refused and a broken connection are retried, with growing pauses; nothing else is.
 - A redirect is followed to the same scheme, host and port only, and without the key.
 - The key is read from LFM2NP_API_KEY, and from nowhere else; no message shows it.
 - Proxies are not used, whatever the environment says: what is checked is the server that the URL names.
@@ -40,7 +40,7 @@ Enough = Callable[[list[dict[str, Any]]], bool]
 
 
 class HttpError(Lfm2npError):
-    """One exchange that came to nothing; `status` is the server's, if it gave one."""
+    """A failed request; `status` is the server's, if it gave one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class HttpError(Lfm2npError):
 
 
 class BadReply(HttpError):
-    """The server answered, but not with what was asked for: another status, no JSON, or JSON that is none."""
+    """The server answered, but not as it should: another status, another type, or invalid JSON."""
 
 
 class TimedOut(HttpError):
@@ -56,7 +56,7 @@ class TimedOut(HttpError):
 
 
 class Unready(HttpError):
-    """Worth another try: in `after` seconds if the server said so."""
+    """Worth a retry: in `after` seconds if the server said so."""
 
     def __init__(self, message: str, after: float | None = None, status: int | None = None) -> None:
         super().__init__(message, status)
@@ -82,9 +82,9 @@ class Place:
 
 
 class HttpClient:
-    """Requests to one server, from any number of threads; a connection each.
+    """Requests to one server, from any number of threads; each has its own connection.
 
-    notes   what was tried again, and why: no answer shows it
+    notes   what was retried, and why: no answer shows it
     """
 
     def __init__(self, url: str, timeout: float = 60.0, retries: int = 3, backoff: float = 0.25) -> None:
@@ -98,7 +98,7 @@ class HttpClient:
         self._closed = threading.Event()
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at a path. HttpError for anything else, TargetError if nobody answers there."""
+        """The JSON object at a path. HttpError for anything else, TargetError if there is no server."""
         return self._persist(lambda: self._send("GET", path, None, read_json, self.timeout))
 
     def get_text(self, path: str) -> str:
@@ -108,18 +108,18 @@ class HttpClient:
         )
 
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
-        """What is answered to a JSON object; errors as in `get`."""
+        """The response to a JSON object; errors as in `get`."""
         limit = self.timeout if seconds is None else min(seconds, self.timeout)
         return self._persist(lambda: self._send("POST", path, fields, read_json, limit))
 
     def post_and_leave(self, path: str, fields: Mapping[str, Any], is_enough: Enough) -> list[dict[str, Any]]:
-        """The first server-sent events; then the connection is closed, in the middle of the answer."""
+        """Server-sent events until they are enough; then the connection is closed, in the middle of the response."""
         return self._persist(
             lambda: self._send("POST", path, fields, lambda r: read_events(r, is_enough), self.timeout)
         )
 
     def close(self) -> None:
-        """Cuts what is under way, from any thread. Nothing can be asked after it."""
+        """Cuts all connections, from any thread. No request can be sent afterwards."""
         self._closed.set()
         for watch in list(self._open):
             watch.cut()
@@ -164,7 +164,7 @@ class HttpClient:
 
     @contextlib.contextmanager
     def _connection(self, seconds: float) -> Iterator[http.client.HTTPConnection]:
-        """A connection that is cut after so many seconds; what goes wrong on it becomes an HttpError."""
+        """A connection that is cut after so many seconds; errors on it become HttpErrors."""
         if self._closed.is_set():
             raise HttpError("the connection was closed from this side")
         host, port = self.place.host, self.place.port
@@ -185,7 +185,7 @@ class HttpClient:
         try:
             watch.shake_hands()
             yield connection
-            if watch.is_cut:  # an answer without a length would pass for a whole one
+            if watch.is_cut:  # a response without a length would pass for a whole one
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError, HttpError) as problem:
             if watch.is_cut or isinstance(problem, TimeoutError):
@@ -211,7 +211,7 @@ class HttpClient:
 
 
 class Watch:
-    """Cuts a connection after so many seconds: limits for single reads would let a server drip bytes for ever."""
+    """Cuts a connection after so many seconds: a timeout for each read would let a server drip bytes for ever."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self.connection = connection
@@ -234,7 +234,7 @@ class Watch:
 
 
 def parse_url(url: str) -> Place:
-    """TargetError for what is no plain address of a server. A `/v1` at its end, as clients of OpenAI have it, goes."""
+    """TargetError unless it is a plain address of a server. A final `/v1`, as OpenAI's clients have, is removed."""
     try:
         parts = urlsplit(url)
         if parts.username is not None or parts.password is not None:
@@ -268,7 +268,7 @@ def headers_of(body: bytes | None, key: str | None) -> dict[str, str]:
 
 
 def redirected(place: Place, target: str, method: str, response: http.client.HTTPResponse) -> str:
-    """The new path. HttpError if it leads elsewhere, or would turn a POST into a GET."""
+    """The new path. HttpError if it leads to another server, or would turn a POST into a GET."""
     location = response.getheader("Location", "")
     shown = shortened(location, 200)
     if method != "GET" and response.status not in (307, 308):
@@ -292,14 +292,15 @@ def translated(problem: Exception) -> HttpError:
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Whole seconds only; its other form, a date, asks for a clock that agrees with ours."""
+    """Whole seconds only; its other form, a date, would need synchronised clocks."""
     text = (retry_after or "").strip()
     return float(text) if text.isascii() and text.isdigit() else None
 
 
-def pause_before(tried: int, asked: float | None, backoff: float) -> float:
-    """Doubles with each attempt and varies by half of it, so that requests refused together don't return together."""
-    pause = backoff * 2.0 ** (tried - 1) * random.uniform(0.5, 1.5) if asked is None else asked
+def pause_before(tried: int, after: float | None, backoff: float) -> float:
+    """`after`, if the server said so; else it doubles with each attempt, and varies by half, so that requests that were
+    refused together don't return together."""
+    pause = backoff * 2.0 ** (tried - 1) * random.uniform(0.5, 1.5) if after is None else after
     return min(pause, LONGEST_PAUSE)
 
 
@@ -316,13 +317,13 @@ def read_whole(response: http.client.HTTPResponse) -> bytes:
         body += piece
         if len(body) > MAX_BODY:
             raise HttpError(f"an answer of more than {MAX_BODY} bytes")
-    if response.length:  # http.client says nothing of a body that ends early if it is read in pieces
+    if response.length:  # http.client does not notice that a body read in pieces ends early
         raise http.client.IncompleteRead(b"", response.length)
     return bytes(body)
 
 
 def read_events(response: http.client.HTTPResponse, is_enough: Enough) -> list[dict[str, Any]]:
-    """Until they are enough, or the server ends. Source: HTML standard, server-sent events, `data` lines."""
+    """Until they are enough, or the stream ends. Source: HTML standard, server-sent events, `data` lines."""
     require_type(response, "text/event-stream")
     events: list[dict[str, Any]] = []
     size = 0
@@ -339,22 +340,22 @@ def read_events(response: http.client.HTTPResponse, is_enough: Enough) -> list[d
 
 
 def require_type(response: http.client.HTTPResponse, expected: str) -> None:
-    found = response.getheader("Content-Type", "none").split(";")[0].strip().lower()
-    if found != expected:
-        raise BadReply(f"Content-Type {shortened(found, 60)}: expected {expected}")
+    kind = response.getheader("Content-Type", "none").split(";")[0].strip().lower()
+    if kind != expected:
+        raise BadReply(f"Content-Type {shortened(kind, 60)}: expected {expected}")
 
 
 def complaint_of(body: bytes, key: str | None) -> str:
     """The message in an error's body, as OpenAI, vLLM, llama.cpp, mlx-lm or FastAPI write it, else its beginning.
 
-    A server may repeat the headers that it got: the key is taken out.
+    The key is removed, as a server may repeat the headers that it got.
     """
     try:
-        found: Any = parse_object(body, "", BadReply)
+        message: Any = parse_object(body, "", BadReply)
         for name in ("error", "message", "detail"):
-            if isinstance(found, dict) and found.get(name):
-                found = found[name]
+            if isinstance(message, dict) and message.get(name):
+                message = message[name]
     except BadReply:
-        found = body.decode(errors="replace")
-    text = found if isinstance(found, str) else json.dumps(found)
+        message = body.decode(errors="replace")
+    text = message if isinstance(message, str) else json.dumps(message)
     return shortened(text.replace(key, "***") if key else text, 300) or "without a message"

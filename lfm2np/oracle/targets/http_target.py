@@ -1,24 +1,23 @@
-"""http://HOST:PORT: an engine behind an HTTP server, in whichever of the known dialects it really answers.
+"""http://HOST:PORT: an engine behind an HTTP server, in the first of DIALECTS in which token ids come back.
 
-`probe` puts small requests in each dialect, and takes the first in which token ids come back; a server that only
-knows text comes last, and its answers have no token ids: those of the text, tokenised again, might be others.
-What a server claims to be is only its name.
+`probe` sends small requests in each. A server that only knows text comes last, and its answers have no token ids: those
+of the text, tokenised again, might be others. What a server claims to be is only its name.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
+from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.targets.http_dialects import DIALECTS, Dialect, Wants
-from lfm2np.oracle.targets.http_replies import Said
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 
@@ -26,12 +25,20 @@ PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2
 UNSTREAMED_SECONDS = 0.2  # after which an ask is cancelled if the server doesn't stream
 
 
+class Spoken(NamedTuple):
+    """What a server understands, and what it can do."""
+
+    dialect: Dialect
+    extras: Extras
+    abilities: Abilities
+
+
 class HttpTarget:
-    """A server, asked in one dialect.
+    """A server.
 
     tokenizer   of the checkpoint: bounds the ids, and gives the probe its prompt; None does neither
     model_name  for a server that serves several; None names none, or the only one that it lists if it wants a name
-    at_once     most requests in flight together; None: what target.in_flight makes of the server's slots
+    at_once     most requests in flight together; None: as target.in_flight has it for the server's slots
     timeout     seconds for one request; retries and backoff: see http_client.py
     """
 
@@ -45,42 +52,29 @@ class HttpTarget:
         retries: int = 3,
         backoff: float = 0.25,
     ) -> None:
-        self._client = HttpClient(url, timeout, retries, backoff)
+        self.client = HttpClient(url, timeout, retries, backoff)
+        self.streams = False  # whether the server sends its answer token by token; known after `probe`
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._probe_ids = None if tokenizer is None else tuple(tokenizer.encode(PROBE_TEXT))
         self._model_name, self._at_once = model_name, at_once
-        self._found: tuple[Dialect, Wants, Abilities] | None = None
-        self._streams = False
+        self._spoken: Spoken | None = None
 
-    @property
-    def client(self) -> HttpClient:
-        """For whoever asks in a way of his own."""
-        return self._client
-
-    @property
-    def streams(self) -> bool:
-        """Whether the server sends its answer token by token; known after `probe`."""
-        return self._streams
-
-    def spoken(self) -> tuple[Dialect, Wants]:
-        """What the server understands. TargetError as `probe`."""
-        self.probe()
-        assert self._found is not None
-        return self._found[0], self._found[1]
+    def spoken(self) -> Spoken:
+        """The first dialect that works. TargetError, with each one's problem, if none does or there is no server."""
+        if self._spoken is None:
+            self._spoken = self._search()
+        return self._spoken
 
     @property
     def notes(self) -> list[str]:
-        """What was tried again, and why: no answer shows it."""
-        return self._client.notes
+        """What was retried, and why: no answer shows it."""
+        return self.client.notes
 
     def probe(self) -> Abilities:
-        """The first dialect that works. TargetError, with what each said, if none does or nobody is there."""
-        if self._found is None:
-            self._found = self._search()
-        return self._found[2]
+        return self.spoken().abilities
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        """All asks together, at most `at_once`. Those that a server that goes did not answer get an error.
+        """All asks together, at most `at_once`; those that a server left unanswered when it went get an error.
 
         An ask in `aborted` has its connection closed when half of its tokens have come; its answer holds those that
         came, if the server streams ids, and the finish reason "abort". TargetError if the server is gone for all.
@@ -90,7 +84,7 @@ class HttpTarget:
             return []
         pool = ThreadPoolExecutor(min(at_once, len(asks)))
         try:
-            answers = list(pool.map(lambda ask: self._one(ask, ask.id in aborted), asks))
+            answers = list(pool.map(lambda ask: self._answer(ask, ask.id in aborted), asks))
         except BaseException:
             self.close()
             raise
@@ -104,92 +98,91 @@ class HttpTarget:
         ]
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
-    def _one(self, ask: Ask, is_aborted: bool) -> Answer | TargetError:
-        assert self._found is not None
-        dialect, wants, _ = self._found
-        if not dialect.takes_token_ids and ask.prompt_text is None:
+    def _answer(self, ask: Ask, is_aborted: bool) -> Answer | TargetError:
+        if not self.spoken().dialect.takes_token_ids and ask.prompt_text is None:
             return failed(ask, "prompt_text: none, and this server takes no token ids")
         try:
-            if is_aborted:
-                return self._leave(ask, dialect, wants)
-            return judged(ask, self._put(ask, dialect, wants), self._vocab_size)
+            return self._abort(ask) if is_aborted else self._whole(ask)
         except (HttpError, RequestError) as problem:
             return failed(ask, str(problem))
         except TargetError as problem:
             return problem
 
-    def _put(self, ask: Ask, dialect: Dialect, wants: Wants, seconds: float | None = None) -> Said:
-        reply = self._client.post(dialect.path, dialect.request(ask, wants), seconds)
-        return dialect.read(reply, ask)
+    def _whole(self, ask: Ask, seconds: float | None = None) -> Answer:
+        dialect, extras, _ = self.spoken()
+        reply = self.client.post(dialect.path, dialect.request(ask, extras), seconds)
+        return judged(ask, dialect.read(reply, ask), self._vocab_size)
 
-    def _leave(self, ask: Ask, dialect: Dialect, wants: Wants) -> Answer:
+    def _abort(self, ask: Ask) -> Answer:
         """Cancels midway. A server that doesn't stream may have answered in whole before that."""
-        if not self._streams:
+        if not self.streams:
             try:
-                return judged(ask, self._put(ask, dialect, wants, UNSTREAMED_SECONDS), self._vocab_size)
+                return self._whole(ask, UNSTREAMED_SECONDS)
             except TimedOut:
                 return Answer(ask.id, finish_reason="abort")
+        dialect, extras, _ = self.spoken()
         half = max(1, ask.max_tokens // 2)
-        fields = dialect.request(ask, wants) | {"stream": True}
-        events = self._client.post_and_leave(dialect.path, fields, lambda some: num_tokens(dialect, some) >= half)
-        reason = "abort" if num_tokens(dialect, events) >= half else None  # None: it ended by itself
-        pieces = [dialect.streamed_ids(event) for event in events]
+        body = dialect.request(ask, extras) | {"stream": True}
+        events = self.client.post_and_leave(dialect.path, body, lambda some: dialect.num_tokens(some) >= half)
+        reason = "abort" if dialect.num_tokens(events) >= half else None  # None: it ended by itself
+        pieces = [dialect.event_ids(event) for event in events]
         if not pieces or not all(isinstance(piece, list) for piece in pieces):
             return Answer(ask.id, finish_reason=reason)
         ids = [token_id for piece in pieces for token_id in piece]
-        return judged(ask, Said({"token_ids": ids, "finish_reason": reason}), self._vocab_size, is_whole=False)
+        return judged(ask, Response({"token_ids": ids, "finish_reason": reason}), self._vocab_size, is_whole=False)
 
-    def _search(self) -> tuple[Dialect, Wants, Abilities]:
+    def _search(self) -> Spoken:
         refused: dict[tuple[str, str], str] = {}  # dialect and problem -> the first probe that met it
         for model in self._models():
-            for dialect in DIALECTS:
-                for wants in dialect.tries:
+            for dialect in dialects.DIALECTS:
+                for extras in dialect.extras:
                     try:
-                        found = self._tried(dialect, replace(wants, model=model))
+                        spoken = self._try(dialect, replace(extras, model=model))
                     except (BadReply, RequestError) as problem:
                         key = dialect.name, shortened(str(problem), 200)
-                        refused.setdefault(key, f"{dialect.name} ({dialect.path}, {wants}): {key[1]}")
+                        refused.setdefault(key, f"{dialect.name} ({dialect.path}, {extras}): {key[1]}")
                     except HttpError as problem:
-                        raise TargetError(f"{self._client.place}{dialect.path}: {problem}") from None
+                        raise TargetError(f"{self.client.place}{dialect.path}: {problem}") from None
                     else:
-                        return with_refused(*found, refused)
-        raise TargetError(f"{self._client.place}: no known dialect: {'; '.join(refused.values())}")
+                        return with_refused(spoken, refused)
+        raise TargetError(f"{self.client.place}: no known dialect: {'; '.join(refused.values())}")
 
     def _models(self) -> Iterator[str | None]:
         """Names to try: most servers want none, and some would load another model by its name."""
         yield self._model_name
         if self._model_name is None:
             with contextlib.suppress(HttpError):
-                listed = self._client.get("/v1/models").get("data")
-                names = [one.get("id") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+                listed = self.client.get("/v1/models").get("data")
+                names = [row.get("id") for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
                 if len(names) == 1 and isinstance(names[0], str):
                     yield names[0]
 
-    def _tried(self, dialect: Dialect, wants: Wants) -> tuple[Dialect, Wants, Abilities]:
+    def _try(self, dialect: Dialect, extras: Extras) -> Spoken:
         """BadReply or RequestError if the server does not answer so."""
         unknown = PROBE_IDS if dialect.takes_token_ids else ()
         ids = unknown if self._probe_ids is None else self._probe_ids
-        ask = Ask("probe", "probe", ids, PROBE_TOKENS, PROBE_TEXT, prompt_logprobs=wants.prompt_logprobs)
-        reply = self._client.post(dialect.path, dialect.request(ask, wants))
+        ask = Ask("probe", "probe", ids, PROBE_TOKENS, PROBE_TEXT, prompt_logprobs=extras.prompt_logprobs)
+        body = dialect.request(ask, extras)
+        reply = self.client.post(dialect.path, body)
         answer = judged(ask, dialect.read(reply, ask), self._vocab_size)
         if answer.error is not None:
             raise RequestError(answer.error)
         if dialect.takes_token_ids and answer.token_ids is None:
-            places = " or ".join(one.path for one in dialect.fields if one.says == "token_ids")
+            places = " or ".join(field.path for field in dialect.fields if field.says == "token_ids")
             raise RequestError(f"no token ids in the reply, expected {places}")
-        self._streams = self._does_stream(dialect, dialect.request(ask, wants))
-        return dialect, wants, self._abilities(dialect, answer, reply)
+        self.streams = self._does_stream(dialect, body)
+        return Spoken(dialect, extras, self._abilities(dialect, answer, reply))
 
-    def _does_stream(self, dialect: Dialect, fields: Mapping[str, Any]) -> bool:
+    def _does_stream(self, dialect: Dialect, body: Mapping[str, Any]) -> bool:
         try:
-            return bool(self._client.post_and_leave(dialect.path, {**fields, "stream": True}, bool))
+            return bool(self.client.post_and_leave(dialect.path, {**body, "stream": True}, bool))
         except HttpError:
             return False
 
     def _abilities(self, dialect: Dialect, answer: Answer, reply: Mapping[str, Any]) -> Abilities:
-        slots = self._slots(dialect)
+        slots = self.number_at([dialect.slots])
         return Abilities(
             engine=f"{dialect.name} dialect, {self._version(dialect, reply)}",
             takes_token_ids=dialect.takes_token_ids,
@@ -204,66 +197,57 @@ class HttpTarget:
             slots=slots,
         )
 
-    def _slots(self, dialect: Dialect) -> int | None:
-        """None where the server does not say."""
-        slots = None
-        if dialect.slots is not None:
-            path, name = dialect.slots
-            with contextlib.suppress(HttpError):
-                slots = self._client.get(path).get(name)
-        return slots if type(slots) is int and slots > 0 else None
+    def number_at(self, locations: Iterable[Location | None]) -> int | None:
+        """The first positive number that the server reports in one of these places; None: in none of them."""
+        for location in locations:
+            if location is not None:
+                with contextlib.suppress(HttpError):
+                    value = value_at(self.client.get(location.url), location.path)
+                    if type(value) is int and value > 0:
+                        return value
+        return None
 
     def _version(self, dialect: Dialect, reply: Mapping[str, Any]) -> str:
-        found = reply.get("system_fingerprint")
+        version = reply.get("system_fingerprint")
         if dialect.version is not None:
-            path, name = dialect.version
             with contextlib.suppress(HttpError):
-                found = self._client.get(path).get(name, found)
-        return f"version {shortened(found, 120)}" if isinstance(found, str) and found else "version not told"
+                version = value_at(self.client.get(dialect.version.url), dialect.version.path) or version
+        return f"version {shortened(version, 120)}" if isinstance(version, str) and version else "version not told"
 
 
-def with_refused(
-    dialect: Dialect, wants: Wants, abilities: Abilities, refused: Mapping[tuple[str, str], str]
-) -> tuple[Dialect, Wants, Abilities]:
+def with_refused(spoken: Spoken, refused: Mapping[tuple[str, str], str]) -> Spoken:
     """With the probes that failed before: all where no ids are taken or reported, else those of the same dialect."""
-    is_least = not (abilities.takes_token_ids and abilities.tells_token_ids)
-    told = tuple(words for (name, _), words in refused.items() if is_least or name == dialect.name)
-    return dialect, wants, replace(abilities, refused=told)
+    is_least = not (spoken.abilities.takes_token_ids and spoken.abilities.tells_token_ids)
+    kept = tuple(words for (name, _), words in refused.items() if is_least or name == spoken.dialect.name)
+    return spoken._replace(abilities=replace(spoken.abilities, refused=kept))
 
 
-def num_tokens(dialect: Dialect, events: Sequence[Mapping[str, Any]]) -> int:
-    """So far; an event that doesn't tell counts for one."""
-    pieces = (dialect.streamed_ids(event) for event in events)
-    return sum(len(piece) if isinstance(piece, list) else 1 for piece in pieces)
-
-
-def judged(ask: Ask, said: Said, vocab_size: int | None, is_whole: bool = True) -> Answer:
+def judged(ask: Ask, response: Response, vocab_size: int | None, is_whole: bool = True) -> Answer:
     """An Answer with `error`, naming the field, unless all of it can be true of this ask."""
-    fields = said.fields
-    expected = len(ask.prompt_token_ids)
-    if said.prompt_tokens is not None and expected and said.prompt_tokens != expected:
-        return failed(ask, f"prompt tokens: the server counted {said.prompt_tokens!r}, expected {expected}")
+    fields, expected = response.fields, len(ask.prompt_token_ids)
+    if response.prompt_tokens is not None and expected and response.prompt_tokens != expected:
+        return failed(ask, f"prompt tokens: the server counted {response.prompt_tokens!r}, expected {expected}")
     if fields.get("token_ids") is None:
         return judged_text(ask, fields)
     answer = checked_answer(ask, fields)
     ids = answer.token_ids
     if answer.error is not None or ids is None:
         return answer
-    if said.new_tokens is not None and said.new_tokens != len(ids):
-        return failed(ask, f"token_ids: {len(ids)}, but the server counted {said.new_tokens!r} new tokens")
+    if response.new_tokens is not None and response.new_tokens != len(ids):
+        return failed(ask, f"token_ids: {len(ids)}, but the server counted {response.new_tokens!r} new tokens")
     is_short = is_whole and len(ids) < ask.max_tokens and answer.finish_reason != "stop"
     if len(ids) > ask.max_tokens or is_short:
-        why = f"finish_reason {answer.finish_reason!r}"
-        told = f"token_ids: {len(ids)} with {why}, expected {ask.max_tokens}, or fewer with 'stop'"
-        return failed(ask, told, refuted=len(ids) > ask.max_tokens)
-    for where, named in (
+        why = f"{len(ids)} with finish_reason {answer.finish_reason!r}"
+        why = f"token_ids: {why}, expected {ask.max_tokens}, or fewer with 'stop'"
+        return failed(ask, why, refuted=len(ids) > ask.max_tokens)
+    for where, some in (
         ("token_ids", ids),
-        *((f"top_logprobs[{i}]", t) for i, t in enumerate(answer.top_logprobs or ())),
+        *((f"top_logprobs[{i}]", top) for i, top in enumerate(answer.top_logprobs or ())),
     ):
-        for token_id in named:
+        for token_id in some:
             if vocab_size is not None and token_id >= vocab_size:
-                told = f"{where}: id {token_id}, expected ids below vocab_size={vocab_size}"
-                return failed(ask, told, refuted=True)
+                why = f"{where}: id {token_id}, expected ids below vocab_size={vocab_size}"
+                return failed(ask, why, refuted=True)
     return answer
 
 

@@ -1,7 +1,7 @@
-"""A child process that speaks lines, and may do anything wrong: hang, die, flood, leave children behind.
+"""A child process that exchanges lines, and may misbehave: hang, die, flood, leave children behind.
 
-Three threads, so that no pipe is ever full against us: one writes what is to be sent, one reads whole lines, one drains
-stderr and keeps its end for messages. The process leads a session of its own, and ends with all that it started.
+Three threads keep the pipes from blocking: one writes what is to be sent, one reads whole lines, one drains stderr and
+keeps its end for messages. The process leads its own session, and is ended with all that it started.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_LINE = 64 * 2**20
 KEPT_OF_A_LONG_LINE = 2**16  # enough to tell which request it answers
 WAITING_LINES = 8
 STDERR_LINES, STDERR_CHARACTERS = 10, 500
-GRACE = 5.0  # seconds for a process to end by itself when it was told to
+GRACE = 5.0  # seconds for a process to end by itself
 SILENCE_AFTER_THE_END = 2.0  # seconds
 
 
@@ -41,7 +41,7 @@ class Line:
 class LineProcess:
     """The process of a command, which gets `patience` seconds for a line.
 
-    RequestError for a command that is none, TargetError if it can't be started.
+    RequestError for an invalid command, TargetError if it can't be started.
     """
 
     def __init__(self, command: str, patience: float) -> None:
@@ -64,14 +64,14 @@ class LineProcess:
         ]
 
     def send(self, line: str) -> None:
-        """Never waits: a process that does not read is found out when it does not answer."""
+        """Never waits: a process that does not read is noticed when it does not answer."""
         self._to_send.put(line.encode() + b"\n")
 
     def receive(self, since: float) -> Line:
         """The next line. TargetError if the process is gone, or silent since then (time.monotonic) for too long."""
         deadline = since + self.patience
         while True:
-            ended = self._process.poll() is not None  # what it left behind may hold the pipe open, and say nothing
+            ended = self._process.poll() is not None  # its children may keep the pipe open and write nothing
             until = min(deadline, time.monotonic() + SILENCE_AFTER_THE_END) if ended else deadline
             wait = max(0.0, until - time.monotonic())
             try:
@@ -81,12 +81,12 @@ class LineProcess:
                     raise TargetError(self.complaint("" if ended else f"no answer in {self.patience:g} s")) from None
                 continue
             if line is None:
-                self._lines.put(None)  # for whoever asks again
+                self._lines.put(None)  # for the next call
                 raise TargetError(self.complaint(""))
             return line
 
     def complaint(self, what: str) -> str:
-        """What it did, how it ended if it has, and what it said last on stderr."""
+        """What it did, how it ended if it has, and the end of its stderr."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not what:
                 self._process.wait(timeout=1.0)
@@ -95,16 +95,16 @@ class LineProcess:
             parts = [what or "it closed its output, and still runs"]
         else:
             parts = [*([what] if what else []), f"it ended {how_it_ended(code)}"]
-            self._kill()  # what it left behind: it would keep stderr open
+            self._kill()  # its children, which would keep stderr open
             self._stderr_thread.join(timeout=1.0)
         lines = [shortened(line.decode(errors="replace"), STDERR_CHARACTERS) for line in list(self._stderr)]
-        said = " | ".join(line for line in lines if line)
-        said = said if len(said) <= STDERR_CHARACTERS else f"...{said[-STDERR_CHARACTERS:]}"
-        parts.append(f"last on stderr: {said}" if said else "nothing on stderr")
+        last = " | ".join(line for line in lines if line)
+        last = last if len(last) <= STDERR_CHARACTERS else f"...{last[-STDERR_CHARACTERS:]}"
+        parts.append(f"last on stderr: {last}" if last else "nothing on stderr")
         return f"exec:{shortened(self.command, 200)}: {'; '.join(parts)}"
 
     def close(self, grace: float = GRACE) -> None:
-        """Ends it and all that it started: `grace` seconds after its input has ended, by force. Any number of times."""
+        """Closes its input, and after `grace` seconds kills it and all that it started. Any number of times."""
         self._to_send.put(None)
         end = time.monotonic() + grace
         while self._process.poll() is None and time.monotonic() < end:
@@ -113,10 +113,10 @@ class LineProcess:
         self._closing.set()
         self._kill()
         for thread in self._threads:
-            thread.join(timeout=1.0)  # one may stay, if a stranger holds the pipe open
+            thread.join(timeout=1.0)  # one may stay, if another process keeps the pipe open
 
     def _discard_lines(self) -> None:
-        """As many as the queue may hold: nobody wants them any more, and the process must not wait for us."""
+        """At most as many as the queue holds: they are not needed any more, and the process must not block on them."""
         with contextlib.suppress(queue.Empty):
             for _ in range(WAITING_LINES):
                 if self._lines.get_nowait() is None:
@@ -124,7 +124,7 @@ class LineProcess:
                     return
 
     def _kill(self) -> None:
-        """The whole session, once: later its number may be another's. Its leader is waited for."""
+        """The whole session, once, as its number may be reused later. Waits for its leader."""
         if self._killed:
             return
         self._killed = True
@@ -135,7 +135,7 @@ class LineProcess:
     # --- the threads
 
     def _write_lines(self, pipe: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a process that is gone: the reader will see it
+        with contextlib.suppress(OSError, ValueError):  # the process is gone: the reader will notice
             while (line := self._to_send.get()) is not None:
                 pipe.write(line)
                 pipe.flush()
@@ -150,7 +150,7 @@ class LineProcess:
         self._put(None)
 
     def _put(self, line: Line | None) -> bool:
-        """Whether anyone wants it still. Waits while the queue is full: a flood must not fill our memory."""
+        """Whether it is still needed. Waits while the queue is full, so that a flood does not fill the memory."""
         while not self._closing.is_set():
             with contextlib.suppress(queue.Full):
                 self._lines.put(line, timeout=0.1)
@@ -190,7 +190,7 @@ def start_thread(work: Callable[[IO[bytes]], None], pipe: IO[bytes]) -> threadin
 
 
 def checked_line(content: bytes, pipe: IO[bytes]) -> Line:
-    """What readline() gave, whole or with its fault. The rest of a line that is too long is read over."""
+    """What readline() returned, whole or with its fault. The rest of a line that is too long is skipped."""
     if content.endswith(b"\n"):
         return Line(content[:-1])
     if len(content) <= MAX_LINE:

@@ -2,9 +2,9 @@
 
     level a   generate(requests)
     level b   score(token_ids): the prompt's log-probabilities, where completions don't carry them
-    level c   add(request), step(), abort(request_id), has_unfinished: asks can be cancelled midway; used where offered
+    level c   add(request), step(), abort(request_id), has_unfinished: used where present; asks can be cancelled midway
 
-An engine that hangs can't be ended from here; put one that may behind exec_target.py.
+An engine that hangs can't be stopped from here: put one that may hang behind exec_target.py.
 """
 
 from __future__ import annotations
@@ -29,37 +29,38 @@ FAULTS = (Exception, SystemExit)  # of an engine; a KeyboardInterrupt is the use
 
 
 class PythonTarget:
-    """An engine made by a factory. It is made when first needed, and anew after a fault that may have spoilt it.
+    """An engine that a factory makes: on first use, and again after a fault that may have spoilt it.
 
     name     "package.module:factory"
     model    the checkpoint directory
-    sizes    wishes for the factory, by the names of protocol.SIZES
-    at_once  most asks that it is given together; None: what target.in_flight makes of max_num_seqs of its `sizes`
+    sizes    size hints for the factory, by the names of protocol.SIZES
+    at_once  most asks in flight together; None: as target.in_flight has it for the max_num_seqs that it reports
     """
 
     def __init__(
         self, name: str, model: str | Path, sizes: Mapping[str, Any] | None = None, at_once: int | None = None
     ) -> None:
         self._name, self._model, self._sizes = name, str(model), sizes_of(sizes or {})
-        self._wanted = at_once
+        self._at_once = at_once
         self._engine: Any = None
         self._abilities: Abilities | None = None
         self._has_steps = False
-        self._wishes: dict[str, int] = {}  # log-probabilities, as far as it takes the wish
+        self._options: dict[str, int] = {}  # log-probabilities, as far as it accepts these parameters
         self._serial = itertools.count()  # makes request ids unique
 
     def probe(self) -> Abilities:
-        """Makes the engine and puts one small ask, with fewer and fewer wishes. TargetError if it answers none."""
+        """Makes the engine and sends small requests, each with fewer options, until it answers. TargetError if it
+        answers none."""
         if self._abilities is None:
-            engine = self._made()
+            engine = self._live()
             self._has_steps = missing(engine, ["steps"]) is None
             if not self._has_steps and missing(engine, ["generate"]) is not None:
                 raise TargetError(f"{self._name}: {type(engine).__name__}: expected generate(), or add() and step()")
-            self._abilities = self._tried()
+            self._abilities = self._probed()
         return self._abilities
 
     def answer(self, asks: Sequence[Ask], aborted: Collection[str] = ()) -> list[Answer]:
-        """At most `at_once` together, more in turns."""
+        """At most `at_once` together."""
         abilities = self.probe()
         if not abilities.can_abort:
             kept = [ask for ask in asks if ask.id not in aborted]
@@ -74,7 +75,7 @@ class PythonTarget:
         if callable(close):
             close()
 
-    def _made(self) -> Any:
+    def _live(self) -> Any:
         """The engine. TargetError if the factory fails."""
         if self._engine is None:
             try:
@@ -85,22 +86,21 @@ class PythonTarget:
                 raise TargetError(f"{self._name}: {fault(problem)}") from problem
         return self._engine
 
-    def _tried(self) -> Abilities:
+    def _probed(self) -> Abilities:
         ask = Ask("probe", "probe", (0, 1), 2, prompt_logprobs=True)
-        for wishes in ({"logprobs": 0, "prompt_logprobs": 0}, {"logprobs": 0}, {}):
-            self._wishes = wishes
+        for self._options in ({"logprobs": 0, "prompt_logprobs": 0}, {"logprobs": 0}, {}):
             (answer,) = self._together([ask], ())
             if answer.error is None:
                 break
         else:
             raise TargetError(f"{self._name}: it can't answer the prompt (0, 1) with 2 tokens: {answer.error}")
-        engine = self._made()
+        engine = self._live()
         slots, lacks = told(engine).get("max_num_seqs"), lacking(engine)
         return Abilities(
             engine=f"{self._name} ({type(engine).__name__})",
             tells_logprobs=answer.logprobs is not None,
             tells_prompt_logprobs=answer.prompt_logprobs is not None,
-            at_once=in_flight(self._wanted, slots),
+            at_once=in_flight(self._at_once, slots),
             can_abort=self._has_steps,
             takes_stops=not lacks & {"stops", "stop-strings"},
             takes_seeds="sampling" not in lacks,
@@ -114,8 +114,8 @@ class PythonTarget:
         return answers
 
     def _together(self, asks: Sequence[Ask], aborted: Collection[str]) -> list[Answer]:
-        """Never raises for what the engine does, but for what its factory does."""
-        engine = self._made()
+        """Errors of the engine become Answers; those of its factory are raised."""
+        engine = self._live()
         if self._has_steps:
             run = Steps(engine, asks, [self._request(ask) for ask in asks], aborted)
             answers = run.answers()
@@ -126,38 +126,38 @@ class PythonTarget:
         return [self._with_score(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
 
     def _request(self, ask: Ask) -> Request:
-        wishes = {name: k for name, k in self._wishes.items() if name != "prompt_logprobs" or ask.prompt_logprobs}
+        options = {name: k for name, k in self._options.items() if name != "prompt_logprobs" or ask.prompt_logprobs}
         params = SamplingParams(
             temperature=0.0 if ask.seed is None else 1.0,
             seed=ask.seed,
             stop=() if ask.stop is None else (ask.stop,),
             ignore_eos=True,
             max_tokens=ask.max_tokens,
-            **wishes,  # type: ignore[arg-type]
+            **options,  # type: ignore[arg-type]
         )
         return Request(f"{next(self._serial)}:{ask.id}", ask.prompt_token_ids, params)
 
     def _generated(self, asks: Sequence[Ask]) -> list[Answer]:
-        """By generate(). If it raises, each ask is put alone, to learn which it can't take, and then the rest again."""
+        """By generate(). If that raises, each ask is sent alone, to learn which it can't take, then the rest again."""
         answers = self._generated_once(asks)
         if not isinstance(answers, str):
             return answers
         if len(asks) == 1:
             return [failed(asks[0], answers)]
         alone = [self._generated_once([ask]) for ask in asks]
-        rest = [ask for ask, one in zip(asks, alone, strict=True) if not isinstance(one, str)]
+        rest = [ask for ask, result in zip(asks, alone, strict=True) if not isinstance(result, str)]
         again = self._generated_once(rest) if len(rest) < len(asks) else answers
         if isinstance(again, str):
             again = [failed(ask, f"put together with {len(rest) - 1} others: {again}") for ask in rest]
         of_the_rest = iter(again)
         return [
-            failed(ask, one) if isinstance(one, str) else next(of_the_rest)
-            for ask, one in zip(asks, alone, strict=True)
+            failed(ask, result) if isinstance(result, str) else next(of_the_rest)
+            for ask, result in zip(asks, alone, strict=True)
         ]
 
     def _generated_once(self, asks: Sequence[Ask]) -> list[Answer] | str:
-        """What it raised, if it did; the engine is then made anew, as requests may be left in it."""
-        engine = self._made()
+        """Or what it raised; the engine is then made again, as requests may be left in it."""
+        engine = self._live()
         try:
             lists = list(engine.generate([self._request(ask) for ask in asks]))
         except FAULTS as problem:
@@ -168,9 +168,9 @@ class PythonTarget:
         return [from_completions(ask, completions) for ask, completions in zip(asks, lists, strict=True)]
 
     def _with_score(self, ask: Ask, answer: Answer) -> Answer:
-        """The prompt's log-probabilities from score(), where the completion has none."""
-        wanted = ask.prompt_logprobs and answer.error is None and answer.prompt_logprobs is None
-        if not wanted or self._engine is None or missing(self._engine, ["score"]) or len(ask.prompt_token_ids) < 2:
+        """With the prompt's log-probabilities from score(), where the completion has none."""
+        is_missing = ask.prompt_logprobs and answer.error is None and answer.prompt_logprobs is None
+        if not is_missing or self._engine is None or missing(self._engine, ["score"]) or len(ask.prompt_token_ids) < 2:
             return answer
         try:
             scores = numbers(self._engine.score(ask.prompt_token_ids))
@@ -180,10 +180,10 @@ class PythonTarget:
 
 
 class Steps:
-    """One run of an engine of level c: asks go in together, then steps to the end."""
+    """Adds asks to an engine of level c, all at once, and steps it to the end."""
 
     def __init__(self, engine: Any, asks: Sequence[Ask], requests: Sequence[Request], aborted: Collection[str]) -> None:
-        self.spoilt = False  # the engine may be left in a state that is no request's fault
+        self.spoilt = False  # the engine may be left in a state that would harm other requests
         self._engine = engine
         self._asks = {request.request_id: ask for request, ask in zip(requests, asks, strict=True)}
         self._requests = requests
@@ -191,7 +191,7 @@ class Steps:
             name: min(ABORT_AFTER_STEPS, ask.max_tokens // 2) for name, ask in self._asks.items() if ask.id in aborted
         }
         self._aborted: set[str] = set()
-        self._found: dict[str, Any] = {}  # what came last of each: completions, or an Answer with an error
+        self._last: dict[str, Any] = {}  # by request: its latest completions, or an Answer with an error
 
     def answers(self) -> list[Answer]:
         for request in self._requests:
@@ -211,48 +211,48 @@ class Steps:
         try:
             if not self._engine.has_unfinished:
                 return False
-            self._found.update({name: list(one) for name, one in self._engine.step().items() if self._is_open(name)})
+            outputs = self._engine.step().items()
+            self._last.update({name: list(completions) for name, completions in outputs if self._is_open(name)})
         except FAULTS as problem:
             self._fail_the_unfinished(f"step(): {fault(problem)}")
         return not self.spoilt
 
     def _abort_those_due(self, step: int) -> None:
         for name, after in self._abort_after.items():
-            if step == after and self._is_open(name) and not is_finished(self._found.get(name, ())):
+            if step == after and self._is_open(name) and not is_finished(self._last.get(name, ())):
                 self._guarded(name, self._abort, name)
 
     def _abort(self, name: str) -> None:
-        """What it says of the request now stands for it; what it said before, if it says nothing."""
+        """Takes what abort() returns for the request, or its latest completions if that is nothing."""
         self._aborted.add(name)
-        left = list(self._engine.abort(name) or ())
-        self._found[name] = left or self._found.get(name, [])
+        self._last[name] = list(self._engine.abort(name) or ()) or self._last.get(name, [])
 
     def _guarded(self, name: str, call: Callable[..., Any], argument: Any) -> None:
-        """What the call raises is the answer to that ask."""
+        """An error of the call is the answer to that ask."""
         try:
             call(argument)
         except FAULTS as problem:
-            self._found[name] = failed(self._asks[name], fault(problem))
+            self._last[name] = failed(self._asks[name], fault(problem))
 
     def _is_open(self, name: str) -> bool:
-        """Whether it is one of ours, without an error yet."""
-        return name in self._asks and not isinstance(self._found.get(name), Answer)
+        """Whether it is a request of this run, and without an error so far."""
+        return name in self._asks and not isinstance(self._last.get(name), Answer)
 
     def _fail_the_unfinished(self, why: str) -> None:
         self.spoilt = True
         for name, ask in self._asks.items():
-            if self._is_open(name) and not is_finished(self._found.get(name, ())):
-                self._found[name] = failed(ask, why)
+            if self._is_open(name) and not is_finished(self._last.get(name, ())):
+                self._last[name] = failed(ask, why)
 
     def _answer(self, name: str, ask: Ask) -> Answer:
-        found = self._found.get(name)
-        if isinstance(found, Answer):
-            return found
-        if not found:
+        last = self._last.get(name)
+        if isinstance(last, Answer):
+            return last
+        if not last:
             if name in self._aborted:  # before its first token
                 return Answer(ask.id, (), finish_reason="abort")
             return failed(ask, "the engine says that it is done, but this was never answered")
-        answer = from_completions(ask, found)
+        answer = from_completions(ask, last)
         was_cut = name in self._aborted and answer.error is None and answer.finish_reason is None
         return replace(answer, finish_reason="abort") if was_cut else answer
 
@@ -260,38 +260,38 @@ class Steps:
 def from_completions(ask: Ask, completions: Any) -> Answer:
     """The one completion of a request as an Answer."""
     try:
-        (one,) = completions
+        (completion,) = completions
         fields = {
-            "token_ids": [operator.index(token) for token in one.token_ids],
-            "logprobs": numbers(getattr(one, "logprobs", None)),
-            "prompt_logprobs": numbers(getattr(one, "prompt_logprobs", None)),
-            "finish_reason": getattr(one, "finish_reason", None),
-            "text": text if isinstance(text := getattr(one, "text", None), str) else None,
-            "routes": whole_numbers(getattr(one, "routes", None)),
+            "token_ids": [operator.index(token) for token in completion.token_ids],
+            "logprobs": numbers(getattr(completion, "logprobs", None)),
+            "prompt_logprobs": numbers(getattr(completion, "prompt_logprobs", None)),
+            "finish_reason": getattr(completion, "finish_reason", None),
+            "text": text if isinstance(text := getattr(completion, "text", None), str) else None,
+            "routes": whole_numbers(getattr(completion, "routes", None)),
         }
     except FAULTS as problem:
         return failed(ask, f"no completion: {fault(problem)}")
     if fields["finish_reason"] == "error":
         return failed(ask, "the engine ended it with finish_reason error")
     if fields["finish_reason"] == "abort":
-        fields["prompt_logprobs"] = None  # of as much of it as was computed
+        fields["prompt_logprobs"] = None  # of only a part of it
     return checked_answer(ask, fields)
 
 
 def numbers(values: Any) -> list[float] | None:
-    """Plain numbers, of NumPy's too."""
+    """As floats, NumPy's too."""
     return None if values is None else [float(value) for value in values]
 
 
 def whole_numbers(routes: Any) -> list[list[list[int]]] | None:
-    """Lists, of NumPy's arrays too."""
+    """As lists, NumPy's arrays too."""
     if routes is None:
         return None
-    return [[[operator.index(one) for one in experts] for experts in layers] for layers in routes]
+    return [[[operator.index(expert) for expert in experts] for experts in layers] for layers in routes]
 
 
 def is_finished(completions: Iterable[Any]) -> bool:
-    reasons = [getattr(one, "finish_reason", None) for one in completions]
+    reasons = [getattr(completion, "finish_reason", None) for completion in completions]
     return bool(reasons) and None not in reasons
 
 

@@ -1,7 +1,7 @@
-"""What a check asks of an engine, and what comes back: plain data, one JSON object a line.
+"""Requests and answers of a check: plain data, one JSON object a line.
 
 Log-probabilities are natural logarithms from the raw logits, before temperature, penalties and filters. What an engine
-does not tell stays None; it is never guessed, and never passes for right.
+does not report stays None: it is never guessed, and never counts as right.
 """
 
 from __future__ import annotations
@@ -16,17 +16,9 @@ from typing import Any
 from lfm2np.errors import RequestError
 
 SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
-NOTED = (
-    "place",
-    "seen",
-    "abort",
-    "order",
-    "together",
-    "tenant",
-)  # factors that say where an ask stands in the plan, and nothing of what is put
-
-
-Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not told
+# Factors that say where an ask stands in the plan. They change nothing of the request.
+NOTED = ("place", "seen", "abort", "order", "together", "tenant")
+Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not reported
 
 
 @dataclass(frozen=True)
@@ -38,15 +30,15 @@ class Ask:
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     prompt_text: str | None = None  # a text that the tokenizer turns into exactly these ids, if there is one
-    prompt_logprobs: bool = False  # wanted, beside those of the new tokens
-    factors: Mapping[str, Any] = field(default_factory=dict)  # what is special about it, by which patterns are sought
+    prompt_logprobs: bool = False  # requested, besides those of the new tokens
+    factors: Mapping[str, Any] = field(default_factory=dict)  # its special traits, among which patterns are sought
     stop: str | None = None  # the text ends before this string, and the answer with the token that completes it
     seed: int | None = None  # tokens are drawn at temperature 1 with this seed, not greedily
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the engine said to one Ask."""
+    """What the engine answered to one Ask."""
 
     id: str
     token_ids: tuple[int, ...] | None = None  # new tokens only
@@ -55,29 +47,30 @@ class Answer:
     prompt_logprobs: tuple[float, ...] | None = None  # of each prompt token but the first
     text: str | None = None
     finish_reason: str | None = None
-    error: str | None = None  # why there is no answer that can be judged; nothing but `refuted` is then set
-    refuted: bool | None = None  # there was one, and no right engine gives it: too many tokens, ids that are none
-    routes: Routes | None = None  # of the prompt's and the new tokens in turn; the last new one's are not looked at
+    error: str | None = None  # why it can't be judged; only `refuted` is then set
+    refuted: bool | None = None  # no right engine answers so: too many tokens, ids outside the vocabulary
+    routes: Routes | None = None  # of the prompt's and the new tokens in turn; those of the last are not used
 
 
 def ask_as_json(ask: Ask) -> dict[str, Any]:
-    """Without a stop string and a seed where it has none."""
+    """`stop` and `seed` are left out where they are None."""
     fields = dataclasses.asdict(ask)
     return {name: value for name, value in fields.items() if value is not None or name not in ("stop", "seed")}
 
 
 def answer_as_json(answer: Answer) -> dict[str, Any]:
-    """Without what the engine did not tell."""
+    """What the engine did not report is left out."""
     return {name: value for name, value in dataclasses.asdict(answer).items() if value is not None}
 
 
 def ask_from_json(raw: Any) -> Ask:
-    """RequestError that names the field for anything else than `ask_as_json` wrote."""
+    """RequestError that names the field for anything that `ask_as_json` would not write."""
     fields = _object(raw, "an ask")
     factors, length = _object(fields.get("factors", {}), "factors"), len(_ids(fields, "prompt_token_ids"))
     if factors.get("length", length) != length:
-        found = repr(factors["length"])[:40]
-        raise RequestError(f"factors.length {found}: expected {length}, as many as prompt_token_ids")
+        raise RequestError(
+            f"factors.length {repr(factors['length'])[:40]}: expected {length}, as many as prompt_token_ids"
+        )
     return Ask(
         id=_text(fields, "id"),
         case=_text(fields, "case"),
@@ -92,9 +85,9 @@ def ask_from_json(raw: Any) -> Ask:
 
 
 def answer_from_json(raw: Any) -> Answer:
-    """RequestError that names the field: of a wrong type, not finite where a number must be, or of another length."""
+    """RequestError that names the field: wrong type, not finite, or wrong length."""
     fields = _object(raw, "an answer")
-    known = {one.name for one in dataclasses.fields(Answer)}
+    known = {field.name for field in dataclasses.fields(Answer)}
     for name in fields:
         if name not in known:
             raise RequestError(f"answer field {name!r}: expected one of {', '.join(sorted(known))}")
@@ -114,7 +107,7 @@ def answer_from_json(raw: Any) -> Answer:
 
 
 def parse_line(line: str, what: str) -> Any:
-    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are no JSON."""
+    """One JSON value; RequestError that names `what` otherwise. NaN and Infinity are not JSON."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is no JSON number")
@@ -148,7 +141,7 @@ def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
     value = fields.get(name)
     if not isinstance(value, list | tuple):
         raise RequestError(f"{name}: {type(value).__name__}, expected a list of token ids")
-    return tuple(_whole(one, f"{name}[{index}]") for index, one in enumerate(value))
+    return tuple(_whole(item, f"{name}[{index}]") for index, item in enumerate(value))
 
 
 def _number(value: Any, name: str) -> float:
@@ -165,16 +158,16 @@ def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
     value = fields.get(name)
     if not isinstance(value, list | tuple):
         raise RequestError(f"{name}: {type(value).__name__}, expected a list of numbers")
-    return tuple(_number(one, f"{name}[{index}]") for index, one in enumerate(value))
+    return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(value))
 
 
 def _routes(value: Any) -> Routes:
-    """Sizes are looked at by who knows the model: see oracle/judging/routes.py."""
+    """oracle/judging/routes.py, which knows the model, checks the sizes."""
 
-    def lists(one: Any, where: str) -> list[Any] | tuple[Any, ...]:
-        if not isinstance(one, list | tuple):
-            raise RequestError(f"{where}: {type(one).__name__}, expected a list")
-        return one
+    def lists(item: Any, where: str) -> list[Any] | tuple[Any, ...]:
+        if not isinstance(item, list | tuple):
+            raise RequestError(f"{where}: {type(item).__name__}, expected a list")
+        return item
 
     return tuple(
         tuple(
@@ -191,10 +184,10 @@ def _tops(value: Any) -> tuple[dict[int, float], ...]:
     tops = []
     for index, entry in enumerate(value):
         where = f"top_logprobs[{index}]"
-        found = {}
+        top = {}
         for key, number in _object(entry, where).items():
             if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):
                 raise RequestError(f"{where}: key {key!r}, expected a token id")
-            found[int(key)] = _number(number, f"{where}[{key}]")
-        tops.append(found)
+            top[int(key)] = _number(number, f"{where}[{key}]")
+        tops.append(top)
     return tuple(tops)

@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 256  # of logits in float64: bounds the memory
 
 
 class TransformersTarget:
-    """Greedy generation by transformers. `dtype` is that of weights and computation; log-probabilities are float64."""
+    """Greedy generation by transformers. Weights and computation are in `dtype`, log-probabilities in float64."""
 
     def __init__(self, model: str | Path, dtype: str = "float32", padded: bool = False) -> None:
         if dtype not in DTYPES:
@@ -53,7 +53,7 @@ class TransformersTarget:
         at_once = self.probe().at_once
         kept = [ask for ask in asks if ask.id not in aborted]
         answers = iter(
-            [one for start in range(0, len(kept), at_once) for one in self._together(kept[start : start + at_once])]
+            [each for start in range(0, len(kept), at_once) for each in self._together(kept[start : start + at_once])]
         )
         return [failed(ask, NO_ABORT) if ask.id in aborted else next(answers) for ask in asks]
 
@@ -62,13 +62,13 @@ class TransformersTarget:
 
     def _together(self, asks: Sequence[Ask]) -> list[Answer]:
         try:
-            found = generate(self._model, asks)
-            for ask, fields in zip(asks, found, strict=True):
+            answers = generate(self._model, asks)
+            for ask, fields in zip(asks, answers, strict=True):
                 if ask.prompt_logprobs:
                     fields["prompt_logprobs"] = prompt_logprobs(self._model, ask.prompt_token_ids)
         except Exception as problem:
             return [failed(ask, shortened(f"{type(problem).__name__}: {problem}")) for ask in asks]
-        return [checked_answer(ask, fields) for ask, fields in zip(asks, found, strict=True)]
+        return [checked_answer(ask, fields) for ask, fields in zip(asks, answers, strict=True)]
 
 
 def load_model(path: str, dtype: str) -> Any:
@@ -83,12 +83,12 @@ def load_model(path: str, dtype: str) -> Any:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True).eval()
     except Exception as problem:
         raise TargetError(f"transformers:{path}: {shortened(f'{type(problem).__name__}: {problem}')}") from None
-    model.generation_config = GenerationConfig()  # no penalty or end that the checkpoint may bring along
+    model.generation_config = GenerationConfig()  # without the checkpoint's penalties and ends
     return model
 
 
 def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
-    """The fields of an answer to each, of one batch. [S, C] ids, padded on the left to the longest prompt."""
+    """The fields of each answer, of one batch. ids [S, C], padded on the left to the longest prompt."""
     import torch
 
     longest = max(len(ask.prompt_token_ids) for ask in asks)
@@ -106,16 +106,16 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
             output_logits=True,
             return_dict_in_generate=True,
         )
-    found = []
+    answers = []
     for row, ask in enumerate(asks):
         tokens = out.sequences[row, longest : longest + ask.max_tokens].tolist()
         logits = torch.stack([step[row] for step in out.logits[: len(tokens)]])  # [t, V]
         logprobs = torch.log_softmax(logits.double(), -1)
         top = logprobs.topk(min(TOP, logprobs.shape[1]), -1)
-        found.append(
+        answers.append(
             {
                 "token_ids": tokens,
-                "logprobs": own_logprobs(logprobs, tokens),
+                "logprobs": token_logprobs(logprobs, tokens),
                 "top_logprobs": [
                     dict(zip(names, values, strict=True))
                     for names, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
@@ -124,13 +124,13 @@ def generate(model: Any, asks: Sequence[Ask]) -> list[dict[str, Any]]:
                 "routes": routes_of(chosen, row, len(asks), padding[row]),
             }
         )
-    return found
+    return answers
 
 
 @contextlib.contextmanager
 def chosen_experts(model: Any) -> Iterator[list[list[Any]]]:
-    """By sparse layer what its router chose, [S * t, K] a pass; no layers in a dense model."""
-    routers = [one for name, one in model.named_modules() if name.endswith(".feed_forward.gate")]
+    """For each sparse layer the experts that its router chose, [S * t, K] in each pass; empty for a dense model."""
+    routers = [module for name, module in model.named_modules() if name.endswith(".feed_forward.gate")]
     chosen: list[list[Any]] = [[] for _ in routers]
 
     def keep(index: int) -> Callable[..., None]:
@@ -145,30 +145,30 @@ def chosen_experts(model: Any) -> Iterator[list[list[Any]]]:
 
 
 def routes_of(chosen: Sequence[Sequence[Any]], row: int, rows: int, padding: int) -> list[list[list[int]]] | None:
-    """One request's [positions][layers][experts] out of those of all in a batch."""
+    """[positions][layers][experts] of one request of the batch."""
     if not chosen:
         return None
     layers = [
-        [experts for one in passes for experts in one.reshape(rows, -1, one.shape[-1])[row].tolist()][padding:]
+        [experts for ids in passes for experts in ids.reshape(rows, -1, ids.shape[-1])[row].tolist()][padding:]
         for passes in chosen
     ]
     return [list(of_layers) for of_layers in zip(*layers, strict=True)]
 
 
 def prompt_logprobs(model: Any, prompt: Sequence[int]) -> list[float]:
-    """Of each token of a prompt but the first, from one forward pass over it."""
+    """Of each prompt token but the first, from one forward pass."""
     import torch
 
     with torch.no_grad():
         logits = model(torch.tensor([list(prompt)])).logits[0]  # [T, V]
-    found: list[float] = []
+    logprobs: list[float] = []
     for start in range(0, len(prompt) - 1, ROWS_AT_ONCE):
         tokens = list(prompt[start + 1 : start + 1 + ROWS_AT_ONCE])
         rows = logits[start : start + len(tokens)].double()
-        found += own_logprobs(torch.log_softmax(rows, -1), tokens)
-    return found
+        logprobs += token_logprobs(torch.log_softmax(rows, -1), tokens)
+    return logprobs
 
 
-def own_logprobs(logprobs: Any, tokens: Sequence[int]) -> list[float]:
-    """Of each row [V] that of its token."""
+def token_logprobs(logprobs: Any, tokens: Sequence[int]) -> list[float]:
+    """Of each token, from its row [V]."""
     return [float(row[token]) for row, token in zip(logprobs, tokens, strict=True)]

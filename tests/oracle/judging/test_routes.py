@@ -17,9 +17,8 @@ from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.routes import OWN, as_key, difference, fitted, from_key, margins, routed, swapped
-from lfm2np.oracle.targets.http_replies import read_sglang, read_vllm
+from lfm2np.oracle.targets.dialects import sglang, vllm
 from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, answer_from_json
-from lfm2np.oracle.targets.told_routes import from_int32, from_npy
 
 pytestmark = pytest.mark.rounding  # the noise is of this machine's float32; what is compared bit for bit is exact
 
@@ -77,7 +76,7 @@ def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: 
     assert found == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))
 
 
-def test_told_routes_come_in_several_forms(published: Model) -> None:
+def test_reported_routes_come_in_several_forms(published: Model) -> None:
     config, routes = published.config, own_routes(published)
     rows = len(routes) - 1
     sparse = config.sparse_layers
@@ -131,23 +130,23 @@ def npy(array: np.ndarray) -> str:
         return base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_what_servers_tell_is_decoded() -> None:
+def test_routes_in_responses_are_decoded() -> None:
     array = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
-    assert from_npy(npy(array), "x") == array.tolist()
+    assert vllm.routes(npy(array), "x") == array.tolist()
     flat = base64.b64encode(array.astype("<i4").tobytes()).decode()
-    assert from_int32(flat, 4, "x") == array.reshape(4, 1, 6).tolist()
+    assert sglang.routes(flat, 4, "x") == array.reshape(4, 1, 6).tolist()
     for bad in (5, "?", "AAAA", npy(array[0]), npy(array * 0.5), base64.b64encode(b"\x93NUMPY").decode()):
         with pytest.raises(RequestError, match=r"^x: "):
-            from_npy(bad, "x")
+            vllm.routes(bad, "x")
     for bad, positions in ((None, 4), ("AAA", 4), (flat, 5), (flat, 0)):
         with pytest.raises(RequestError, match=r"^x: "):
-            from_int32(bad, positions, "x")
+            sglang.routes(bad, positions, "x")
 
 
 def test_the_dialects_hand_them_on() -> None:
     ask, array = Ask("a", "c", (1, 2), 2), np.arange(18, dtype=np.int16).reshape(3, 3, 2)
-    vllm = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": npy(array)}]}
-    assert read_vllm(vllm, ask).fields["routes"] == array.tolist()
+    of_vllm = {"choices": [{"token_ids": [5, 6], "text": "", "routed_experts": npy(array)}]}
+    assert vllm.read(of_vllm, ask).fields["routes"] == array.tolist()
     flat = base64.b64encode(array.astype("<i4").tobytes()).decode()
-    sglang = {"output_ids": [5, 6], "meta_info": {"routed_experts": flat}}
-    assert read_sglang(sglang, ask).fields["routes"] == array.reshape(3, 1, 6).tolist()
+    of_sglang = {"output_ids": [5, 6], "meta_info": {"routed_experts": flat}}
+    assert sglang.read(of_sglang, ask).fields["routes"] == array.reshape(3, 1, 6).tolist()

@@ -12,7 +12,8 @@ import pytest
 from http_player import ask_of, play_llama, play_mlx, play_sglang, play_vllm
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
+from lfm2np.oracle.targets.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras
 
 pytestmark = pytest.mark.rounding
 
@@ -20,7 +21,7 @@ ASK = ask_of("a", prompt_logprobs=True)
 PLAYS = {
     "vllm": (VLLM, play_vllm),
     "sglang": (SGLANG, play_sglang),
-    "llama.cpp": (LLAMA, play_llama),
+    "llama.cpp": (LLAMA_CPP, play_llama),
     "text": (TEXT, play_mlx),
 }
 ROUTES = {"routes"}  # of mixtures; the servers that are played have none
@@ -30,7 +31,7 @@ ROUTES = {"routes"}  # of mixtures; the servers that are played have none
 def spoken(request: pytest.FixtureRequest) -> tuple[Dialect, dict[str, Any]]:
     """A dialect, and a response with all that it may hold."""
     dialect, play = PLAYS[request.param]
-    reply = play(dialect.path, dialect.request(ASK, Wants()))
+    reply = play(dialect.path, dialect.request(ASK, Extras()))
     assert reply is not None
     return dialect, reply
 
@@ -71,6 +72,14 @@ def test_each_field_of_the_table_is_read_there_and_there_only(spoken: tuple[Dial
             assert ": NoneType, expected" in str(missed)
 
 
+def test_the_script_of_a_fuzz_run_reads_a_response_in_the_same_way(spoken: tuple[Dialect, dict[str, Any]]) -> None:
+    dialect, reply = spoken
+    names: dict[str, Any] = {}
+    exec(dialect.reproducer, names)
+    fields = dialect.read(reply, ASK).fields
+    assert names["answer"]([reply]) == (fields["token_ids"], fields["logprobs"])
+
+
 def test_nothing_else_of_a_response_is_read(spoken: tuple[Dialect, dict[str, Any]]) -> None:
     dialect, reply = spoken
     whole, paths = said(dialect, reply), [field.path for field in dialect.fields]
@@ -91,7 +100,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
 
 
 def test_a_prompt_that_the_server_computed_otherwise_is_refused() -> None:
-    reply = play_vllm(VLLM.path, VLLM.request(ASK, Wants()))
+    reply = play_vllm(VLLM.path, VLLM.request(ASK, Extras()))
     assert reply is not None
     reply["choices"][0]["prompt_token_ids"] = [1]
     with pytest.raises(RequestError, match="other tokens than the prompt"):

@@ -185,7 +185,7 @@ def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable
         (lambda h: h.say({}, 307, Location="/v1/completions"), "more than 3 redirects"),
     ],
 )
-def test_what_is_no_answer_is_an_error_that_says_so(
+def test_an_invalid_answer_is_an_error_that_says_so(
     vllm: Player, trouble: Callable[[Handler], Any], error: str
 ) -> None:
     answer = spoiled(vllm, trouble)
@@ -287,7 +287,7 @@ def test_no_message_shows_the_key(vllm: Player, monkeypatch: pytest.MonkeyPatch)
         *("http://me:secret@a", "http://secret@a"),
     ],
 )
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(TargetError) as caught:
         HttpTarget(url, None)
     assert "secret" not in str(caught.value)

@@ -27,7 +27,8 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.check import judged as judged_check
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.reports.parts import limits
-from lfm2np.oracle.targets.http_dialects import LLAMA, SGLANG, TEXT, VLLM, Dialect, Wants
+from lfm2np.oracle.targets.dialects import LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras
 from lfm2np.oracle.targets.http_target import judged
 from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.targets.target import AT_ONCE, MOST_AT_ONCE, Target, TargetError
@@ -85,7 +86,7 @@ def test_an_answer_is_what_our_own_engine_says(name: str) -> None:
             assert answer.prompt_logprobs == tuple(each.logprob for each in output.prompt_logprobs[1:])
 
 
-def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
+def test_a_server_that_returns_text_only_has_no_token_ids() -> None:
     with playing("text") as player:
         target = target_of(player)
         (answer,) = target.answer([ask_of("a")])
@@ -94,7 +95,7 @@ def test_a_server_that_tells_text_only_has_no_token_ids() -> None:
     assert other.error is not None and "prompt_text" in other.error
 
 
-def test_taking_ids_is_not_enough_for_a_dialect_that_tells_them(vllm: Player) -> None:
+def test_a_dialect_of_token_ids_must_return_them(vllm: Player) -> None:
     vllm.play = lambda path, body: {"choices": [{"text": "x", "finish_reason": "length"}]}
     found = target_of(vllm).probe()
     assert (found.engine, found.tells_token_ids) == ("text dialect, version not told", False)
@@ -145,13 +146,13 @@ def test_every_request_is_greedy_without_penalties_and_llama_cpp_may_stop() -> N
 
 def test_a_stop_string_and_a_seed_are_sent_where_a_dialect_has_them() -> None:
     ask = ask_of("s", stop="end", seed=7)
-    for dialect in (VLLM, LLAMA):
-        body = dialect.request(ask, Wants())
+    for dialect in (VLLM, LLAMA_CPP):
+        body = dialect.request(ask, Extras())
         assert (body["stop"], body["seed"], body["temperature"]) == (["end"], 7, 1.0)
-    assert SGLANG.request(ask, Wants())["sampling_params"]["stop"] == ["end"]
-    assert [one.takes_stops for one in (VLLM, SGLANG, LLAMA, TEXT)] == [True, True, True, False]
-    assert [one.takes_seeds for one in (VLLM, SGLANG, LLAMA, TEXT)] == [True, False, True, False]
-    plain = VLLM.request(ask_of("s"), Wants())
+    assert SGLANG.request(ask, Extras())["sampling_params"]["stop"] == ["end"]
+    assert [one.takes_stops for one in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, True, True, False]
+    assert [one.takes_seeds for one in (VLLM, SGLANG, LLAMA_CPP, TEXT)] == [True, False, True, False]
+    plain = VLLM.request(ask_of("s"), Extras())
     assert "stop" not in plain and "seed" not in plain and plain["temperature"] == 0.0
 
 
@@ -176,7 +177,7 @@ def test_ids_of_keys_serve_where_token_ids_are_missing(vllm: Player) -> None:
     assert answer.token_ids == computed(ask_of("a").prompt_token_ids, 4, True).outputs[0].token_ids
 
 
-def test_llama_cpp_without_an_entry_for_a_part_of_a_character_tells_no_logprobs() -> None:
+def test_llama_cpp_without_an_entry_for_a_part_of_a_character_has_no_logprobs() -> None:
     with playing("llama.cpp") as player:
         target = target_of(player)
         target.probe()
@@ -196,7 +197,7 @@ def test_the_model_is_named_only_where_it_is_given_or_wanted(vllm: Player) -> No
 
 
 def vllm_reply(ask: Ask) -> dict[str, Any]:
-    reply = play_vllm("/v1/completions", VLLM.request(ask, Wants()))
+    reply = play_vllm("/v1/completions", VLLM.request(ask, Extras()))
     assert reply is not None
     return copy.deepcopy(reply)
 
@@ -263,8 +264,8 @@ def test_more_or_fewer_tokens_than_asked_are_refused_but_an_end_is_not() -> None
 
 def test_other_dialects_say_when_their_parts_contradict() -> None:
     ask = ask_of("a", prompt_logprobs=True)
-    sglang = play_sglang("/generate", SGLANG.request(ask, Wants()))
-    llama = play_llama("/completion", LLAMA.request(ask, Wants()))
+    sglang = play_sglang("/generate", SGLANG.request(ask, Extras()))
+    llama = play_llama("/completion", LLAMA_CPP.request(ask, Extras()))
     assert sglang is not None and llama is not None
     told = sglang["meta_info"]["output_token_logprobs"]
     twice = [[[-1.0, 5, None], [-2.0, 5, None]]] * 4
@@ -281,7 +282,7 @@ def test_other_dialects_say_when_their_parts_contradict() -> None:
         ({"tokens_evaluated": 9}, "prompt tokens: the server counted 9"),
         ({"tokens": llama["tokens"][:3], "completion_probabilities": [], "tokens_predicted": 3}, "expected 4"),
     ):
-        assert error in why_not(LLAMA, llama | part, ask)
+        assert error in why_not(LLAMA_CPP, llama | part, ask)
 
 
 def why_not(dialect: Dialect, reply: dict[str, Any], ask: Ask) -> str:
@@ -299,7 +300,7 @@ ANYTHING = st.recursive(
 PLAYED: list[tuple[Dialect, Any, str]] = [
     (VLLM, play_vllm, "/v1/completions"),
     (SGLANG, play_sglang, "/generate"),
-    (LLAMA, play_llama, "/completion"),
+    (LLAMA_CPP, play_llama, "/completion"),
     (TEXT, play_mlx, "/v1/completions"),
 ]
 
@@ -310,7 +311,7 @@ def test_whatever_stands_anywhere_in_a_reply_ends_in_an_answer_or_a_named_error(
 ) -> None:
     dialect, play, path = played
     ask = ask_of("a", prompt_logprobs=True)
-    reply = copy.deepcopy(play(path, dialect.request(ask, Wants())))
+    reply = copy.deepcopy(play(path, dialect.request(ask, Extras())))
     holder, key = data.draw(st.sampled_from(list(places(reply))))
     holder[key] = data.draw(ANYTHING)
     why = why_not(dialect, json.loads(json.dumps(reply)), ask)

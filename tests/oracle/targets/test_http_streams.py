@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.http_dialects import DIALECTS, LLAMA, SGLANG, TEXT, VLLM, Dialect
-from lfm2np.oracle.targets.http_streams import choices_apart, whole_reply
+from lfm2np.oracle.targets.dialects import DIALECTS, LLAMA_CPP, SGLANG, TEXT, VLLM
+from lfm2np.oracle.targets.dialects.dialect import Dialect
+from lfm2np.oracle.targets.dialects.openai import split_choices
 
 COUNT = 5
 Events = list[dict[str, Any]]
@@ -57,7 +58,7 @@ def test_vllms_choices_come_together_whatever_the_order_of_their_events(
     usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, samples))}
     events.append({"id": "q", "choices": [], "usage": usage})
     choices = [vllm_choice(index, tokens, "length") for index, tokens in enumerate(samples)]
-    assert whole_reply(VLLM, events) == {"id": "q", "choices": choices, "usage": usage}
+    assert VLLM.joined(events) == {"id": "q", "choices": choices, "usage": usage}
 
 
 @given(rows, sizes)
@@ -69,7 +70,7 @@ def test_llamas_events_hold_what_is_new_and_the_last_the_counts(tokens: list[int
     last = {"stop": True, "stop_type": "limit", "tokens_predicted": len(tokens), "tokens_evaluated": 3}
     events: Events = [{**told(piece), "stop": False} for piece in cut(tokens, sizes)]
     events.append({**last, "content": "", "tokens": []})
-    assert whole_reply(LLAMA, events) == {**told(tokens), **last}
+    assert LLAMA_CPP.joined(events) == {**told(tokens), **last}
 
 
 def test_sglangs_last_event_is_the_reply() -> None:
@@ -81,7 +82,7 @@ def test_sglangs_last_event_is_the_reply() -> None:
             "meta_info": {"output_token_logprobs": [[-1.0, 1, None], [-2.0, 2, None]]},
         },
     ]
-    assert whole_reply(SGLANG, events) == events[-1]
+    assert SGLANG.joined(events) == events[-1]
 
 
 @given(rows)
@@ -92,20 +93,20 @@ def test_the_entries_of_mlx_come_together(tokens: list[int]) -> None:
 
     events: Events = [{"choices": [choice([one], None)]} for one in tokens[:-1]]
     events.append({"choices": [choice(tokens[-1:], "stop")]})
-    assert whole_reply(TEXT, events) == {"choices": [choice(tokens, "stop")]}
+    assert TEXT.joined(events) == {"choices": [choice(tokens, "stop")]}
 
 
-def test_a_reason_that_is_told_twice_is_the_last() -> None:
+def test_of_two_finish_reasons_the_last_counts() -> None:
     events: Events = [
         {"choices": [{"index": 0, "text": "a", "finish_reason": reason}]} for reason in ("stop", "length")
     ]
-    assert whole_reply(VLLM, events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
+    assert VLLM.joined(events)["choices"] == [{"index": 0, "text": "aa", "finish_reason": "length"}]
 
 
-def test_what_stands_in_each_event_is_told_once() -> None:
+def test_fields_that_each_event_repeats_are_not_joined() -> None:
     events: Events = [{"choices": [{"index": 0, "prompt_token_ids": [1, 2], "text": "a"}]} for _ in range(3)]
     events[1]["choices"][0]["prompt_token_ids"] = None
-    assert whole_reply(VLLM, events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
+    assert VLLM.joined(events)["choices"] == [{"index": 0, "prompt_token_ids": [1, 2], "text": "aaa"}]
 
 
 @pytest.mark.parametrize(
@@ -121,13 +122,13 @@ def test_what_stands_in_each_event_is_told_once() -> None:
         (VLLM, [{"choices": [{"text": "a"}]}, {"choices": [{"text": ["b"]}]}], "text: expected texts, or lists"),
         (VLLM, [{"choices": [{"token_ids": 1}]}, {"choices": [{"token_ids": [2]}]}], "token_ids: expected texts"),
         (TEXT, [{"choices": [{"logprobs": [1]}]}, {"choices": [{"logprobs": "a"}]}], "logprobs: expected texts"),
-        (LLAMA, [{"tokens": 5}], "tokens: expected texts, or lists"),
-        (LLAMA, [{"content": "a"}, {"content": [1]}], "content: expected texts, or lists"),
+        (LLAMA_CPP, [{"tokens": 5}], "tokens: expected texts, or lists"),
+        (LLAMA_CPP, [{"content": "a"}, {"content": [1]}], "content: expected texts, or lists"),
     ],
 )
 def test_hostile_events_are_refused_by_name(dialect: Dialect, events: Events, told: str) -> None:
     with pytest.raises(RequestError) as caught:
-        whole_reply(dialect, events)
+        dialect.joined(events)
     assert told in str(caught.value)
 
 
@@ -150,16 +151,16 @@ def test_any_events_make_a_reply_or_a_request_error(dialect: Dialect, data: st.D
     some = st.builds(lambda one, choices: {**one, "choices": choices}, st.just({}), CHOICES)
     events = data.draw(EVENTS | st.lists(some, max_size=4))
     try:
-        reply = whole_reply(dialect, events)
+        reply = dialect.joined(events)
     except RequestError as problem:
         assert "\n" not in str(problem)
         return
-    assert isinstance(reply, dict) and all(isinstance(one, dict) for one in choices_apart(reply))
+    assert isinstance(reply, dict) and all(isinstance(one, dict) for one in split_choices(reply))
 
 
-def test_choices_apart_are_one_reply_each_and_the_counts_of_all_go() -> None:
+def test_split_choices_are_a_reply_each_without_usage() -> None:
     reply = {"id": "q", "choices": [{"index": 0}, {"index": 1}], "usage": {"completion_tokens": 4}}
-    assert choices_apart(reply) == [{"id": "q", "choices": [{"index": 0}]}, {"id": "q", "choices": [{"index": 1}]}]
+    assert split_choices(reply) == [{"id": "q", "choices": [{"index": 0}]}, {"id": "q", "choices": [{"index": 1}]}]
     one = {"choices": [{"index": 0}], "usage": {"completion_tokens": 2}}
-    assert choices_apart(one) == [one]
-    assert choices_apart({"content": "a"}) == [{"content": "a"}]
+    assert split_choices(one) == [one]
+    assert split_choices({"content": "a"}) == [{"content": "a"}]

@@ -184,7 +184,7 @@ def test_no_hypothesis_is_needed() -> None:
 # --- what an engine has
 
 
-def test_score_gives_the_prompt_what_completions_do_not_tell() -> None:
+def test_score_gives_prompt_logprobs_where_completions_have_none() -> None:
     target = target_of("Scoring")
     assert target.probe().tells_prompt_logprobs and not target.probe().tells_logprobs
     asks = [
@@ -271,7 +271,7 @@ def test_an_interrupt_is_the_users() -> None:
         target_of("Raising").answer([Ask("x", "case", (67,), 2)])
 
 
-def test_a_completion_that_is_none_is_an_error() -> None:
+def test_an_invalid_completion_is_an_error() -> None:
     asks = [Ask(str(first), "case", (first,), 1) for first in (0, 1, 2, 3, 4, 5, 6, 7, 8)]
     answers = target_of("Odd").answer(asks)
     assert [one.error is None for one in answers] == [True, *[False] * 7, True]
@@ -291,7 +291,7 @@ def test_an_ask_that_cannot_be_added_harms_no_other() -> None:
     assert good == Answer("a", (0, 1, 2, 3), (-1.0,) * 4, finish_reason="length")
 
 
-def test_an_engine_that_says_nothing_of_an_aborted_request_said_it_before() -> None:
+def test_if_abort_returns_nothing_the_last_completion_counts() -> None:
     cut, good = target_of("Stepping").answer([Ask("cut", "case", (5,), 9), ASKS[0]], aborted=["cut"])
     assert cut == Answer("cut", (0, 1, 2), (-1.0,) * 3, finish_reason="abort")
     assert good.token_ids == (0, 1, 2, 3)

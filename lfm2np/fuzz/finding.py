@@ -1,12 +1,12 @@
-"""What is wrong with what came back, judged by the oracle under the noise of the declared format."""
+"""What is wrong with the answers to a trace, judged by the oracle under the rounding error of the declared format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lfm2np.fuzz.answers.texts import stop_fault
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
+from lfm2np.fuzz.stop_strings import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
@@ -17,7 +17,7 @@ from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 from lfm2np.oracle.texts import text_fault
 
-DRAWN_ERROR = 1e-9  # a trace: the probability with which a right engine's draws are called wrong
+DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
 WRONG, STOP, TEXT = "wrong", "stop", "text"
 MEANS = {
     "wrong": "a token or a log-probability that no right engine of the declared format gives",
@@ -35,7 +35,7 @@ MEANS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The worst of one trace. `request` and `position` (of its output) say where, as far as that can be said."""
+    """The worst of one trace. `request` and `position` (of its output) say where, if that is known."""
 
     kind: str  # one of MEANS
     what: str
@@ -47,25 +47,25 @@ class Finding:
 def finding_of(
     model: Model, format_name: str, trace: Trace, played: Played, known: Known | None = None, texts: bool = True
 ) -> Finding | None:
-    """None for what a right engine may do. A server that is gone explains all else, so it comes first.
+    """None if a right engine may answer so. A server that is gone explains everything else, so it comes first.
 
-    texts  texts and finish_reasons are judged, too
+    texts  also judge texts and finish reasons
     """
     if played.trouble is not None and played.trouble.kind == DEAD:
         return Finding(DEAD, played.trouble.what)
     for index, reply in enumerate(played.replies):
         if reply.trouble is not None:
             return Finding(reply.trouble.kind, f"request {index}: {reply.trouble.what}", index)
-    found = wrong_answer(model, format_name, trace, played.replies, known, texts)
-    if found is None and played.trouble is not None:
+    finding = wrong_answer(model, format_name, trace, played.replies, known, texts)
+    if finding is None and played.trouble is not None:
         return Finding(played.trouble.kind, played.trouble.what)
-    return found
+    return finding
 
 
 def wrong_answer(
     model: Model, format_name: str, trace: Trace, replies: Sequence[Reply], known: Known | None, texts: bool
 ) -> Finding | None:
-    """The first answer that can't be: by its form, by where it ends, by its numbers, by its text."""
+    """The first answer that can't be right: by its form, by where it ends, by its numbers, or by its text."""
     tokenizer, ends = model.tokenizer if model.has_tokenizer else None, model.config.eos_token_ids
     pairs: list[Pair] = []
     text: Finding | None = None
@@ -87,29 +87,25 @@ def wrong_answer(
             pairs.append((ask, fitted))
     known = Known() if known is None else known
     positions = judge(model, format_name, pairs, known=known)
-    wrong = [one for one in positions if is_wrong(one)]
+    wrong = [position for position in positions if position.verdict in (Verdict.BUG, Verdict.DRIFT)]
     if not wrong and text is not None:
         return text
     if not wrong:
         other = drawn_wrongly(model, pairs, positions, known, DRAWN_ERROR)
         return None if other is None else Finding(WRONG, f"request {other[0]}: {other[1]}", int(other[0]))
-    worst = min(wrong, key=lambda one: (int(one.ask.id), one.row))
+    worst = min(wrong, key=lambda position: (int(position.ask.id), position.row))
     index = int(worst.ask.id)
     seen = next(answer for ask, answer in pairs if ask is worst.ask)
     return Finding(WRONG, wrong_words(worst, len(trace.requests[index].prompt)), index, worst, seen)
 
 
-def is_wrong(position: Position) -> bool:
-    return position.verdict in (Verdict.BUG, Verdict.DRIFT)
-
-
 def length_fault(model: Model, sent: Sent, answer: Answer, left: bool) -> str | None:
-    """Fewer tokens than were asked for, without a reason."""
+    """Fewer tokens than requested, without a reason."""
     if answer.token_ids is None or left or len(answer.token_ids) >= sent.max_tokens or sent.stop is not None:
         return None
     ended_by = answer.token_ids[-1:]
     if ended_by and ended_by[0] in model.config.eos_token_ids:
-        return None  # a server that can't be told to go on behind the end
+        return None  # some servers can't ignore the end-of-sequence token
     reason = f"finish_reason {answer.finish_reason!r}"
     return f"{len(answer.token_ids)} tokens with {reason}, expected {sent.max_tokens}"
 

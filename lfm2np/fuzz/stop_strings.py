@@ -1,6 +1,6 @@
-"""The text of an answer against that of its own tokens: where a stop string ends it, what is shown, why it ended.
+"""The text of an answer, compared with that of its tokens: where a stop string ends it, what is shown, why it ended.
 
-Judged only where each token has a text: servers leave special tokens out, or do not.
+Judged only where each token has a text: some servers leave special tokens out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lfm2np.oracle.texts import UNFINISHED, all_text
 
 
 def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: Answer) -> str | None:
-    """Whether an answer with a stop text goes on behind it, or ends though it never came."""
+    """Why an answer can't be right: it goes on behind its stop string, or ends though that never came; or None."""
     ids = answer.token_ids
     if not ids or sent.stop is None or not all_text(tokenizer, ids):
         return None
@@ -29,15 +29,15 @@ def stop_fault(tokenizer: Tokenizer, ends: Collection[int], sent: Sent, answer: 
 
 
 def with_stops(model: Model, trace: Trace) -> Trace:
-    """The trace with the stop texts that its requests want to meet: see Sent.stop_in."""
-    if not model.has_tokenizer or all(one.stop_in is None for one in trace.requests):
+    """The trace with stop strings that its requests will meet: see Sent.stop_in."""
+    if not model.has_tokenizer or all(sent.stop_in is None for sent in trace.requests):
         return trace
-    return Trace(tuple(replace(one, stop=stop_in(model, one) or one.stop) for one in trace.requests))
+    return Trace(tuple(replace(sent, stop=stop_in(model, sent) or sent.stop) for sent in trace.requests))
 
 
 def stop_in(model: Model, sent: Sent) -> str | None:
-    """A text that begins in the right answer's token before number `stop_in`, and ends within that one if it has more
-    than one character: who looks for it at the end of a token only does not see it. None where there is none."""
+    """A text that begins in the token before number `stop_in` of the right answer, and ends within that token if it has
+    more than one character: an engine that looks only at the ends of tokens misses it. None where there is none."""
     if sent.stop_in is None or sent.temperature or sent.stop is None:
         return None
     first = replace(sent, stop=None, max_tokens=min(sent.max_tokens, sent.stop_in + 1))

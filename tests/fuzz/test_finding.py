@@ -12,7 +12,7 @@ from served_here import model
 import lfm2np
 from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.draw import Around, draws
-from lfm2np.fuzz.found import MEANS, STOP, TEXT, WRONG, finding_of
+from lfm2np.fuzz.finding import MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble
 from lfm2np.fuzz.right import right_answer
@@ -79,7 +79,7 @@ def test_a_log_probability_that_is_off_is_found(format_name: str, off: float, si
     assert f"output token 2: token {tokens[2]} with a log-probability that is off by" in finding.what
 
 
-def test_the_first_wrong_token_of_the_first_wrong_request_is_told() -> None:
+def test_the_first_wrong_token_of_the_first_wrong_request_is_reported() -> None:
     tokens, logprobs, _ = map(list, zip(*right(PROMPT), strict=True))
     wrong = answer(tokens, [*logprobs[:3], -50.0, -50.0, logprobs[5]])
     trace = Trace((Sent(PROMPT, 6),) * 3)

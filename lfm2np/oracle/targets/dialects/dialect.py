@@ -1,0 +1,158 @@
+"""What belongs to a dialect: requests, responses, and what else a check or a fuzz run must know of such a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lfm2np.errors import RequestError
+from lfm2np.oracle.targets.records import Ask
+
+TOP_LOGPROBS = 5
+Reply = Mapping[str, Any]
+Path = tuple[str | int, ...]  # names and indices that lead into a JSON value
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What to request beyond tokens: servers refuse what they don't know, or don't allow."""
+
+    model: str | None = None
+    top_logprobs: int = TOP_LOGPROBS
+    prompt_logprobs: bool = True
+    standard_only: bool = False  # no fields beyond OpenAI's
+
+    def __str__(self) -> str:
+        """For a message about a server that refused."""
+        if self.standard_only:
+            return "OpenAI's fields only"
+        if not self.top_logprobs:
+            return "without log-probabilities"
+        return "with log-probabilities of the prompt" if self.prompt_logprobs else "with log-probabilities"
+
+
+ALL_EXTRAS = (Extras(), Extras(prompt_logprobs=False), Extras(top_logprobs=0, prompt_logprobs=False))
+
+
+class Field(NamedTuple):
+    """Where a response holds a field of Answer or Response, as docs/engine/2-targets.md shows it."""
+
+    says: str  # the field's name; "prompt": the ids that were sent, to be compared
+    path: str
+    form: str
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response as read, not yet checked: fields of an Answer, and how many tokens the server itself counted."""
+
+    fields: dict[str, Any]
+    prompt_tokens: Any = None
+    new_tokens: Any = None
+
+
+class Location(NamedTuple):
+    """A value that a server reports: a path of its URL, and where the JSON object there holds it."""
+
+    url: str
+    path: Path
+
+
+class Metrics(NamedTuple):
+    """Names in /metrics, without labels.
+
+    active    requests that run or wait
+    memory    share of the cache that requests use; cached blocks that no request uses must not count
+    counters  steer a fuzz run towards traces that raise them
+    """
+
+    active: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+
+
+NO_METRICS = Metrics()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One kind of server.
+
+    extras      what to request, the most first
+    request     the body of a request: greedy, and without what a server does by default: some take penalties and
+                filters from the checkpoint's generation_config.json
+    read        fields of a response; RequestError for one of another form
+    fields      where `read` finds them
+    join        server-sent events to the response that the server would have given in one piece
+    reproducer  source of `answer(replies)`, which gives the tokens of a response and their log-probabilities or None
+
+    event_ids      the new tokens of one event; None where events don't hold them
+    split_samples  a response to n > 1 as one for each sample; None: n can't be requested
+    sampling_field the object of a request with its sampling parameters; None: they stand in the request itself
+    takes_stops, takes_seeds  without a setting of the server
+    ignores_eos    requests go on behind an end-of-sequence token
+    raw_logprobs   log-probabilities of sampled tokens are of the raw logits
+    streams_all    each token comes with an event, and each event's with log-probabilities
+    gguf_format    what it multiplies the weights of a GGUF in; None: unknown
+    gguf_only      it runs no other file
+
+    version, slots, longest  which version serves, requests computed together, tokens of a request at most
+    cached         where a response has how many tokens of its prompt came from the cache
+    """
+
+    name: str
+    path: str
+    takes_token_ids: bool
+    extras: tuple[Extras, ...]
+    request: Callable[[Ask, Extras], dict[str, Any]]
+    read: Callable[[Reply, Ask], Response]
+    fields: tuple[Field, ...]
+    join: Callable[[Sequence[Reply]], dict[str, Any]]
+    reproducer: str
+
+    event_ids: Callable[[Reply], Any] = lambda event: None
+    split_samples: Callable[[Reply], list[dict[str, Any]]] | None = None
+    sampling_field: str | None = None
+    takes_stops: bool = False
+    takes_seeds: bool = False
+    ignores_eos: bool = False
+    raw_logprobs: bool = False
+    streams_all: bool = True
+    gguf_format: str | None = None
+    gguf_only: bool = False
+
+    version: Location | None = None
+    slots: Location | None = None
+    longest: Location | None = None
+    cached: Path | None = None
+    metrics: Metrics = NO_METRICS
+
+    def with_sampling(self, body: dict[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """A request with other sampling parameters, of which OpenAI's names are known everywhere."""
+        if self.sampling_field is None:
+            return {**body, **parameters}
+        return {**body, self.sampling_field: {**body[self.sampling_field], **parameters}}
+
+    def joined(self, events: Sequence[Reply]) -> dict[str, Any]:
+        """RequestError for no events, or events that can't be joined."""
+        if not events:
+            raise RequestError("a stream without an event")
+        return self.join(events)
+
+    def num_tokens(self, events: Sequence[Reply]) -> int:
+        """So far; an event that doesn't hold its tokens counts for one."""
+        pieces = map(self.event_ids, events)
+        return sum(len(piece) if isinstance(piece, list) else 1 for piece in pieces)
+
+
+def value_at(value: Any, path: Path) -> Any:
+    """None where the path leads nowhere."""
+    for name in path:
+        if isinstance(name, str) and isinstance(value, Mapping):
+            value = value.get(name)
+        elif isinstance(name, int) and isinstance(value, list) and name < len(value):
+            value = value[name]
+        else:
+            return None
+    return value

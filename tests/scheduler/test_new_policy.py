@@ -1,0 +1,86 @@
+"""A policy is one class: once registered, it reaches options, sizes, strategies, messages and the trace's schema."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler import POLICIES, Request, Scheduler, SchedulerConfig, TraceWriter, check, reasons, replay
+from scheduler.policy import FirstComeFirstServed, Step
+
+SCHEMA = Path(__file__).parents[2] / "lfm2np" / "schemas" / "trace.schema.json"
+
+
+class NewestFirst(FirstComeFirstServed):
+    """Starves whoever is old, so it is only for this test."""
+
+    name = "newest-first"
+
+    def key(self, request: Request) -> tuple[int, int]:
+        return (-request.arrival, 0)
+
+    def plan(self, step: Step) -> None:
+        step.admit()
+        step.run()
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, NewestFirst.name, NewestFirst)
+
+
+def test_a_new_policy_schedules_and_its_trace_is_replayed() -> None:
+    config = SchedulerConfig(12, block_size=2, max_num_seqs=2, max_num_batched_tokens=4, policy="newest-first")
+    scheduler, file, ended = Scheduler(config), io.StringIO(), []
+    trace = TraceWriter(file, config)
+    for name in "abc":
+        request = Request(name, (1, 2, 3), max_tokens=3)
+        scheduler.add(request)
+        trace.add(request, [])
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        tokens = {name: [7] for entry in plan.scheduled for name in entry.samples}
+        finished = scheduler.update(plan, tokens)
+        ended += [request.request_id for request in finished]
+        state = len(scheduler.waiting), len(scheduler.running), scheduler.pool.num_free
+        trace.step(plan, {}, tokens, (), reasons(finished), state, None)
+        check(scheduler)
+    trace.end()
+    assert ended == ["c", "b", "a"]
+    assert replay(io.StringIO(file.getvalue())).requests == 3
+
+
+LISTS = """
+from test_new_policy import NewestFirst
+from scheduler import POLICIES
+POLICIES[NewestFirst.name] = NewestFirst
+from argparse import ArgumentParser
+from hypothesis import find
+from lfm2np.cli.engine.options import add_engine_options
+from lfm2np.conformance.demands.wrong_calls import POLICY_NAMES
+from lfm2np.conformance.trials.strategies import sizes
+from lfm2np.lab.settings import CHOICES
+parser = ArgumentParser()
+add_engine_options(parser)
+assert parser.parse_args(["--policy", "newest-first"]).policy == "newest-first"
+assert find(sizes(), lambda drawn: drawn["policy"] == "newest-first")
+assert POLICY_NAMES.endswith(", newest-first") and "newest-first" in CHOICES["policy"][1]
+"""
+
+
+def test_every_list_of_policies_has_a_new_one() -> None:
+    """In a process of its own: some lists are made when their module is imported."""
+    command, folder = [sys.executable, "-c", LISTS], Path(__file__).parent
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_schema_is_checked_against_the_list() -> None:
+    """tests/test_file_schemas.py compares the two, so a new policy can't be forgotten there."""
+    names = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]["config"]["properties"]["policy"]["enum"]
+    assert list(POLICIES) == [*names, NewestFirst.name]
