@@ -40,7 +40,7 @@ class Quantised:
     @property
     def changed(self) -> set[str]:
         """Tensors with other numbers, a layer's experts as one."""
-        return {one.name for one in self.errors if one.error}
+        return {tensor_error.name for tensor_error in self.errors if tensor_error.error}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +61,12 @@ class Compared:
     @property
     def sources(self) -> dict[str, dict[str, int]]:
         """By what was scored: sequences, and compared positions."""
-        found: dict[str, dict[str, int]] = {}
-        for one in self.scored:
-            counts = found.setdefault(one.source, {"sequences": 0, "positions": 0})
+        counts_by_source: dict[str, dict[str, int]] = {}
+        for sequence in self.scored:
+            counts = counts_by_source.setdefault(sequence.source, {"sequences": 0, "positions": 0})
             counts["sequences"] += 1
-            counts["positions"] += one.stop - one.start
-        return found
+            counts["positions"] += sequence.stop - sequence.start
+        return counts_by_source
 
 
 def quantised_of(base: Files, path: str, sha256: Callable[[Files], str], progress: ProgressOf) -> Quantised:
@@ -93,45 +93,54 @@ def compare(
     RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any of them.
     """
     base = files_of(model.path)
-    parts = [parts_of(model.config, one.files.config, list(base.tensors), by) for one in quantised]
+    parts = [parts_of(model.config, checkpoint.files.config, list(base.tensors), by) for checkpoint in quantised]
     tried = [
-        [part.name for part in own if part_is_changed(part.tensors, one)]
-        for own, one in zip(parts, quantised, strict=True)
+        [part.name for part in checkpoint_parts if part_is_changed(part.tensors, checkpoint)]
+        for checkpoint_parts, checkpoint in zip(parts, quantised, strict=True)
     ]
-    most = longest(model.config, [one.files.config for one in quantised])
+    most = longest(model.config, [checkpoint.files.config for checkpoint in quantised])
     answers = greedy_answers(model, scored, max_tokens, most, place, progress) if max_tokens else []
     everything = [*scored, *answers]
-    asked = [{"sha256": one.sha256, "by": by, "parts": names} for one, names in zip(quantised, tried, strict=True)]
-    nothing = [{**one, "by": "none", "parts": []} for one in asked]
-    items = [one.item(nothing if one.source == GREEDY else asked) for one in everything]
+    asked = [
+        {"sha256": checkpoint.sha256, "by": by, "parts": names}
+        for checkpoint, names in zip(quantised, tried, strict=True)
+    ]
+    nothing = [{**entry, "by": "none", "parts": []} for entry in asked]
+    items = [sequence.item(nothing if sequence.source == GREEDY else asked) for sequence in everything]
     results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
     figures = [
-        figures_of(everything, results, number, [part.name for part in own], names, model.config.sparse_layers)
+        figures_of(
+            everything, results, number, [part.name for part in checkpoint_parts], names, model.config.sparse_layers
+        )
         | {"bits_a_weight": stored_bits(quantised[number].files)}
-        | {"tensors": [asdict(one) for one in quantised[number].errors]}
-        for number, (own, names) in enumerate(zip(parts, tried, strict=True))
+        | {"tensors": [asdict(tensor_error) for tensor_error in quantised[number].errors]}
+        for number, (checkpoint_parts, names) in enumerate(zip(parts, tried, strict=True))
     ]
     failed = failures(model, quantised, everything, results)
-    if not any(own["positions"] for own in figures):
+    if not any(entry["positions"] for entry in figures):
         raise NumericsError(f"no sequence can be computed, {failed[0]}")
     return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failed)
 
 
-def part_is_changed(tensors: Sequence[str], one: Quantised) -> bool:
+def part_is_changed(tensors: Sequence[str], checkpoint: Quantised) -> bool:
     """Whether any of these tensors has other numbers."""
-    return any(part_name(name, "tensor") in one.changed for name in tensors)
+    return any(part_name(name, "tensor") in checkpoint.changed for name in tensors)
 
 
 def failures(
     base: LoadedModel, quantised: Sequence[Quantised], scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
     """Each sequence that could not be computed, by which checkpoint, and why; where the base can't, that alone."""
-    found = []
-    for one, result in zip(scored, results, strict=True):
+    failed = []
+    for sequence, result in zip(scored, results, strict=True):
         sides = zip((other.files.path for other in quantised), result["quantised"], strict=True)
         tried = [(base.path, result["base"])] if "error" in result["base"] else sides
-        found += [f"{one.source} {one.name}: {path}: {own['error']}" for path, own in tried if "error" in own]
-    return tuple(found)
+        failed += [
+            f"{sequence.source} {sequence.name}: {path}: {columns['error']}"
+            for path, columns in tried
+            if "error" in columns
+        ]
+    return tuple(failed)
 
 
 # --- greedy answers of the base
@@ -145,19 +154,19 @@ def greedy_answers(
     The quantised network is then fed the base's answer: up to its first other greedy token it would have written the
     same. RequestError if no prompt leaves room for a token.
     """
-    prompts = [one for one in scored if one.source == REQUESTS]
-    fitting = [one for one in prompts if one.prompt < most]
+    prompts = [sequence for sequence in scored if sequence.source == REQUESTS]
+    fitting = [sequence for sequence in prompts if sequence.prompt < most]
     if not fitting:
         raise RequestError(f"--max-tokens {max_tokens}: no prompt leaves room for a token in a context of {most}")
     items = [
-        {"prompt": list(one.token_ids[: one.prompt]), "max_tokens": min(max_tokens, most - one.prompt)}
-        for one in fitting
+        {"prompt": list(sequence.token_ids[: sequence.prompt]), "max_tokens": min(max_tokens, most - sequence.prompt)}
+        for sequence in fitting
     ]
-    found = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
-    errors = [result["error"] for result in found if "error" in result]
+    answers = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
+    errors = [result["error"] for result in answers if "error" in result]
     if errors:
         raise NumericsError(f"{model.path}: {errors[0]}")
-    return [continued(one, result["token_ids"]) for one, result in zip(fitting, found, strict=True)]
+    return [continued(sequence, result["token_ids"]) for sequence, result in zip(fitting, answers, strict=True)]
 
 
 def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +176,10 @@ def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list
         engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))
     finished = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
     ended = [finished[str(number)] for number in range(len(items))]
-    return [{"error": str(one.error)} if one.error else {"token_ids": list(one.token_ids)} for one in ended]
+    return [
+        {"error": str(completion.error)} if completion.error else {"token_ids": list(completion.token_ids)}
+        for completion in ended
+    ]
 
 
 def num_tokens(item: Mapping[str, Any]) -> int:

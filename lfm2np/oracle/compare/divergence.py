@@ -47,10 +47,10 @@ def divergence(base_logits: Array, base_logprobs: Float64, logits: Array) -> Flo
     largest = logarithms.max(axis=1)
     beyond = largest > FARTHEST
     terms += np.where(far & ~beyond[:, None], without_tiny(elementary.exp(logarithms)), 0.0)
-    found = log_of_one_more(exact_sum(terms))
+    divergences = log_of_one_more(exact_sum(terms))
     rest = logarithms[beyond] - largest[beyond, None]
-    found[beyond] = largest[beyond] + elementary.log(exact_sum(elementary.exp(rest)))
-    return found
+    divergences[beyond] = largest[beyond] + elementary.log(exact_sum(elementary.exp(rest)))
+    return divergences
 
 
 def without_tiny(terms: Float64) -> Float64:

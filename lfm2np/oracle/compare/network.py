@@ -103,15 +103,15 @@ def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Layer
     index = part.layer
     assert index is not None
     prefix = f"model.layers.{index}."
-    own = tensors_of(base)
-    names = [name for name in own if name.startswith(prefix)]
+    base_tensors = tensors_of(base)
+    names = [name for name in base_tensors if name.startswith(prefix)]
     if set(part.tensors) == set(names):
         return other.weights.layers[index], other.config
     config = base.config
     if config.mixture and other.config.mixture and any(map(is_experts_output, part.tensors)):
         factor = other.config.mixture.routed_scaling_factor
         config = replace(config, mixture=replace(config.mixture, routed_scaling_factor=factor))
-    tensors = {**own, **{name: tensors_of(other)[name] for name in part.tensors}}
+    tensors = {**base_tensors, **{name: tensors_of(other)[name] for name in part.tensors}}
     prepare = partial(prepared, tensors, base.numerics, base.where_weights == "streamed")
     before = base.weights.layers[index]
     matrices = dense_matrices(before, prefix)
@@ -119,25 +119,25 @@ def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Layer
         if parts[0].startswith(prefix) and set(parts) & set(part.tensors):
             matrices[parts[0]] = prepare(parts)
     vectors = {name: vector(tensors, name) for name in names if len(tensors[name].shape) != 2}
-    made = layer_weights(index, config, tensors, matrices, vectors, prepare)
-    if not any(".experts." in name for name in part.tensors) and not isinstance(made.feed_forward, FeedForwardWeights):
+    layer = layer_weights(index, config, tensors, matrices, vectors, prepare)
+    if not any(".experts." in name for name in part.tensors) and not isinstance(layer.feed_forward, FeedForwardWeights):
         assert not isinstance(before.feed_forward, FeedForwardWeights)
-        made = replace(made, feed_forward=replace(made.feed_forward, expert=before.feed_forward.expert))
-    return made, config
+        layer = replace(layer, feed_forward=replace(layer.feed_forward, expert=before.feed_forward.expert))
+    return layer, config
 
 
 def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
     """Those of a layer that are prepared already, by the first tensor in each."""
     operator, feed_forward = layer.operator, layer.feed_forward
     if isinstance(operator, ShortConvWeights):
-        found = {"conv.in_proj": operator.in_proj, "conv.out_proj": operator.out_proj}
+        matrices = {"conv.in_proj": operator.in_proj, "conv.out_proj": operator.out_proj}
     else:
-        found = {"self_attn.q_proj": operator.qkv_proj, "self_attn.out_proj": operator.out_proj}
+        matrices = {"self_attn.q_proj": operator.qkv_proj, "self_attn.out_proj": operator.out_proj}
     if isinstance(feed_forward, FeedForwardWeights):
-        found |= {"feed_forward.w1": feed_forward.gate_up_proj, "feed_forward.w2": feed_forward.down_proj}
+        matrices |= {"feed_forward.w1": feed_forward.gate_up_proj, "feed_forward.w2": feed_forward.down_proj}
     else:
-        found["feed_forward.gate"] = feed_forward.router
-    return {f"{prefix}{name}.weight": matrix for name, matrix in found.items()}
+        matrices["feed_forward.gate"] = feed_forward.router
+    return {f"{prefix}{name}.weight": matrix for name, matrix in matrices.items()}
 
 
 def laid_out(

@@ -94,13 +94,13 @@ def require_same_network(base: Files, other: Files) -> None:
     ours, theirs = base.config, other.config
     for name in SIZES:
         require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    for index, (one, two) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
-        require(f"layer_types[{index}]", one, two, base, other)
+    for index, (base_kind, two) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
+        require(f"layer_types[{index}]", base_kind, two, base, other)
     for name in REALS:
         if np.float32(getattr(ours, name)) != np.float32(getattr(theirs, name)):
             require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    one, two = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
-    require("feed-forward", one, two, base, other)
+    base_kind, two = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
+    require("feed-forward", base_kind, two, base, other)
     for name in MIXTURE if ours.mixture and theirs.mixture else ():
         require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
 
@@ -118,13 +118,13 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
     for token_id in range(base.config.vocab_size):
         expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
         if found != expected:
-            told = f"token {token_id}: {show(found)}, expected {show(expected)}"
-            raise RequestError(f"{other.path}: {told}, as {base.path} has it")
+            difference = f"token {token_id}: {show(found)}, expected {show(expected)}"
+            raise RequestError(f"{other.path}: {difference}, as {base.path} has it")
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
     """The most tokens that all of them take."""
-    return min(one.max_position_embeddings for one in (base, *others))
+    return min(config.max_position_embeddings for config in (base, *others))
 
 
 # --- parts
@@ -141,12 +141,12 @@ def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: st
             grouped.setdefault(part_name(name, by), []).append(name)
     if by == "none":
         return []
-    found = []
+    parts = []
     for part, tensors in grouped.items():
         both = tensors[0] == EMBEDDING and base.tie_word_embeddings and other.tie_word_embeddings
         layer = LAYER.fullmatch(tensors[0])
-        found.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
-    return found
+        parts.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
+    return parts
 
 
 def part_name(name: str, by: str) -> str:

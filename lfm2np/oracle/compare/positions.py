@@ -52,10 +52,10 @@ def compare_items(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Of each item `base` and `quantised`, whose arrays `of_base` and `of_other` describe, or `error`."""
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for asked, group in groupby(items, key=lambda item: item["quantised"]):
-        found += compared(others, model, list(group), asked)
-    return found
+        results += compared(others, model, list(group), asked)
+    return results
 
 
 @lru_cache(maxsize=MOST_LOADED)
@@ -80,16 +80,16 @@ def compared(
     spans = [slice(stop - size, stop) for size, stop in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     following = np.concatenate([followers(item) for item in items])
     baseline = Baseline(model.numerics, network.head, first.states[index], following)
-    own = of_base(baseline, first, index)
-    found = [cut(own, span, following, error_of(first, number)) for number, span in enumerate(spans)]
-    results: list[dict[str, Any]] = [{"base": one, "quantised": []} for one in found]
-    for one in asked:
-        other = others[one["sha256"]]
+    base_columns = of_base(baseline, first, index)
+    base_results = [cut(base_columns, span, following, error_of(first, number)) for number, span in enumerate(spans)]
+    results: list[dict[str, Any]] = [{"base": columns, "quantised": []} for columns in base_results]
+    for wanted in asked:
+        other = others[wanted["sha256"]]
         other = loaded(other) if isinstance(other, Source) else other
-        made, again = of_other(model, other, one, sequences, baseline, first, index)
+        other_columns, again = of_other(model, other, wanted, sequences, baseline, first, index)
         for number, (result, span) in enumerate(zip(results, spans, strict=True)):
             error = error_of(again, number) or result["base"].get("error")
-            result["quantised"].append(cut(made, span, following, error))
+            result["quantised"].append(cut(other_columns, span, following, error))
     return results
 
 
@@ -99,8 +99,8 @@ def followers(item: Mapping[str, Any]) -> NDArray[np.int64]:
     return np.array([*ids, *[-1] * (item["stop"] - item["start"] - len(ids))], np.int64)
 
 
-def error_of(one: Pass, number: int) -> str | None:
-    error = one.runs[number].error
+def error_of(base_pass: Pass, number: int) -> str | None:
+    error = base_pass.runs[number].error
     return None if error is None else str(error)
 
 
@@ -112,11 +112,11 @@ def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64],
     if error is not None:
         return {"error": error}  # type: ignore[dict-item]
     has_follower = following[span] >= 0
-    found = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
-    found["logprobs"] = found["logprobs"][has_follower]
+    arrays = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
+    arrays["logprobs"] = arrays["logprobs"][has_follower]
     if "alone" in columns:
-        found |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+        arrays |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
+    return {name: np.ascontiguousarray(values) for name, values in arrays.items()}
 
 
 # --- predictions
@@ -157,7 +157,7 @@ def own_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
     return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
 
 
-def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
+def of_base(baseline: Baseline, base_pass: Pass, index: Array) -> dict[str, Array]:
     """Of R rows, by name:
 
     best      [R]       the greedy token
@@ -184,10 +184,10 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
                 "wrong": wrong,
             }
         )
-    found = joined(parts)
-    found["squares"] = np.stack([sum_of_squares(x[index]) for x in (*one.stream, one.states)], axis=1)
-    found["wrong"] |= ~np.isfinite(found["squares"]).all(axis=1)
-    return found
+    columns = joined(parts)
+    columns["squares"] = np.stack([sum_of_squares(x[index]) for x in (*base_pass.stream, base_pass.states)], axis=1)
+    columns["wrong"] |= ~np.isfinite(columns["squares"]).all(axis=1)
+    return columns
 
 
 def of_other(
@@ -213,18 +213,18 @@ def of_other(
     numerics = model.numerics
     network = network_of(other)
     again = run_whole(network, numerics, sequences)
-    found = distances(baseline, network.head, again.states[index])
-    found["squares"] = np.stack(
+    columns = distances(baseline, network.head, again.states[index])
+    columns["squares"] = np.stack(
         [
-            sum_of_squares(two[index].astype(np.float64) - one[index])
-            for one, two in zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
+            sum_of_squares(two[index].astype(np.float64) - base_stream[index])
+            for base_stream, two in zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
         ],
         axis=1,
     )
     if first.routes is not None and again.routes is not None:
-        found["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
+        columns["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
     alone, flips = [], []
-    parts = {one.name: one for one in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
+    parts = {part.name: part for part in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
     base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _, _ in baseline.pieces()])
     for name in asked["parts"]:
         mixed: Network = network_with(model, other, parts[name])
@@ -232,8 +232,8 @@ def of_other(
         alone.append(np.where(single["wrong"], np.nan, single["kl"]))
         flips.append((single["best"] != base_best).astype(np.int64))
     if alone:
-        found |= {"alone": np.stack(alone), "flips": np.stack(flips)}
-    return found, again
+        columns |= {"alone": np.stack(alone), "flips": np.stack(flips)}
+    return columns, again
 
 
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:

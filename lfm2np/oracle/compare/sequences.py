@@ -59,12 +59,12 @@ def of_text(
     before = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     step = size - len(before)
     pieces = [(*before, *ids[start : start + step]) for start in range(0, len(ids), step)]
-    found = [
-        Scored(TEXT, f"window {number}", one, 0, len(one) - 1) for number, one in enumerate(pieces) if len(one) > 1
+    windows = [
+        Scored(TEXT, f"window {number}", ids, 0, len(ids) - 1) for number, ids in enumerate(pieces) if len(ids) > 1
     ]
-    if not found:
+    if not windows:
         raise RequestError(f"{source}: {len(ids)} tokens, expected a text with at least one to score")
-    return found
+    return windows
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -86,14 +86,14 @@ def cut_at_lines(text: str, most: int) -> Iterator[str]:
 
 def own_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
     """Those that `lfm2np check` asks with, each alone, all of its tokens."""
-    found = []
+    sequences = []
     for number, text in enumerate(TEXTS):
         ids = tuple(tokenizer.encode(text)[: longest + 1])
-        found.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
-    return [one for one in found if one.stop > 0]
+        sequences.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
+    return [sequence for sequence in sequences if sequence.stop > 0]
 
 
-def continued(one: Scored, new: Sequence[int]) -> Scored:
+def continued(sequence: Scored, new: Sequence[int]) -> Scored:
     """A prompt with the base's greedy tokens behind it: the rows that predict these."""
-    ids = (*one.token_ids[: one.prompt], *new)
-    return Scored(GREEDY, one.name, ids, one.prompt - 1, len(ids) - 1)
+    ids = (*sequence.token_ids[: sequence.prompt], *new)
+    return Scored(GREEDY, sequence.name, ids, sequence.prompt - 1, len(ids) - 1)

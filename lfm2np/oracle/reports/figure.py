@@ -49,9 +49,9 @@ class Scale:
 
 def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]:
     """The drawing, described by `summary` (HTML already escaped), and how many marks it has."""
-    told = [one for one in positions if one.error_ratio is not None]
-    scale = scale_of(told)
-    marks = marks_of(told, scale)
+    reported = [position for position in positions if position.error_ratio is not None]
+    scale = scale_of(reported)
+    marks = marks_of(reported, scale)
     drawn = "".join(path_of(verdict, marks[verdict]) for verdict in SHAPES if verdict in marks)
     text = (
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="figure-title figure-summary">\n'
@@ -62,19 +62,23 @@ def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]
     return text, sum(map(len, marks.values()))
 
 
-def scale_of(told: Sequence[Position]) -> Scale:
-    sizes = [abs(one.error_ratio) for one in told if one.error_ratio is not None and math.isfinite(one.error_ratio)]
+def scale_of(reported: Sequence[Position]) -> Scale:
+    sizes = [
+        abs(position.error_ratio)
+        for position in reported
+        if position.error_ratio is not None and math.isfinite(position.error_ratio)
+    ]
     largest = math.ceil(math.log10(max(sizes, default=0.0) or 1.0))
-    return Scale(max((one.row for one in told), default=0), min(HIGHEST, max(2, largest)))
+    return Scale(max((position.row for position in reported), default=0), min(HIGHEST, max(2, largest)))
 
 
-def marks_of(told: Sequence[Position], scale: Scale) -> Mapping[Verdict, list[Point]]:
+def marks_of(reported: Sequence[Position], scale: Scale) -> Mapping[Verdict, list[Point]]:
     """Where marks stand, by verdict, from left to right and from top to bottom."""
     marks: dict[Verdict, dict[Point, Point]] = {}  # by cell
-    for one in told:
-        x, y = round(scale.x(one.row), 1), round(scale.y(abs(one.error_ratio or 0.0)), 1)
-        cell = (x, y) if len(told) <= MOST_MARKS else (x // CELL, y // CELL)
-        marks.setdefault(one.verdict, {}).setdefault(cell, (x, y))
+    for position in reported:
+        x, y = round(scale.x(position.row), 1), round(scale.y(abs(position.error_ratio or 0.0)), 1)
+        cell = (x, y) if len(reported) <= MOST_MARKS else (x // CELL, y // CELL)
+        marks.setdefault(position.verdict, {}).setdefault(cell, (x, y))
     return {verdict: sorted(cells.values()) for verdict, cells in marks.items()}
 
 

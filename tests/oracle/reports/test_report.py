@@ -114,14 +114,14 @@ def test_answers_that_failed_are_grouped_by_message() -> None:
     assert lines[start + 1].split(maxsplit=1) == ["13", "message 11"]
     assert lines[start + 2].split(maxsplit=1) == ["1", "message 0"]
     assert lines[start + 11] == "... 2 more"
-    assert "  not put: 3 requests (borders 2, families 1)" in lines
-    assert "  the engine does not tell log-probabilities of prompts" in lines
+    assert "  not sent: 3 requests (borders 2, families 1)" in lines
+    assert "  the engine does not report log-probabilities of prompts" in lines
     assert any(line.split() == ["prefixes", "24", "0", "0", "-", "-", "0", "INCONCLUSIVE"] for line in lines)
 
 
 def test_what_was_not_told_is_a_dash_and_not_a_zero() -> None:
     text = as_text(inconclusive(), "", FACTS)
-    assert "errors     none told" in text
+    assert "errors     none reported" in text
     assert re.search(r"borders +1 +1 +0 +- +- +0 +INCONCLUSIVE", text)
     assert "again" not in text
 
