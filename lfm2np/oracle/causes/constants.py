@@ -31,8 +31,10 @@ def constants_of(
     """What can be said of constants: None if that takes too long and was not asked for (`is_wanted`), if nothing is
     off, or if the errors are those of other experts."""
     size = size_of(positions)
-    untold = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(model.config.sparse_layers)
-    if size == 0.0 or (untold and not format_named(format_name).is_fine):
+    not_reported = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(
+        model.config.sparse_layers
+    )
+    if size == 0.0 or (not_reported and not format_named(format_name).is_fine):
         return None
     most = MOST_PRODUCTS * (PATIENCE if is_wrong else 1)
     fits = {every: cost(model, len(positions), every) <= most for every in (False, True)}
@@ -42,22 +44,24 @@ def constants_of(
     return sought(model, format_name, pairs, positions, known, every, progress)
 
 
-def constant_cause(found: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
+def constant_cause(search: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
-    possible = [] if found is None else [one for one in found.found if one.share > -1.0]  # none is below 0
+    possible = (
+        [] if search is None else [constant for constant in search.found if constant.share > -1.0]
+    )  # none is below 0
     if not possible or (is_wrong and possible[0].explained < EXPLAINED):
         return None
     first = possible[0]
-    alike = [one.words for one in possible if one.explained >= NEARLY * first.explained]
+    alike = [constant.words for constant in possible if constant.explained >= NEARLY * first.explained]
     words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
     wrong, asked = requests_of(positions)
     suspect = "a constant, and no number format (--locate says where)"
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
 
 
-def would_show(found: Sought) -> str:
+def would_show(search: Sought) -> str:
     """In words: by how much the constants of the whole network would have to be off to show."""
-    return ", ".join(f"{name} by {amount(share)}" for name, share in found.least.items() if "layer " not in name)
+    return ", ".join(f"{name} by {amount(share)}" for name, share in search.least.items() if "layer " not in name)
 
 
 def amount(share: float) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
 from lfm2np.oracle.causes.scales import LEAK
 from lfm2np.oracle.factors import LEAST, Groups, grouped
-from lfm2np.oracle.judging.verdict import WRONG, Position
+from lfm2np.oracle.judging.verdict import Position
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
@@ -76,7 +76,7 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
     causes = [] if regions is None else region_causes(positions, regions)
     if not causes or causes[0].sure == GUESS:
         causes = [*repeated(positions, repeats), *causes]
-    elif causes[0].sure == LIKELY and any(0 < one.failed < one.times for one in repeats):
+    elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
         causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
     causes = causes or [undescribed(positions)]
     return [*causes, *growth(positions)][: 1 + MOST_MORE]
@@ -84,13 +84,13 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
 
 def lines(causes: Sequence[Suspicion]) -> list[str]:
     """How sure the first one is stands before it; the others are less."""
-    return [one.words if index else one.line for index, one in enumerate(causes)]
+    return [cause.words if index else cause.line for index, cause in enumerate(causes)]
 
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
     """Ids of the wrong requests, and of all."""
-    asked = {one.ask.id: None for one in positions}
-    wrong = {one.ask.id: None for one in positions if one.verdict in WRONG}
+    asked = {position.ask.id: None for position in positions}
+    wrong = {position.ask.id: None for position in positions if position.is_wrong}
     return list(wrong), list(asked)
 
 
@@ -102,12 +102,12 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
     sure = GUESS if not (pure or alone) or not is_unlike else LIKELY
     if pure and alone and regions.chance < SURE_CHANCE:
         sure = CERTAIN
-    found: list[Suspicion] = []
+    causes: list[Suspicion] = []
     for part in regions.parts:
         first = f"wrong {part.where}, right {regions.right_where}"
-        where = f"also wrong by itself: {part.where}" if found else first
-        found.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
-    return found
+        where = f"also wrong by itself: {part.where}" if causes else first
+        causes.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
+    return causes
 
 
 def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
@@ -115,15 +115,15 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
     Right and wrong in turn is no proof of a race: an engine may give a request another slot each time.
     """
-    failed, times = sum(one.failed for one in repeats), sum(one.times for one in repeats)
-    beside = [one for one in repeats if one.failed_alone is not None]
-    with_others, alone = sum(one.failed for one in beside), sum(one.failed_alone or 0 for one in beside)
-    puts = sum(one.times for one in beside)
+    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
+    beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
+    with_others, alone = sum(repeat.failed for repeat in beside), sum(repeat.failed_alone or 0 for repeat in beside)
+    puts = sum(repeat.times for repeat in beside)
     chance = so_unlike(with_others, puts, alone, puts)
     if not alone and chance < ALONE_CHANCE:
         where = f"wrong beside others in {with_others} of {puts} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, with_others, puts, chance=chance)]
-    if all(one.failed == one.times for one in repeats):
+    if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     wrong, asked = requests_of(positions)
     rate = (
