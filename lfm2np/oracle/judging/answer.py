@@ -22,21 +22,25 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     `layers` are the numbers of the sparse ones.
     """
     start = len(ask.prompt_token_ids)
-    told = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
-    prompt = answer.prompt_logprobs or ([None] * (start - 1) if told is not None else [])
+    routes = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
+    prompt = answer.prompt_logprobs or ([None] * (start - 1) if routes is not None else [])
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
     positions = []
     for row, logprob in enumerate(prompt):
-        one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
-        positions.append(with_route(one, scored, told, layers))
+        judged_position = judged_token(
+            ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose
+        )
+        positions.append(with_route(judged_position, scored, routes, layers))
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         logprob = None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        one = judged_token(ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, strict, loose)
-        positions.append(with_route(one, scored, told, layers))
+        judged_position = judged_token(
+            ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, strict, loose
+        )
+        positions.append(with_route(judged_position, scored, routes, layers))
     return positions
 
 
@@ -52,15 +56,15 @@ def judged_token(
     loose: Margins | None,
 ) -> Position:
     """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
-    told = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
-    found = position(ask, row, token_id, is_new, told, logprob, strict)
+    reported = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
+    strictly = position(ask, row, token_id, is_new, reported, logprob, strict)
     if loose is None:
-        return found
-    columns = [scored.truth.at(row, one) for one in {*tops, token_id}]
+        return strictly
+    columns = [scored.truth.at(row, token) for token in {*tops, token_id}]
     chance = share_beyond(scored, row, columns, strict)
-    other = position(ask, row, token_id, is_new, told, logprob, loose)
-    if found.verdict not in WRONG:
-        return replace(found, error_size=other.error_size, scale=other.scale, route_chance=chance)
+    other = position(ask, row, token_id, is_new, reported, logprob, loose)
+    if strictly.verdict not in WRONG:
+        return replace(strictly, error_size=other.error_size, scale=other.scale, route_chance=chance)
     if other.verdict in WRONG:
         return replace(other, route_chance=chance)
     return replace(other, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
@@ -73,24 +77,26 @@ def share_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Margi
     return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
 
 
-def with_route(one: Position, scored: Scored, told: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
+def with_route(position: Position, scored: Scored, routes: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
     """The position with what its routes [L, K] tell, where they are told, and the chance that they are others."""
     if scored.margins is None or scored.loose is not None:
-        return one
-    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[one.row])
-    if told is None:
-        return replace(one, route_chance=chance)
+        return position
+    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[position.row])
+    if routes is None:
+        return replace(position, route_chance=chance)
     assert scored.truth.preferred is not None and scored.noise.squares is not None
-    known = [index for index in range(len(layers)) if told[one.row, index, 0] != OWN]
+    known = [index for index in range(len(layers)) if routes[position.row, index, 0] != OWN]
     route = difference(
-        scored.truth.preferred[one.row][known],
-        told[one.row][known],
-        scored.noise.squares[one.row][known],
+        scored.truth.preferred[position.row][known],
+        routes[position.row][known],
+        scored.noise.squares[position.row][known],
         [layers[index] for index in known],
     )
-    verdict = position_verdict(one.is_new, one.token_id, one.best, one.gap_ratio, one.error_ratio, bool(known), route)
-    return replace(one, route=route, is_rerouted=route is not None, route_chance=chance, verdict=verdict)
+    verdict = position_verdict(
+        position.is_new, position.token_id, position.best, position.gap_ratio, position.error_ratio, bool(known), route
+    )
+    return replace(position, route=route, is_rerouted=route is not None, route_chance=chance, verdict=verdict)
 
 
 def is_wrong(positions: Sequence[Position]) -> bool:
-    return any(one.verdict in WRONG for one in positions)
+    return any(position.is_wrong for position in positions)

@@ -55,7 +55,7 @@ def on_temperature(temperature: float) -> Bet:
 WAYS: Mapping[str, Bet] = {
     "greedily": on_greedy,
     "with each token as likely as any other": on_any,
-    **{f"at temperature {one:g}": on_temperature(one) for one in TEMPERATURES},
+    **{f"at temperature {temperature:g}": on_temperature(temperature) for temperature in TEMPERATURES},
 }
 
 
@@ -74,7 +74,7 @@ def drawn_wrongly(
     drawn = list(by_seed.values())
     if len(drawn) < LEAST:
         return None
-    scales = {(one.ask.id, one.row): one.scale for one in positions}
+    scales = {(position.ask.id, position.row): position.scale for position in positions}
     truths = truths_of(model, drawn, known)
     capital, count = dict.fromkeys(WAYS, 0.0), 0
     for ask, answer in drawn:

@@ -66,8 +66,8 @@ class Format:
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    form.name: form
+    for form in (
         Format("float32", unchanged, 24),
         Format("float16", round_to_float16, 11),
         Format("bfloat16", round_to_bfloat16, 8),
@@ -107,7 +107,7 @@ def others(name: str, in_blocks: bool, is_told: bool, is_quantised: bool) -> lis
     base, kv, kept = name.partition(KV)
     tried = {"": True, "blocks": in_blocks, "told": is_told}
     return [
-        one.name + kv + kept
-        for one in sorted(FORMATS.values(), key=lambda one: one.inputs != "blocks")
-        if one.name != base and tried[one.inputs] and not (is_quantised and one.levels)
+        form.name + kv + kept
+        for form in sorted(FORMATS.values(), key=lambda form: form.inputs != "blocks")
+        if form.name != base and tried[form.inputs] and not (is_quantised and form.levels)
     ]

@@ -50,7 +50,7 @@ def inputs_of(form: Format, path: Path, config: ModelConfig, tensors: Mapping[st
         return told_inputs(form, path, config, tensors, draw)
     if not form.inputs:
         return {}
-    return {name: Input(one.shape[0], in_blocks_for(one.dtype, draw)) for name, one in tensors.items()}
+    return {name: Input(tensor.shape[0], in_blocks_for(tensor.dtype, draw)) for name, tensor in tensors.items()}
 
 
 def in_blocks_for(dtype: str, draw: int) -> Rounding:
@@ -63,39 +63,50 @@ def in_blocks_for(dtype: str, draw: int) -> Rounding:
 def told_inputs(
     form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int
 ) -> Inputs:
-    told = input_roundings(path, config)
-    if not told:
+    stated = input_roundings(path, config)
+    if not stated:
         raise RequestError(f"format {form.name}: {path} does not tell how inputs are rounded")
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for names in matrix_parts(config):
-        own = [told.get(name) for name in names]
+        roundings_of_parts = [stated.get(name) for name in names]
         if draw % 2:
-            own = of_one_scale(own)
-        roundings: dict[InputRounding | None, Rounding] = {one: rounding_of(one, draw) for one in own}
-        found |= {name: Input(tensors[name].shape[0], roundings[one]) for name, one in zip(names, own, strict=True)}
-    return found
+            roundings_of_parts = of_one_scale(roundings_of_parts)
+        roundings: dict[InputRounding | None, Rounding] = {
+            rounding: rounding_of(rounding, draw) for rounding in roundings_of_parts
+        }
+        inputs |= {
+            name: Input(tensors[name].shape[0], roundings[rounding])
+            for name, rounding in zip(names, roundings_of_parts, strict=True)
+        }
+    return inputs
 
 
-def of_one_scale(told: Iterable[InputRounding | None]) -> list[InputRounding | None]:
+def of_one_scale(roundings: Iterable[InputRounding | None]) -> list[InputRounding | None]:
     """With the largest of their static scales."""
-    own = list(told)
-    largest = max((one.scale for one in own if one is not None and one.scale is not None), default=None)
-    return [one if one is None or one.scale is None else replace(one, scale=largest) for one in own]
+    roundings_of_parts = list(roundings)
+    largest = max(
+        (rounding.scale for rounding in roundings_of_parts if rounding is not None and rounding.scale is not None),
+        default=None,
+    )
+    return [
+        rounding if rounding is None or rounding.scale is None else replace(rounding, scale=largest)
+        for rounding in roundings_of_parts
+    ]
 
 
-def rounding_of(told: InputRounding | None, draw: int) -> Rounding:
+def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:
     """None: not at all."""
-    if told is None:
+    if stated is None:
         return unchanged
-    if told.scale is not None:
-        if told.kind == "float8":
-            return partial(eight_bits.float8_static, scale=told.scale)
-        return partial(eight_bits.int8_static, step=told.scale, zero=told.zero)
+    if stated.scale is not None:
+        if stated.kind == "float8":
+            return partial(eight_bits.float8_static, scale=stated.scale)
+        return partial(eight_bits.int8_static, step=stated.scale, zero=stated.zero)
     by_row: Callable[[Array], Array] = eight_bits.float8_rows
-    if told.kind == "int8":
-        by_row = eight_bits.int8_rows if told.symmetric else eight_bits.int8_rows_asymmetric
-    if told.of == "group":
-        return partial(eight_bits.by_group, size=told.group_size, by_row=by_row)
-    if told.of == "tensor" and draw % 2 == 0:
+    if stated.kind == "int8":
+        by_row = eight_bits.int8_rows if stated.symmetric else eight_bits.int8_rows_asymmetric
+    if stated.of == "group":
+        return partial(eight_bits.by_group, size=stated.group_size, by_row=by_row)
+    if stated.of == "tensor" and draw % 2 == 0:
         return partial(eight_bits.by_tensor, by_row=by_row)
     return by_row

@@ -46,23 +46,23 @@ def judge(
     truths = truths_of(model, usable, known, progress)
     of_answers = [truths[spoken(ask, answer)] for ask, answer in usable]
     form, layers = format_named(format_name), model.config.sparse_layers
-    untold = [one for one in of_answers if layers and not one.spoken.routes and not form.is_fine]
-    if untold:
-        return judged_by_share(model, form, usable, of_answers, untold, known, progress)
+    without_routes = [truth for truth in of_answers if layers and not truth.spoken.routes and not form.is_fine]
+    if without_routes:
+        return judged_by_share(model, form, usable, of_answers, without_routes, known, progress)
 
     def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
         chosen = [(usable[index], scored_by(model, form, of_answers[index], known)) for index in indices]
         return [judged(*pair, scored, form.bits, layers) for pair, scored in chosen]
 
-    found = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
+    by_answer = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
-        if layers and pair[1].routes is None and left and is_wrong(found[index]):
+        if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
             left -= 1
             scored = scored_by(model, form, truth, known)
-            found[index] = rerouted(model, form.name, pair, scored, found[index], known, DRAWS)
-    return [one for positions in found for one in positions]
+            by_answer[index] = rerouted(model, form.name, pair, scored, by_answer[index], known, DRAWS)
+    return [position for positions in by_answer for position in positions]
 
 
 def is_far_off(
@@ -85,18 +85,18 @@ def staged(
 
     far  units of the noise: what is further off is wrong, once one such answer is wrong by the last stage
     """
-    found = ask(stages[0], range(count))
+    by_answer = ask(stages[0], range(count))
     doubtful: Sequence[int] = range(count)
     for draws, following in itertools.pairwise(stages):
         least = LIMIT / math.sqrt(len(DRAWS) / len(draws))
-        doubtful = [index for index in doubtful if least < worst(found[index]) <= far]
+        doubtful = [index for index in doubtful if least < worst(by_answer[index]) <= far]
         for index, positions in zip(doubtful, ask(following, doubtful), strict=True):
-            found[index] = positions
-    others = sorted((worst(positions), index) for index, positions in enumerate(found) if worst(positions) > far)
-    while others and not any(is_wrong(found[index]) for index in doubtful):
+            by_answer[index] = positions
+    others = sorted((worst(positions), index) for index, positions in enumerate(by_answer) if worst(positions) > far)
+    while others and not any(is_wrong(by_answer[index]) for index in doubtful):
         doubtful = [others.pop()[1]]
-        (found[doubtful[0]],) = ask(stages[-1], doubtful)
-    return found
+        (by_answer[doubtful[0]],) = ask(stages[-1], doubtful)
+    return by_answer
 
 
 def judged_by_share(
@@ -104,16 +104,16 @@ def judged_by_share(
     form: Format,
     usable: Sequence[Pair],
     of_answers: Sequence[Truth],
-    untold: Sequence[Truth],
+    without_routes: Sequence[Truth],
     known: Known,
     progress: Progress | None,
 ) -> list[Position]:
     """Of a mixture of experts whose near ties are everywhere, and of which routes are not told: what share of engines
     goes elsewhere counts, so that all are asked, once with the truth's routes and once with their own."""
     add_noises(model, form.name, of_answers, known, DRAWS, progress)
-    own = list(dict.fromkeys(untold))
-    add_noises(model, form.name, own, known, DRAWS, progress, own_routes=True)
-    loose = dict(zip(own, loosened([known.loose[form.name, one.spoken] for one in own]), strict=True))
+    distinct = list(dict.fromkeys(without_routes))
+    add_noises(model, form.name, distinct, known, DRAWS, progress, own_routes=True)
+    loose = dict(zip(distinct, loosened([known.loose[form.name, truth.spoken] for truth in distinct]), strict=True))
     positions = []
     for (ask, answer), truth in zip(usable, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
@@ -139,5 +139,7 @@ def difference(position: Position) -> float:
 
 def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:
     """Few engines were drawn: each chance as if one more engine had had that of all positions together."""
-    rate = math.fsum(one.route_chance for one in positions) / max(1, len(positions))
-    return [replace(one, route_chance=(draws * one.route_chance + rate) / (draws + 1)) for one in positions]
+    rate = math.fsum(position.route_chance for position in positions) / max(1, len(positions))
+    return [
+        replace(position, route_chance=(draws * position.route_chance + rate) / (draws + 1)) for position in positions
+    ]

@@ -77,8 +77,8 @@ class Noise:
         """[R, J] standard deviations of log-probabilities."""
         p = np.exp(truth.logprobs[rows])
         shape = (1.0 - p) ** 2 + np.maximum(0.0, truth.squares[rows, None] - p * p)
-        own = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
-        return np.asarray(np.maximum(LEAST, np.sqrt((own + self.spread[rows, None] ** 2 * shape) / 2.0)))
+        mean_squares = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
+        return np.asarray(np.maximum(LEAST, np.sqrt((mean_squares + self.spread[rows, None] ** 2 * shape) / 2.0)))
 
     def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
@@ -111,9 +111,9 @@ def noise_of(
         for draw in sorted(draws)
         for truth in truths
     ]
-    found = iter(compute(NOISE, model, items, place, progress))
-    made = [[noise_from(truth, draw, next(found)) for truth in truths] for draw in sorted(draws)]
-    return [joined(own) for own in zip(*made, strict=True)]
+    results = iter(compute(NOISE, model, items, place, progress))
+    by_draw = [[noise_from(truth, draw, next(results)) for truth in truths] for draw in sorted(draws)]
+    return [joined(noises) for noises in zip(*by_draw, strict=True)]
 
 
 def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
@@ -140,24 +140,24 @@ def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
 
 def joined(noises: Sequence[Noise]) -> Noise:
     """One sequence's noise of all their engines, none of which may be in two."""
-    draws = [draw for one in noises for draw in one.draws]
+    draws = [draw for noise in noises for draw in noise.draws]
     order = np.argsort(draws)
-    errors = np.concatenate([one.errors for one in noises])[order]
+    errors = np.concatenate([noise.errors for noise in noises])[order]
     numbers = tuple(draws[index] for index in order)
     if noises[0].route_errors is None or noises[0].rerouted is None:
         return Noise(numbers, errors, spread_of(errors))
-    route_errors = np.concatenate([one.route_errors for one in noises if one.route_errors is not None])[order]
-    rerouted = np.concatenate([one.rerouted for one in noises if one.rerouted is not None])[order]
+    route_errors = np.concatenate([noise.route_errors for noise in noises if noise.route_errors is not None])[order]
+    rerouted = np.concatenate([noise.rerouted for noise in noises if noise.rerouted is not None])[order]
     return Noise(numbers, errors, spread_of(errors), route_errors, rerouted)
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
     """Of each sequence what an engine that could be says of it: those of one engine in one ragged pass."""
-    found: list[dict[str, Array]] = []
-    for engine, own in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
+    results: list[dict[str, Array]] = []
+    for engine, group in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
         numerics, weights = engine_of(model, *engine)
-        found += said_by(model, weights, numerics, list(own), numerics.rotary_table)
-    return found
+        results += said_by(model, weights, numerics, list(group), numerics.rotary_table)
+    return results
 
 
 def engine_of(model: LoadedModel, format_name: str, seed: int, draw: int) -> tuple[Emulated, ModelWeights]:
@@ -192,18 +192,18 @@ def said_by(
     given = given_routes(model, sequences, [item["routes"] for item in items])
     arithmetic, kept = routed(numerics, given)
     states, runs = ragged.hidden_states(weights, model.config, arithmetic, sequences, table)
-    overflow = next((one.error for one in runs if one.error), None)
+    overflow = next((run.error for run in runs if run.error), None)
     if overflow:
         raise overflow
-    found: list[dict[str, Array]] = [
+    results: list[dict[str, Array]] = [
         {"logprobs": logprobs_at(weights, arithmetic, states[run.rows][item["rows"]], item["columns"])}
         for run, item in zip(runs, items, strict=True)
     ]
     if given is not None:
         preferred, chosen = kept.preferred(), kept.chosen()
-        for run, one in zip(runs, found, strict=True):
-            one |= {"preferred": preferred[run.rows], "chosen": chosen[run.rows]}
-    return found
+        for run, result in zip(runs, results, strict=True):
+            result |= {"preferred": preferred[run.rows], "chosen": chosen[run.rows]}
+    return results
 
 
 def logprobs_at(
@@ -242,10 +242,10 @@ def loosened(noises: Sequence[Noise]) -> list[Noise]:
 
     A token whose experts are near a tie may go elsewhere in an engine though it did not in those that were drawn.
     """
-    rerouted = [centred_squares(one.errors)[one.rerouted] for one in noises if one.rerouted is not None]
+    rerouted = [centred_squares(noise.errors)[noise.rerouted] for noise in noises if noise.rerouted is not None]
     pooled = np.concatenate(rerouted) if rerouted else np.zeros(0)
     least = math.sqrt(float(np.mean(pooled))) if len(pooled) else 0.0
-    return [replace(one, spread=np.maximum(one.spread, least)) for one in noises]
+    return [replace(noise, spread=np.maximum(noise.spread, least)) for noise in noises]
 
 
 def num_noise_tokens(item: Mapping[str, Any]) -> int:

@@ -38,7 +38,7 @@ class Margins:
         """
         ratios, best = self.gap_ratios[row], self.best[row]
         rivals = np.flatnonzero(ratios < FARTHEST)
-        return min(1.0, math.fsum(tie_chance(float(ratios[one])) for one in rivals if one != best))
+        return min(1.0, math.fsum(tie_chance(float(ratios[rival])) for rival in rivals if rival != best))
 
 
 def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margins:
@@ -50,14 +50,14 @@ def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margi
     runner_up = np.full(len(best), np.inf)  # where there is no other token
     for part in pieces(max(0, stop - first), len(noise.errors) * noise.errors.shape[2]):
         rows = slice(first + part.start, first + part.stop)
-        own = np.arange(len(best[rows])), best[rows]
+        best_columns = np.arange(len(best[rows])), best[rows]
         logprobs = truth.logprobs[rows].copy()
-        gaps = logprobs[own][:, None] - logprobs
+        gaps = logprobs[best_columns][:, None] - logprobs
         scales[rows] = noise.scales(truth, rows)
         gap_ratios[rows] = np.maximum(0.0, gaps - units[rows, None]) / noise.gap_scales(best[rows], rows)
-        logprobs[own] = -np.inf
+        logprobs[best_columns] = -np.inf
         if logprobs.shape[1] > 1:
-            runner_up[rows] = gap_ratios[rows][own[0], np.argmax(logprobs, axis=1)]
+            runner_up[rows] = gap_ratios[rows][best_columns[0], np.argmax(logprobs, axis=1)]
     return Margins(truth, units, best, scales, gap_ratios, runner_up)
 
 
@@ -66,7 +66,7 @@ def position(
     row: int,
     token_id: int,
     is_new: bool,
-    told: Sequence[tuple[int, float]],
+    reported: Sequence[tuple[int, float]],
     logprob: float | None,
     allowed: Margins,
 ) -> Position:
@@ -76,13 +76,15 @@ def position(
     """
     truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
     logprobs, scale = truth.logprobs[row], allowed.scales[row]
-    own = truth.at(row, token_id)
-    columns = [own if one == token_id else truth.at(row, one) for one, _ in told]
-    raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, told, strict=True)]
+    token_column = truth.at(row, token_id)
+    columns = [token_column if token == token_id else truth.at(row, token) for token, _ in reported]
+    raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, reported, strict=True)]
     scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
-    gap_ratio = float(allowed.gap_ratios[row, own])
-    ratio = max((beyond(one, unit) / scale for one, scale in zip(errors, scales, strict=True)), key=abs, default=None)
+    gap_ratio = float(allowed.gap_ratios[row, token_column])
+    ratio = max(
+        (beyond(error, unit) / scale for error, scale in zip(errors, scales, strict=True)), key=abs, default=None
+    )
     sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(raw, scales, strict=True)]
     return Position(
         ask=ask,
@@ -90,14 +92,14 @@ def position(
         is_new=is_new,
         token_id=token_id,
         best=best,
-        gap=float(logprobs[allowed.best[row]] - logprobs[own]),
+        gap=float(logprobs[allowed.best[row]] - logprobs[token_column]),
         gap_ratio=gap_ratio,
         margin_ratio=float(allowed.runner_up[row]),
-        error=None if logprob is None else logprob - float(logprobs[own]),
+        error=None if logprob is None else logprob - float(logprobs[token_column]),
         error_ratio=ratio,
         error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
-        scale=math.hypot(float(scale[own]), unit / 2.0),
+        scale=math.hypot(float(scale[token_column]), unit / 2.0),
         flip_chance=allowed.flip_chance(row) if is_new else None,
     )
 
@@ -124,10 +126,10 @@ def without_normaliser(
     most = most_shift(vocab_size)
 
     def left(shift: float) -> float:
-        return max(abs(beyond(one - shift, unit)) / scale for one, scale in zip(errors, scales, strict=True))
+        return max(abs(beyond(error - shift, unit)) / scale for error, scale in zip(errors, scales, strict=True))
 
-    shift = min((0.0, *(min(most, max(-most, one)) for one in errors)), key=left)
-    return [one - shift for one in errors]
+    shift = min((0.0, *(min(most, max(-most, error)) for error in errors)), key=left)
+    return [error - shift for error in errors]
 
 
 def most_shift(vocab_size: int) -> float:

@@ -18,7 +18,7 @@ from lfm2np.oracle.judging.noise import noise_of
 from lfm2np.oracle.judging.routes import OWN, RouteDifference, as_key, swapped
 from lfm2np.oracle.judging.scored import Known, Pair, Scored, scored_as
 from lfm2np.oracle.judging.truth import Spoken, Truth, spoken_truths
-from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 
 MOST_CHANGES, MOST_TRIES = 4, 8  # routes of one answer, and near ties tried for each
 
@@ -40,27 +40,27 @@ def rerouted(
     """
     ask, answer = pair
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
-    found, changes = positions, dict[int, RouteDifference]()
+    judged_positions, changes = positions, dict[int, RouteDifference]()
     for _ in range(MOST_CHANGES):
-        first = min(one.row for one in found if one.verdict in WRONG)
+        first = min(position.row for position in judged_positions if position.is_wrong)
         for row, index in near_ties(scored, first, max(changes, default=0))[:MOST_TRIES]:
             route, key = change(scored, row, index, layers[index])
             truth = spoken_truth(model, Spoken(scored.truth.token_ids, key), pair, known)
             (noise,) = noise_of(model, [truth], format_name, draws, place=known.place)
             other = scored_as(model, truth, noise)
             again = judged(ask, answer, other, bits, layers)
-            if first < min((one.row for one in again if one.verdict in WRONG), default=len(truth.best)):
-                scored, found = other, again
+            if first < min((position.row for position in again if position.is_wrong), default=len(truth.best)):
+                scored, judged_positions = other, again
                 changes[first] = route
                 break
         else:
             return positions
-        if not is_wrong(found):
+        if not is_wrong(judged_positions):
             return [
-                replace(one, route=changes[one.row], is_rerouted=True, verdict=Verdict.ROUTE)
-                if one.row in changes
-                else one
-                for one in found
+                replace(position, route=changes[position.row], is_rerouted=True, verdict=Verdict.ROUTE)
+                if position.row in changes
+                else position
+                for position in judged_positions
             ]
     return positions
 
@@ -77,21 +77,21 @@ def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDiffe
     """That one route changed, and all routes to be told: those before it as they were, those behind it chosen anew."""
     truth, near = scored.truth, scored.margins
     assert truth.routes is not None and truth.preferred is not None and near is not None
-    own, scores = truth.routes[row, index], truth.preferred[row, index]
+    route, scores = truth.routes[row, index], truth.preferred[row, index]
     routes = np.full_like(truth.routes, OWN)
     routes[:row] = truth.routes[:row]
     routes[row, :index] = truth.routes[row, :index]
-    routes[row, index] = swapped(scores, own)
-    (left,), (taken,) = np.setdiff1d(own, routes[row, index]), np.setdiff1d(routes[row, index], own)
+    routes[row, index] = swapped(scores, route)
+    (left,), (taken,) = np.setdiff1d(route, routes[row, index]), np.setdiff1d(routes[row, index], route)
     difference = RouteDifference(layer, int(taken), int(left), float(near[row, index]))
     return difference, as_key(routes, len(routes))
 
 
-def spoken_truth(model: LoadedModel, one: Spoken, pair: Pair, known: Known) -> Truth:
+def spoken_truth(model: LoadedModel, spoken: Spoken, pair: Pair, known: Known) -> Truth:
     ask, answer = pair
     start = len(ask.prompt_token_ids) - 1
-    wanted = {row: {token} for row, token in enumerate(one.token_ids[1:])}
+    wanted = {row: {token} for row, token in enumerate(spoken.token_ids[1:])}
     for index, top in enumerate(answer.top_logprobs or ()):
         wanted[start + index].update(top)
     rows = {row: sorted(tokens) for row, tokens in wanted.items()}
-    return spoken_truths(model, {one: rows}, known.place)[0]
+    return spoken_truths(model, {spoken: rows}, known.place)[0]

@@ -76,18 +76,25 @@ def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
         raise RequestError("routes: the model has no experts")
     if len(routes) < rows:
         raise RequestError(f"routes: {len(routes)} positions, expected {rows}")
-    count, found = mixture.num_experts_per_tok, []
-    for row, told in enumerate(routes[:rows]):
-        if len(told) == 1 and len(told[0]) in (len(layers) * count, config.num_hidden_layers * count):
-            told = tuple(told[0][start : start + count] for start in range(0, len(told[0]), count))
-        if len(told) == config.num_hidden_layers:
-            told = tuple(told[layer] for layer in layers)
-        if len(told) != len(layers):
-            raise RequestError(f"routes[{row}]: {len(told)} layers, expected the {len(layers)} sparse ones, or all")
-        for layer, experts in zip(layers, told, strict=True):
+    count, fitting = mixture.num_experts_per_tok, []
+    for row, experts_by_layer in enumerate(routes[:rows]):
+        if len(experts_by_layer) == 1 and len(experts_by_layer[0]) in (
+            len(layers) * count,
+            config.num_hidden_layers * count,
+        ):
+            experts_by_layer = tuple(
+                experts_by_layer[0][start : start + count] for start in range(0, len(experts_by_layer[0]), count)
+            )
+        if len(experts_by_layer) == config.num_hidden_layers:
+            experts_by_layer = tuple(experts_by_layer[layer] for layer in layers)
+        if len(experts_by_layer) != len(layers):
+            raise RequestError(
+                f"routes[{row}]: {len(experts_by_layer)} layers, expected the {len(layers)} sparse ones, or all"
+            )
+        for layer, experts in zip(layers, experts_by_layer, strict=True):
             require_experts(experts, mixture, f"routes[{row}], layer {layer}")
-        found.append(told)
-    return tuple(found)
+        fitting.append(experts_by_layer)
+    return tuple(fitting)
 
 
 def require_experts(experts: Sequence[int], mixture: MixtureConfig, where: str) -> None:
@@ -122,31 +129,31 @@ class RouteDifference:
 
 
 def difference(
-    preferred: Array, told: NDArray[np.int64], squares: Array, layers: Sequence[int]
+    preferred: Array, routes: NDArray[np.int64], squares: Array, layers: Sequence[int]
 ) -> RouteDifference | None:
     """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: the same."""
-    found = None
+    worst = None
     for index, layer in enumerate(layers):
-        outside = np.setdiff1d(np.arange(preferred.shape[1]), told[index])
+        outside = np.setdiff1d(np.arange(preferred.shape[1]), routes[index])
         if not len(outside):
             continue
-        taken = max(told[index].tolist(), key=lambda one: (-preferred[index, one], one))
+        taken = max(routes[index].tolist(), key=lambda expert: (-preferred[index, expert], expert))
         left = int(outside[np.argmax(preferred[index, outside])])
         gap = float(preferred[index, left]) - float(preferred[index, taken])
         if gap > 0.0 or (gap == 0.0 and left < taken):
             ratio = gap / gap_scale(squares[index], taken, left)
-            if found is None or ratio > found.ratio:
-                found = RouteDifference(layer, taken, left, ratio)
-    return found
+            if worst is None or ratio > worst.ratio:
+                worst = RouteDifference(layer, taken, left, ratio)
+    return worst
 
 
-def gap_scale(squares: Array, one: int, other: int) -> float:
+def gap_scale(squares: Array, expert: int, other: int) -> float:
     """Standard deviation of the difference of two experts' scores, whose errors have mean squares [N].
 
     Half of it is of these two, half of all experts: the first knows what is special, the second is steady.
     """
-    own = (float(squares[one]) + float(squares[other])) / 2.0
-    return max(LEAST, math.sqrt(own + float(np.mean(squares))))
+    pair_square = (float(squares[expert]) + float(squares[other])) / 2.0
+    return max(LEAST, math.sqrt(pair_square + float(np.mean(squares))))
 
 
 def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]:
@@ -158,8 +165,8 @@ def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]
         return np.full(preferred.shape[:2], np.inf)
     order = np.argsort(-preferred, axis=-1, kind="stable")[..., count - 1 : count + 1]
     scores = np.take_along_axis(preferred, order, axis=-1).astype(np.float64)
-    own = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
-    scale = np.sqrt(own.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
+    pair_squares = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
+    scale = np.sqrt(pair_squares.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
     return np.asarray((scores[..., 0] - scores[..., 1]) / np.maximum(scale, LEAST))
 
 

@@ -66,23 +66,23 @@ def truths_of(
         )
     shared = whole_sequences({*untold_of(wanted), *untold_of(known.truths)})
     whole = {Spoken(ids): list(map(Spoken, of)) for ids, of in shared.items()}
-    whole |= {one: [one] for one in wanted if one.routes}
+    whole |= {spoken_sequence: [spoken_sequence] for spoken_sequence in wanted if spoken_sequence.routes}
     missing: dict[Spoken, dict[int, list[int]]] = {}
-    for one, of in whole.items():
+    for sequence, of in whole.items():
         rows: dict[int, set[int]] = {}
         for part in of:
             add_rows(rows, wanted.get(part, {}))
-        if rows and (one not in known.truths or not known.truths[one].covers(rows)):
+        if rows and (sequence not in known.truths or not known.truths[sequence].covers(rows)):
             for part in of:  # what is known of it, and of what it goes on from, may be wanted again
                 add_rows(rows, known.wanted.get(part, {}))
-            missing[one] = {row: sorted(rows[row]) for row in sorted(rows)}
-            known.wanted[one] = rows
+            missing[sequence] = {row: sorted(rows[row]) for row in sorted(rows)}
+            known.wanted[sequence] = rows
     for truth in spoken_truths(model, missing, known.place, progress):
         known.truths[truth.spoken] = truth
     for noises in (known.noises, known.loose):
         for key in [key for key in noises if key[1] in missing]:
             del noises[key]  # it is of other columns
-    return {part: known.truths[one] for one, of in whole.items() for part in of if part in wanted}
+    return {part: known.truths[sequence] for sequence, of in whole.items() for part in of if part in wanted}
 
 
 def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
@@ -102,7 +102,7 @@ def judged_tokens(ask: Ask, answer: Answer, is_mixture: bool) -> dict[int, set[i
 
 
 def untold_of(wanted: Iterable[Spoken]) -> list[Ids]:
-    return [one.token_ids for one in wanted if not one.routes]
+    return [spoken_sequence.token_ids for spoken_sequence in wanted if not spoken_sequence.routes]
 
 
 def whole_sequences(sequences: Iterable[Ids]) -> dict[Ids, list[Ids]]:
@@ -135,10 +135,10 @@ def add_noises(
         if new:
             missing.setdefault(new, []).append(truth)
     for new, of in missing.items():
-        made = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
-        for truth, own in zip(of, made, strict=True):
+        new_noises = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
+        for truth, new_noise in zip(of, new_noises, strict=True):
             before = noises.get((format_name, truth.spoken))
-            noises[format_name, truth.spoken] = own if before is None else joined([before, own])
+            noises[format_name, truth.spoken] = new_noise if before is None else joined([before, new_noise])
 
 
 def scored_as(model: LoadedModel, truth: Truth, noise: Noise, loose: Noise | None = None) -> Scored:

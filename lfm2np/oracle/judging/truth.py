@@ -120,7 +120,7 @@ def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     given = given_routes(model, sequences, [item.get("routes") for item in items])
     numerics, kept = routed(model.numerics, given)
     states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for item, run in zip(items, runs, strict=True):
         try:
             if run.error:
@@ -128,14 +128,14 @@ def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
             result = truth_rows(model, states[run.rows], dict(item["wanted"]))
             if given is not None:
                 result |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
-            found.append(result)
+            results.append(result)
         except NumericsError as error:
-            found.append({"error": str(error)})
-    return found
+            results.append({"error": str(error)})
+    return results
 
 
 def given_routes(
-    model: LoadedModel, sequences: Sequence[Sequence[int]], told: Sequence[NDArray[np.int64] | None]
+    model: LoadedModel, sequences: Sequence[Sequence[int]], reported: Sequence[NDArray[np.int64] | None]
 ) -> NDArray[np.int64] | None:
     """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
     if not model.config.sparse_layers:
@@ -144,7 +144,7 @@ def given_routes(
     shape = (len(model.config.sparse_layers), model.config.mixture.num_experts_per_tok)
     parts = [
         np.full((len(ids), *shape), OWN, np.int64) if routes is None else np.asarray(routes, np.int64)[: len(ids)]
-        for ids, routes in zip(sequences, told, strict=True)
+        for ids, routes in zip(sequences, reported, strict=True)
     ]
     return np.concatenate(parts)
 
@@ -153,7 +153,7 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
     vocabulary = model.config.vocab_size
     count = num_columns(wanted, vocabulary)
-    found = {
+    arrays = {
         "columns": np.full((len(states), count), UNKNOWN, np.int64),
         "logprobs": np.zeros((len(states), count)),
         "best": np.full(len(states), UNKNOWN, np.int64),
@@ -163,23 +163,23 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
     for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
         logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
-        fill_rows(found, logits, chosen[part], wanted)
-    return found
+        fill_rows(arrays, logits, chosen[part], wanted)
+    return arrays
 
 
 def fill_rows(
-    found: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
+    arrays: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
 ) -> None:
     """What logits [t, V] say into the arrays of a Truth, at the rows of these numbers [t]."""
 
     def compute(rows: slice) -> None:
-        own, at = logits[rows], numbers[rows]
+        piece, at = logits[rows], numbers[rows]
         tokens = {index: wanted.get(row, ()) for index, row in enumerate(at.tolist())}
-        columns = chosen_columns(own, tokens, found["columns"].shape[1])
-        found["columns"][at] = columns
-        found["logprobs"][at], found["squares"][at] = distribution(own, columns)
-        found["best"][at] = np.argmax(own, axis=1)
-        found["largest"][at] = np.abs(own).max(axis=1)
+        columns = chosen_columns(piece, tokens, arrays["columns"].shape[1])
+        arrays["columns"][at] = columns
+        arrays["logprobs"][at], arrays["squares"][at] = distribution(piece, columns)
+        arrays["best"][at] = np.argmax(piece, axis=1)
+        arrays["largest"][at] = np.abs(piece).max(axis=1)
 
     over_pieces(compute, len(logits), logits.shape[1])
 
@@ -221,11 +221,11 @@ def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: in
 def likeliest(logits: Array, count: int) -> NDArray[np.bool_]:
     """[T, V]: whether a token is among so many of the largest of its row; of equal ones those of the lowest ids are."""
     least = np.partition(logits, logits.shape[1] - count, axis=1)[:, logits.shape[1] - count]
-    found = logits >= least[:, None]
-    for row in np.flatnonzero(np.count_nonzero(found, axis=1) > count):
+    is_likeliest = logits >= least[:, None]
+    for row in np.flatnonzero(np.count_nonzero(is_likeliest, axis=1) > count):
         equal = np.flatnonzero(logits[row] == least[row])
-        found[row, equal[count - np.count_nonzero(logits[row] > least[row]) :]] = False
-    return found
+        is_likeliest[row, equal[count - np.count_nonzero(logits[row] > least[row]) :]] = False
+    return is_likeliest
 
 
 def num_truth_tokens(item: Mapping[str, Any]) -> int:

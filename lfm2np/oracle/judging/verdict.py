@@ -66,6 +66,10 @@ class Position:
     flip_chance: float | None = None  # that a right engine's token is another than `best`; None: by margin_ratio
 
     @property
+    def is_wrong(self) -> bool:
+        return self.verdict in WRONG
+
+    @property
     def is_flip(self) -> bool:
         """A token that rerouting explains is none: those are counted apart."""
         return self.is_new and self.token_id != self.best and self.verdict is not Verdict.ROUTE
@@ -99,16 +103,18 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     Each position flips by itself with the probability that noise of its scale, times SPREAD, exceeds the oracle's
     margin to any of its rivals; the sum of such coins is added up exactly (Poisson's binomial distribution).
     """
-    new = [one for one in positions if one.is_new]
-    flips = sum(one.is_flip for one in new)
-    chances = [tie_chance(one.margin_ratio) if one.flip_chance is None else one.flip_chance for one in new]
+    new = [position for position in positions if position.is_new]
+    flips = sum(position.is_flip for position in new)
+    chances = [
+        tie_chance(position.margin_ratio) if position.flip_chance is None else position.flip_chance for position in new
+    ]
     return flips, so_many_or_more(flips, chances)
 
 
 def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
     """How many tokens are known to have gone to other experts, and how likely so many or more in a right engine do."""
-    rerouted = sum(one.is_rerouted for one in positions)
-    return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * one.route_chance) for one in positions])
+    rerouted = sum(position.is_rerouted for position in positions)
+    return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * position.route_chance) for position in positions])
 
 
 def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
@@ -144,13 +150,13 @@ def largest_error(positions: Sequence[Position]) -> float:
 
     So it is below the root mean square only where that is beyond LIMIT itself, and beyond LIMIT only if one is wrong.
     """
-    sizes = [max(abs(one.error_ratio or 0.0), min(one.error_size or 0.0, LIMIT)) for one in positions]
+    sizes = [max(abs(position.error_ratio or 0.0), min(position.error_size or 0.0, LIMIT)) for position in positions]
     return max(sizes, default=0.0)
 
 
 def size_of(positions: Sequence[Position]) -> float:
     """Root mean square of the errors told, in units of the noise; 0.0 of none."""
-    return root_mean_square([one.error_size for one in positions if one.error_size is not None])
+    return root_mean_square([position.error_size for position in positions if position.error_size is not None])
 
 
 def root_mean_square(ratios: Sequence[float]) -> float:
