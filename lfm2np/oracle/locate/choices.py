@@ -25,25 +25,27 @@ NOBODY = -1
 def places(preferred: Measured, count: int, by_place: bool) -> Measured:
     """Which experts [T, N] are chosen by preferred [T, N]; by_place: a place among the chosen is in doubt, too."""
     order = best(preferred.values, count)  # [T, K]
-    made = as_places(order, preferred.values.shape[1])
-    values, noise = (np.take_along_axis(one, order, axis=-1)[..., None] for one in (preferred.values, preferred.spread))
+    chosen_places = as_places(order, preferred.values.shape[1])
+    values, noise = (
+        np.take_along_axis(array, order, axis=-1)[..., None] for array in (preferred.values, preferred.spread)
+    )
     apart = np.abs(values - preferred.values[:, None]) - LIMIT * np.hypot(noise, preferred.spread[:, None])
     near = apart <= 0.0  # [T, K, N]: a chosen expert and any
     if by_place:
         np.put_along_axis(near, order[..., None], False, axis=-1)  # itself
     else:
-        near &= (made == 0.0)[:, None]
+        near &= (chosen_places == 0.0)[:, None]
     doubt = near.any(axis=1)
-    own = np.take_along_axis(doubt, order, axis=-1) | near.any(axis=-1)
-    np.put_along_axis(doubt, order, own, axis=-1)
-    return Measured(made, doubt.astype(np.float64))
+    is_doubted = np.take_along_axis(doubt, order, axis=-1) | near.any(axis=-1)
+    np.put_along_axis(doubt, order, is_doubted, axis=-1)
+    return Measured(chosen_places, doubt.astype(np.float64))
 
 
 def as_places(ids: Array, experts: int) -> Array:
     """[t, K] -> [t, N]"""
-    made = np.zeros((len(ids), experts))
-    np.put_along_axis(made, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
-    return made
+    found_places = np.zeros((len(ids), experts))
+    np.put_along_axis(found_places, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
+    return found_places
 
 
 def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
@@ -86,76 +88,78 @@ def judged(dumped: Array, preferred: Measured) -> Judged:
     """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is held against the one missing that makes
     it the worst."""
     experts, count = preferred.values.shape[1], dumped.shape[1]
-    own = preferred[len(preferred.values) - len(dumped) :]
+    rows_preferred = preferred[len(preferred.values) - len(dumped) :]
     valid = is_expert(dumped, experts)
     given = np.where(valid, dumped, 0).astype(np.int64)
-    right = as_places(best(own.values, count), experts) > 0.0  # [t, N]
+    right = as_places(best(rows_preferred.values, count), experts) > 0.0  # [t, N]
     chosen = np.zeros_like(right)
     rows, columns = np.nonzero(valid)
     chosen[rows, given[rows, columns]] = True
     missing = (right & ~chosen)[:, None]  # [t, 1, N]
-    values, spread = (np.take_along_axis(one, given, axis=-1)[..., None] for one in (own.values, own.spread))
-    noise = np.hypot(spread, own.spread[:, None])
-    apart = own.values[:, None] - values
+    values, spread = (
+        np.take_along_axis(array, given, axis=-1)[..., None] for array in (rows_preferred.values, rows_preferred.spread)
+    )
+    noise = np.hypot(spread, rows_preferred.spread[:, None])
+    apart = rows_preferred.values[:, None] - values
     errors = np.where(missing, np.nan_to_num(np.abs(apart) / (LIMIT * noise), nan=0.0), -1.0)  # [t, K, N]
     worst = errors.argmax(axis=-1)[..., None]
     wrong = valid & ~np.take_along_axis(right, given, axis=-1)
-    found, off, unsure = (np.take_along_axis(one, worst, axis=-1)[..., 0] for one in (errors, apart, noise))
+    error, off, unsure = (np.take_along_axis(array, worst, axis=-1)[..., 0] for array in (errors, apart, noise))
     return Judged(
-        errors=np.where(valid, np.where(wrong, np.maximum(found, 0.0), 0.0), np.inf),
-        instead=np.where(wrong & (found >= 0.0), worst[..., 0], NOBODY),
+        errors=np.where(valid, np.where(wrong, np.maximum(error, 0.0), 0.0), np.inf),
+        instead=np.where(wrong & (error >= 0.0), worst[..., 0], NOBODY),
         apart=off,
         noise=unsure,
     )
 
 
-def in_words(dumped: Array, made: Judged, row: int, place: int, experts: int) -> str:
+def in_words(dumped: Array, judged_ids: Judged, row: int, place: int, experts: int) -> str:
     """What is wrong with one id."""
     given = dumped[row, place]
     if not 0 <= given < experts:
         return f"routed to expert {given:g}, expected one of 0 to {experts - 1}"
-    if np.isinf(made.errors[row, place]):
+    if np.isinf(judged_ids.errors[row, place]):
         return f"routed to expert {given:g} twice"
-    times = made.apart[row, place] / made.noise[row, place]
+    times = judged_ids.apart[row, place] / judged_ids.noise[row, place]
     return (
-        f"routed to expert {given:g} instead of {made.instead[row, place]}, although their scores are "
+        f"routed to expert {given:g} instead of {judged_ids.instead[row, place]}, although their scores are "
         f"{times:.3g} times the noise apart"
     )
 
 
-def describe_choices(dumped: Array, made: Judged, experts: int) -> str:
+def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
     """Which experts are chosen wrongly, and which are left out."""
-    wrong = made.errors > 1.0
-    valid = wrong & (made.instead != NOBODY)
+    wrong = judged_ids.errors > 1.0
+    valid = wrong & (judged_ids.instead != NOBODY)
     texts = []
-    for words, numbers in (("chosen wrongly", dumped[valid]), ("left out", made.instead[valid])):
+    for words, numbers in (("chosen wrongly", dumped[valid]), ("left out", judged_ids.instead[valid])):
         if numbers.size:
-            found = np.isin(np.arange(experts), numbers)
-            texts.append(f"{words}: {described(found, 'expert')}")
-    strange = int((wrong & (made.instead == NOBODY)).sum())
+            is_listed = np.isin(np.arange(experts), numbers)
+            texts.append(f"{words}: {described(is_listed, 'expert')}")
+    strange = int((wrong & (judged_ids.instead == NOBODY)).sum())
     return "; ".join([*texts, *([f"no expert, or one twice: {strange} times"] if strange else [])])
 
 
 def describe_experts(wrong: NDArray[np.bool_], chosen: Array, experts: int) -> str:
     """Whose numbers are wrong, place by place: mask and ids, both [t, K]. Nothing if it is everybody's."""
-    found = [int(one) for one in np.unique(chosen[wrong])]
-    if len(found) == 1:
-        return f"expert {found[0]}: {share_of(int(wrong.sum()), int((chosen == found[0]).sum()))}"
-    if len(found) == len(np.unique(chosen)):
+    experts_wrong = [int(expert) for expert in np.unique(chosen[wrong])]
+    if len(experts_wrong) == 1:
+        return f"expert {experts_wrong[0]}: {share_of(int(wrong.sum()), int((chosen == experts_wrong[0]).sum()))}"
+    if len(experts_wrong) == len(np.unique(chosen)):
         return ""
-    return described(np.isin(np.arange(experts), found), "expert")
+    return described(np.isin(np.arange(experts), experts_wrong), "expert")
 
 
 def describe_common(wrong: NDArray[np.bool_], chosen: Array) -> str:
     """The expert that all wrong rows (a mask [t]) chose, if there is one, and the fewest right ones; chosen [t, K]."""
     counts = {}
-    for one in np.unique(chosen):
-        its = (chosen == one).any(axis=1)
+    for expert in np.unique(chosen):
+        its = (chosen == expert).any(axis=1)
         if its[wrong].all() and not its.all():
-            counts[int(one)] = int(its.sum())
+            counts[int(expert)] = int(its.sum())
     if not counts:
         return ""
-    least = min(counts, key=lambda one: counts[one])
+    least = min(counts, key=lambda expert: counts[expert])
     return f"expert {least}: {share_of(int(wrong.sum()), counts[least])}"
 
 

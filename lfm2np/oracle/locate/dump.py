@@ -83,8 +83,8 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
         raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
     metadata = header_of(content).get("__metadata__", {})
     if CHECKSUM in metadata and metadata[CHECKSUM] != (expected := dump_sha256(content)):
-        told = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
-        raise DumpError(f"{source}: {told}: changed since it was written")
+        stated = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
+        raise DumpError(f"{source}: {stated}: changed since it was written")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
     format = declared_format(metadata.get("format"), source)
     return replace(make_dump(stored, source, config, names or {}), format=format)
@@ -121,7 +121,7 @@ def make_dump(
     names: Mapping[str, str],
 ) -> Dump:
     """From dtype, shape and bytes of each tensor."""
-    known = {one.name: one for one in operations(config)}
+    known = {operation.name: operation for operation in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
     unknown = []
@@ -159,7 +159,7 @@ def make_dump(
 
 def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
     """A JSON object of the engine's names to ours; "{layer}" in both stands for every layer's number."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for name, meaning in read_object(path, DumpError).items():
         if not isinstance(meaning, str):
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected the name of a tensor")
@@ -167,8 +167,8 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected {{layer}} in both or in neither")
         layers = range(config.num_hidden_layers) if "{layer}" in name else (0,)
         for layer in layers:
-            found[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
-    return found
+            meanings[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
+    return meanings
 
 
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
@@ -198,7 +198,7 @@ def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: Model
 
 def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int) -> tuple[int, ...]:
     """[S] rows of each step, no more than there are tokens."""
-    sizes = [int(one) for one in read_whole(entry, what, "S")]
+    sizes = [int(size) for size in read_whole(entry, what, "S")]
     if min(sizes) < 1 or sum(sizes) > tokens:
         raise DumpError(f"{what}: {shortened(sizes)}, expected rows of each step, in sum at most T={tokens}")
     return tuple(sizes)
@@ -244,11 +244,11 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
     is_convolution = operation.name.endswith(".conv.conv") and len(steps.sizes) == 1 and steps.first == 0
     padded = steps.tokens + config.conv_L_cache - 1
     rows = allowed_rows(operation, steps)
-    for one in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
-        if one.ndim > 1 and len(one) in rows and one[0].size == width:
-            return causal(one.reshape(len(one), width), operation, steps.tokens)
-        if is_convolution and one.ndim == 2 and len(one) == width and one.shape[1] in (steps.tokens, padded):
-            return np.ascontiguousarray(one[:, : steps.tokens].T)
+    for array in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
+        if array.ndim > 1 and len(array) in rows and array[0].size == width:
+            return causal(array.reshape(len(array), width), operation, steps.tokens)
+        if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
+            return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
     raise DumpError(
         f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
@@ -278,5 +278,5 @@ def default_format(dump: Dump) -> str:
     """What it says; else the coarsest format that any tensor is stored in; float32 for none, and for float64."""
     if dump.format is not None:
         return dump.format
-    found = [PRECISIONS[one] for one in dump.stored.values() if one in PRECISIONS]
-    return max(found, key=lambda one: one.unit).name if found else "float32"
+    precisions = [PRECISIONS[dtype] for dtype in dump.stored.values() if dtype in PRECISIONS]
+    return max(precisions, key=lambda precision: precision.unit).name if precisions else "float32"

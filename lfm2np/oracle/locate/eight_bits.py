@@ -56,14 +56,14 @@ def rounds(tensor: StoredTensor) -> bool:
 
 def linear(x: Measured, weight: Weights, bias: Float32 | None, tensor: StoredTensor, precision: Precision) -> Measured:
     """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type demands."""
-    made = rounded_inputs(x, tensor.dtype)
-    product = spread.linear(made.inputs, weight, bias, precision)
-    if made.sums is None:
+    rounded = rounded_inputs(x, tensor.dtype)
+    product = spread.linear(rounded.inputs, weight, bias, precision)
+    if rounded.sums is None:
         return product
     minima = minima_of(tensor)  # [O, B]
     return Measured(
-        product.values - made.sums.values @ minima.T,
-        together(product.spread, np.sqrt(np.square(made.sums.spread) @ np.square(minima).T)),
+        product.values - rounded.sums.values @ minima.T,
+        together(product.spread, np.sqrt(np.square(rounded.sums.spread) @ np.square(minima).T)),
     )
 
 
@@ -75,13 +75,13 @@ def rounded_inputs(x: Measured, dtype: str) -> Rounded:
         return Rounded(Measured(keep(x.values).astype(np.float64), high - low))
     if QUANTISED[dtype].weights == SUPERBLOCK:
         return Rounded(in_blocks(x, SUPERBLOCK, is_half=False))
-    found = in_blocks(x, BLOCK, is_half=True)
-    return Rounded(found, sums_of(x, found) if dtype in WITH_SUMS else None)
+    blocks = in_blocks(x, BLOCK, is_half=True)
+    return Rounded(blocks, sums_of(x, blocks) if dtype in WITH_SUMS else None)
 
 
 def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
     """x [T, D] -> integers times scales, with what is in doubt as a spread."""
-    values, noise = (one.reshape(len(one), -1, size) for one in (x.values, x.spread))
+    values, noise = (array.reshape(len(array), -1, size) for array in (x.values, x.spread))
     largest = np.abs(values).max(axis=-1, keepdims=True)  # [T, B, 1]
     scale = largest / STEPS
     loud = ratio(noise.max(axis=-1, keepdims=True), largest)
@@ -94,13 +94,13 @@ def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
     return Measured((integers * kept).reshape(x.values.shape), moved.reshape(x.values.shape))
 
 
-def sums_of(x: Measured, made: Measured) -> Measured:
+def sums_of(x: Measured, rounded_x: Measured) -> Measured:
     """[T, B]: by how much sums of blocks, as float16 of what they are, differ from sums of the rounded inputs."""
-    values, rounded = (one.reshape(len(one), -1, BLOCK) for one in (x.values, made.values))
+    values, rounded = (array.reshape(len(array), -1, BLOCK) for array in (x.values, rounded_x.values))
     scale = np.abs(values).max(axis=-1) / STEPS
     held = round_to_float16(scale).astype(np.float64)
     wide = ratio(rounded.sum(axis=-1) * scale, held)
-    noise = LIMIT * np.sqrt(np.square(made.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
+    noise = LIMIT * np.sqrt(np.square(rounded_x.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
     half = round_to_float16(wide).astype(np.float64)
     low, high = (round_to_float16(wide + sign * noise).astype(np.float64) for sign in (-1.0, 1.0))
     return Measured(half - rounded.sum(axis=-1), high - low)

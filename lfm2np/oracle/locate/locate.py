@@ -96,7 +96,7 @@ class Report:
     @property
     def is_conclusive(self) -> bool:
         """Whether a fault was found, or could have been in a tensor behind the embeddings."""
-        return bool(self.findings) or any(one.name != EMBEDDINGS and not one.is_blunt for one in self.checks)
+        return bool(self.findings) or any(check.name != EMBEDDINGS and not check.is_blunt for check in self.checks)
 
 
 def locate(
@@ -126,7 +126,7 @@ def locate(
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
                 expected, is_rounded = computed(step, oracle, known, exact, dump)
-                recomputed = ordered(name for one in step.inputs for name in behind[one])
+                recomputed = ordered(name for input_name in step.inputs for name in behind[input_name])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 if step.prefers is None:
@@ -162,23 +162,23 @@ def computed(
     Either explains the dump: that all products behind it which are not dumped round their inputs, or that none does.
     `exact` gets what the latter makes of operations that are not dumped, where it is something else than `known` has.
     """
-    made = step.compute(oracle, *(known[name] for name in step.inputs))
+    expected = step.compute(oracle, *(known[name] for name in step.inputs))
     may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
     if not (oracle.rounds_inputs and (may_round or exact.keys() & set(step.inputs))):
-        return made, None
+        return expected, None
 
-    def error(one: Measured) -> float:
-        return float(errors_by_bound(dump.tensors[step.name], as_stored(one, dump, step.name)).max())
+    def error(candidate: Measured) -> float:
+        return float(errors_by_bound(dump.tensors[step.name], as_stored(candidate, dump, step.name)).max())
 
     is_dumped = step.name in dump.tensors
-    if is_dumped and (step.prefers is not None or error(made) <= 1.0):
-        return made, True if may_round else None
+    if is_dumped and (step.prefers is not None or error(expected) <= 1.0):
+        return expected, True if may_round else None
     other = step.compute(replace(oracle, rounds_inputs=False), *(exact.get(name, known[name]) for name in step.inputs))
     if not is_dumped:
         exact[step.name] = other
-        return made, None
-    is_rounded = error(made) <= error(other)
-    return (made if is_rounded else other), is_rounded if may_round else None
+        return expected, None
+    is_rounded = error(expected) <= error(other)
+    return (expected if is_rounded else other), is_rounded if may_round else None
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
@@ -187,9 +187,9 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
     The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16 too, hardly ever the reverse.
     """
     tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS and not name.endswith(CHOSEN)]
-    for one in sorted(PRECISIONS.values(), key=lambda one: one.unit, reverse=True):
-        if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
-            return one.name
+    for coarser in sorted(PRECISIONS.values(), key=lambda coarser: coarser.unit, reverse=True):
+        if tensors and coarser.unit > precision.unit and all(np.array_equal(coarser.keep(x), x) for x in tensors):
+            return coarser.name
     return None
 
 
@@ -221,8 +221,8 @@ def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precisio
     values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
-    own = rounded(values, max(stored, precision, key=lambda one: one.unit))
-    return joined_rows([expected[:first], own]) if first else own
+    dumped = rounded(values, max(stored, precision, key=lambda precision_: precision_.unit))
+    return joined_rows([expected[:first], dumped]) if first else dumped
 
 
 def says_nothing(expected: Measured) -> bool:
@@ -274,14 +274,16 @@ def looked_at_choice(
 ) -> tuple[Check, list[Finding]]:
     """Dumped ids of experts against what they are preferred by."""
     ids, experts = dump.tensors[step.name], preferred.values.shape[1]
-    made = choices.judged(ids, preferred)
-    check = Check(step.name, float(made.errors.max()), choices.says_nothing(expected, BLUNT))
-    if not (made.errors > 1.0).any():
+    judged_ids = choices.judged(ids, preferred)
+    check = Check(step.name, float(judged_ids.errors.max()), choices.says_nothing(expected, BLUNT))
+    if not (judged_ids.errors > 1.0).any():
         return check, []
-    channels = choices.describe_choices(ids, made, experts)
-    choice = choices.in_words(ids, made, *worst_of(made.errors), experts)
-    first, bounds = len(expected.values) - len(ids), LIMIT * made.noise
-    return check, [finding(step, dump, recomputed, first, made.errors, made.instead, bounds, channels, choice=choice)]
+    channels = choices.describe_choices(ids, judged_ids, experts)
+    choice = choices.in_words(ids, judged_ids, *worst_of(judged_ids.errors), experts)
+    first, bounds = len(expected.values) - len(ids), LIMIT * judged_ids.noise
+    return check, [
+        finding(step, dump, recomputed, first, judged_ids.errors, judged_ids.instead, bounds, channels, choice=choice)
+    ]
 
 
 def worst_of(errors: Array) -> tuple[int, int]:

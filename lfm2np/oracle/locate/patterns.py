@@ -73,14 +73,14 @@ def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str =
 
 def describe_heads(wrong: Mask) -> str:
     """Of a mask [heads, E]."""
-    own = np.asarray(wrong.any(axis=0))  # channels of any head
+    channels = np.asarray(wrong.any(axis=0))  # channels of any head
     text, half = described(np.asarray(wrong.any(axis=1)), "head"), wrong.shape[1] // 2
-    if own.all():
+    if channels.all():
         return text
-    if np.array_equal(own[:half], own[half:]):
-        pairs = listed(np.flatnonzero(own[:half]), "channel")
+    if np.array_equal(channels[:half], channels[half:]):
+        pairs = listed(np.flatnonzero(channels[:half]), "channel")
         return f"{text}: {pairs} and those {half} further, which are rotated together"
-    return f"{text}: {described(own, 'channel')}"
+    return f"{text}: {described(channels, 'channel')}"
 
 
 def described(wrong: Mask, noun: str) -> str:

@@ -63,15 +63,15 @@ class Steps:
 
 def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
     """Which steps have wrong rows (`wrong`, as many as `per` says); nothing if there is but one."""
-    found = np.unique(steps.step_of(per)[wrong])
-    found, total = found[found >= 0], len(steps.sizes)
-    if total == 1 or not len(found):
+    wrong_steps = np.unique(steps.step_of(per)[wrong])
+    wrong_steps, total = wrong_steps[wrong_steps >= 0], len(steps.sizes)
+    if total == 1 or not len(wrong_steps):
         return ""
-    if len(found) == total:
+    if len(wrong_steps) == total:
         return f"each of the {total}"
-    first = int(found[0])
-    if first == 0 or len(found) < total - first:
-        return f"{listed(found, 'step')} of {total}"
+    first = int(wrong_steps[0])
+    if first == 0 or len(wrong_steps) < total - first:
+        return f"{listed(wrong_steps, 'step')} of {total}"
     rows = f"{steps.sizes[first]} row{'s' if steps.sizes[first] > 1 else ''} from position {steps.starts[first]} on"
     return f"from step {first} on ({rows}), right in {listed(np.arange(first), 'step')}"
 
@@ -79,5 +79,5 @@ def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
 def describe_reads(wrong: NDArray[np.bool_], steps: Steps) -> str:
     """Rows of a tensor of contexts: the positions that the first wrong step read wrongly."""
     first = int(steps.step_of(CONTEXT)[wrong][0])
-    own = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
-    return f"{listed(np.flatnonzero(own), 'position')} of {len(own)}, as step {first} read them"
+    positions = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
+    return f"{listed(np.flatnonzero(positions), 'position')} of {len(positions)}, as step {first} read them"
