@@ -16,11 +16,11 @@ from lfm2np.oracle.targets.target import TargetError
 def require_version(package: str, known: Sequence[str]) -> None:
     """TargetError if a package is not installed, or is of another version than those that a recorder was run with."""
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
-    if found not in known:
-        raise TargetError(f"{package}: version {found}, expected {' or '.join(known)}: no other is known here")
+    if installed not in known:
+        raise TargetError(f"{package}: version {installed}, expected {' or '.join(known)}: no other is known here")
 
 
 def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int, config: ModelConfig) -> None:
@@ -33,7 +33,7 @@ def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: 
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise RequestError(f"prompt {number}: empty, expected at least one token")
-        wrong = [one for one in prompt if not 0 <= one < config.vocab_size]
+        wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
         if wrong:
             raise RequestError(f"prompt {number}: token {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
         if len(prompt) + max_tokens > most:

@@ -54,16 +54,18 @@ def split_equal(rows: Sequence[Row], most: int, sequential: bool) -> Iterator[li
         count = min(count, max(1, most // len(chosen)))
         yield [row for sequence in chosen for row in waiting[sequence][:count]]
         waiting = {
-            sequence: left for sequence, own in waiting.items() if (left := own[count:] if sequence in chosen else own)
+            sequence: left
+            for sequence, rows_left in waiting.items()
+            if (left := rows_left[count:] if sequence in chosen else rows_left)
         }
 
 
 def place_of(rows: Sequence[Row], sequence: int) -> Place | None:
     """Where the rows of a sequence are, if it has any."""
-    own = [index for index, row in enumerate(rows) if row.sequence == sequence]
-    if not own:
+    indices = [index for index, row in enumerate(rows) if row.sequence == sequence]
+    if not indices:
         return None
-    return Place(own[0] // len(own), own[0], own[-1] + 1)
+    return Place(indices[0] // len(indices), indices[0], indices[-1] + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,25 +83,25 @@ class Cells:
 
     def within(self, stream: int, numbers: Sequence[int]) -> Array:
         """Where cells stand among those of a stream. TargetError if one is not among them."""
-        found = np.array(numbers, np.int64) - self.first - stream * self.between
-        if not np.all((found >= 0) & (found < self.seen)):
+        places = np.array(numbers, np.int64) - self.first - stream * self.between
+        if not np.all((places >= 0) & (places < self.seen)):
             expected = f"{self.seen} from {self.first} on in stream {stream}"
             raise TargetError(f"llama.cpp: cells {list(numbers)}, expected those of {expected}")
-        return found
+        return places
 
 
 def cached_rows(cached: Array, stream: int, cells: Array) -> Array:
     """[streams, G, C, E] -> [cells, G * E]"""
-    found: Array = cached[stream][:, cells].transpose(1, 0, 2)
-    return found.reshape(len(cells), -1)
+    rows: Array = cached[stream][:, cells].transpose(1, 0, 2)
+    return rows.reshape(len(cells), -1)
 
 
 def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens: int) -> Array:
     """[streams, H, T / streams, C] -> [t, H, tokens] of one sequence: by position, zeros behind the last cell."""
-    own = scores[stream]
-    start = place.start - stream * own.shape[1]
-    found = own[:, start : start + place.stop - place.start][..., cells]  # [H, t, cells]
-    return np.pad(found.transpose(1, 0, 2), [(0, 0), (0, 0), (0, tokens - len(cells))])
+    stream_scores = scores[stream]
+    start = place.start - stream * stream_scores.shape[1]
+    rows = stream_scores[:, start : start + place.stop - place.start][..., cells]  # [H, t, cells]
+    return np.pad(rows.transpose(1, 0, 2), [(0, 0), (0, 0), (0, tokens - len(cells))])
 
 
 def own_tensors(

@@ -102,8 +102,8 @@ def known_as(op: str, sources: Sequence[Source]) -> tuple[str, bool]:
     if weight is not None and weight[1] is None:
         return WHOLE.get((op, weight[2]), ""), True
     if weight is not None:
-        made = WEIGHTS.get(weight[2], "")
-        return (f"model.layers.{weight[1]}.{made}" if made else ""), True
+        part = WEIGHTS.get(weight[2], "")
+        return (f"model.layers.{weight[1]}.{part}" if part else ""), True
     layer, of_first, of_second = within_layer(first.known, second.known)
     for form in ((op, of_first, of_second), (op, "", of_second), (op, of_first, "")):
         if layer and form in READS:
@@ -113,9 +113,9 @@ def known_as(op: str, sources: Sequence[Source]) -> tuple[str, bool]:
 
 def within_layer(*names: str) -> tuple[str, ...]:
     """The layer of the last that is a part of one, and what each is in it: "" for one of another layer."""
-    found = [re.fullmatch(r"(model\.layers\.\d+)\.(.+)", name) for name in names]
-    layer = next((one[1] for one in reversed(found) if one is not None), "")
-    return layer, *(one[2] if one is not None and one[1] == layer else "" for one in found)
+    matches = [re.fullmatch(r"(model\.layers\.\d+)\.(.+)", name) for name in names]
+    layer = next((match[1] for match in reversed(matches) if match is not None), "")
+    return layer, *(match[2] if match is not None and match[1] == layer else "" for match in matches)
 
 
 class Library:

@@ -64,12 +64,12 @@ def record(
     with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:
         recorder = Recorder(format=format)
         total = len(prompts[request]) + max_tokens - 1
-        rows = [Row(number, at, one) for number, ids in enumerate(prompts) for at, one in enumerate(ids)]
+        rows = [Row(number, at, token) for number, ids in enumerate(prompts) for at, token in enumerate(ids)]
         for _ in range(max_tokens):
             logits = session.decode(rows)
             session.keep(recorder, request, total)
             last = {row.sequence: index for index, row in enumerate(rows)}
-            rows = [Row(one, rows[at].position + 1, int(np.argmax(logits[at]))) for one, at in last.items()]
+            rows = [Row(sequence, rows[at].position + 1, int(np.argmax(logits[at]))) for sequence, at in last.items()]
         return recorder
 
 
@@ -197,9 +197,9 @@ class Session:
         for rows, graph in self._batches:
             place = place_of(rows, sequence)
             if place is not None:
-                own = rows[place.start : place.stop]
-                cells = [self._cells[sequence, position] for position in range(own[-1].position + 1)]
-                recorder.step([row.token for row in own])
+                request_rows = rows[place.start : place.stop]
+                cells = [self._cells[sequence, position] for position in range(request_rows[-1].position + 1)]
+                recorder.step([row.token for row in request_rows])
                 for name, values in own_tensors(graph, place, cells, total):
                     recorder.keep(name, values)
 
@@ -229,11 +229,11 @@ class Session:
 
     def _wants(self, pointer: int, tensor: Any) -> bool:
         sources = []
-        for one in (one.contents for one in tensor.src[:2] if one):
-            known = self._nodes.get(ctypes.addressof(one))
-            sources.append(Source(leaf=one.name.decode()) if known is None else Source(known))
+        for source in (source.contents for source in tensor.src[:2] if source):
+            known = self._nodes.get(ctypes.addressof(source))
+            sources.append(Source(leaf=source.name.decode()) if known is None else Source(known))
             if sources[-1].leaf == OUTPUTS:
-                self._graphs[-1][OUTPUTS] = self._library.numbers(one).reshape(-1)
+                self._graphs[-1][OUTPUTS] = self._library.numbers(source).reshape(-1)
         known, is_computed = known_as(self._library.op(tensor), sources)
         if known == "model.embed_tokens":  # a graph begins
             self._nodes.clear()
@@ -266,7 +266,7 @@ class Session:
 
 def sources_of(tensor: Any) -> list[Any]:
     """The first two tensors that a node reads; None where it reads fewer."""
-    return [one.contents if one else None for one in tensor.src[:2]]
+    return [source.contents if source else None for source in tensor.src[:2]]
 
 
 def looked_at(keys: Any) -> Cells:

@@ -46,7 +46,7 @@ def record_restored(
         raise RequestError(f"{tokens} tokens of a prompt and its answer, expected at most {BATCH}")
     with Session(model, gguf, format, 1, tokens, tokens, UBATCH) as session:
         slot = Slot(session)
-        answers = [slot.answer(one, max_tokens, None) for one in prompts[:-1]]
+        answers = [slot.answer(prompt, max_tokens, None) for prompt in prompts[:-1]]
         recorder = Recorder(format=format, prefix=prompts[-1][: slot.take(prompts[-1])])
         return recorder, [*answers, slot.answer(prompts[-1], max_tokens, recorder)]
 
@@ -76,14 +76,14 @@ class Slot:
         next_position = past
         threshold = max(0, next_position - (0 if past < len(prompt) else 1))
         if past > 0 and self._pos_min() >= threshold:
-            found = chosen_checkpoint(self.checkpoints, next_position, threshold)
-            if found is None:
+            restored = chosen_checkpoint(self.checkpoints, next_position, threshold)
+            if restored is None:
                 past = next_position = 0
             else:
-                self._restore(found)
-                next_position = min(next_position, max(found.pos_min + 1, found.pos_max))
-                past = min(next_position, found.num_tokens)
-        self.checkpoints = [one for one in self.checkpoints if one.pos_max <= next_position]
+                self._restore(restored)
+                next_position = min(next_position, max(restored.pos_min + 1, restored.pos_max))
+                past = min(next_position, restored.num_tokens)
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.pos_max <= next_position]
         past -= past == len(prompt)
         self.tokens, self._taken = list(prompt[:past]), list(prompt)
         return past
@@ -92,7 +92,7 @@ class Slot:
         """The request's new tokens, recorded if a recorder is given; `take` comes first, unless it came already."""
         if self._taken != list(prompt):
             self.take(prompt)
-        total, made = len(prompt) + max_tokens - 1, []
+        total, token_ids = len(prompt) + max_tokens - 1, []
         while len(self.tokens) < len(prompt):
             self._api.llama_memory_seq_rm(self._session.memory, SLOT, len(self.tokens), -1)
             stop = cut(len(self.tokens), len(prompt))
@@ -100,15 +100,15 @@ class Slot:
                 self._save()
             best = self._step(prompt[len(self.tokens) : stop], recorder, total)
         for _ in range(max_tokens - 1):
-            made.append(best)
+            token_ids.append(best)
             best = self._step([best], recorder, total)
         self._taken = None
-        return [*made, best]
+        return [*token_ids, best]
 
     def _step(self, tokens: Sequence[int], recorder: Recorder | None, total: int) -> int:
         """Decodes these after those that the slot has. The best token behind them."""
         start = len(self.tokens)
-        logits = self._session.decode([Row(SLOT, start + index, one) for index, one in enumerate(tokens)])
+        logits = self._session.decode([Row(SLOT, start + index, token) for index, token in enumerate(tokens)])
         self.tokens += tokens
         if recorder is not None:
             self._session.keep(recorder, SLOT, total)
@@ -128,8 +128,10 @@ class Slot:
         size = self._api.llama_state_seq_get_size_ext(context, SLOT, flags)
         content = (ctypes.c_uint8 * size)()
         self._api.llama_state_seq_get_data_ext(context, content, size, SLOT, flags)
-        made = Checkpoint(len(self.tokens), pos_min, pos_max, bytes(content))
-        self.checkpoints = [one for one in self.checkpoints if one.num_tokens != made.num_tokens] + [made]
+        saved = Checkpoint(len(self.tokens), pos_min, pos_max, bytes(content))
+        self.checkpoints = [
+            checkpoint for checkpoint in self.checkpoints if checkpoint.num_tokens != saved.num_tokens
+        ] + [saved]
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         flags, context = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, self._session.context
@@ -146,13 +148,13 @@ def common_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
 
 def chosen_checkpoint(checkpoints: Sequence[Checkpoint], next_position: int, threshold: int) -> Checkpoint | None:
     """The last that fits by its positions. Whose tokens it was taken behind is not looked at: the server keeps none."""
-    for one in reversed(checkpoints):
-        if one.pos_max <= next_position and (one.pos_min < threshold or one.pos_min == 0):
-            return one
+    for checkpoint in reversed(checkpoints):
+        if checkpoint.pos_max <= next_position and (checkpoint.pos_min < threshold or checkpoint.pos_min == 0):
+            return checkpoint
     return None
 
 
 def cut(start: int, prompt: int) -> int:
     """Where the batch ends that begins at `start` of a prompt of so many tokens."""
     ends = [prompt - min(BATCH, before) for before in BEFORE_END]
-    return min([one for one in ends if one > start] + [prompt, start + BATCH])
+    return min([end for end in ends if end > start] + [prompt, start + BATCH])

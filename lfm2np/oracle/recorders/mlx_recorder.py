@@ -68,10 +68,12 @@ def record(
         generator = BatchGenerator(
             network, prefill_step_size=chunk, prefill_batch_size=at_once, completion_batch_size=at_once
         )
-        generator.insert([list(one) for one in prompts], [max_tokens] * len(prompts))  # their numbers are 0, 1, ...
+        generator.insert(
+            [list(prompt) for prompt in prompts], [max_tokens] * len(prompts)
+        )  # their numbers are 0, 1, ...
         running = len(prompts)
         while running:
-            running -= sum(one.finish_reason is not None for one in generator.next()[1])
+            running -= sum(response.finish_reason is not None for response in generator.next()[1])
     return tap.recorder
 
 
@@ -88,7 +90,7 @@ def load(model: Path, format: str) -> Any:
     except Exception as problem:
         reason = " ".join(str(problem).split())
         raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {reason}") from None
-    biases = [(one, one.expert_bias) for one in sparse(network).values() if "expert_bias" in one]
+    biases = [(block, block.expert_bias) for block in sparse(network).values() if "expert_bias" in block]
     network.set_dtype(getattr(mx, format))
     for block, bias in biases:  # which mlx-lm casts in no conversion
         block.expert_bias = bias
@@ -175,7 +177,7 @@ class Tap:
             if count:
                 self.recorder.step(tokens[row, :count].tolist())
 
-    def module_ran(self, module: Any, given: Any, made: Any, chosen: Any = None) -> None:
+    def module_ran(self, module: Any, given: Any, output: Any, chosen: Any = None) -> None:
         """`chosen`: the experts [B, t, K] that those of a mixture are called with."""
         name = self.names.get(id(module), "")
         if not self._pass.count or not name:
@@ -185,10 +187,10 @@ class Tap:
             self._attention = layer
             number = self._pass.calls[layer] = self._pass.calls.get(layer, 0) + 1
             turned = f"{layer}.self_attn.{'q' if number == 1 else 'k'}_rotated"
-            self.recorder.keep(turned, self._rows(made.transpose(0, 2, 1, 3)))
+            self.recorder.keep(turned, self._rows(output.transpose(0, 2, 1, 3)))
             return
         if part == "conv.conv":  # reads the state, then u
-            columns = given.shape[1] - made.shape[1]
+            columns = given.shape[1] - output.shape[1]
             self.recorder.keep(f"{layer}.conv.state", numbers(given[self._pass.row, :columns])[None])
             self.recorder.keep(f"{layer}.conv.u", self._rows(given[:, columns:]))
         elif part == "feed_forward.expert_outputs":
@@ -196,7 +198,7 @@ class Tap:
             self.recorder.keep(f"{layer}.feed_forward.experts_chosen", rows)
         elif part in BEFORE:
             self.recorder.keep(f"{layer}.{BEFORE[part]}", self._rows(given))
-        self.recorder.keep(name, self._rows(made))
+        self.recorder.keep(name, self._rows(output))
 
     def attention_runs(self, keys: Any, values: Any, cache: Any) -> None:
         """keys and values [B, G, C, E] as the cache has them, behind `left_padding` columns of each row."""
@@ -204,8 +206,8 @@ class Tap:
             padding = int(cache.left_padding[self._pass.row])
             end = self._pass.start + self._pass.count
             for name, cached in (("keys_read", keys), ("values_read", values)):
-                found = numbers(cached[self._pass.row, :, padding : padding + end])
-                self.recorder.keep(f"{self._attention}.self_attn.{name}", side_by_side(found))
+                heads = numbers(cached[self._pass.row, :, padding : padding + end])
+                self.recorder.keep(f"{self._attention}.self_attn.{name}", side_by_side(heads))
 
     def _rows(self, batch: Any) -> Array:
         """[B, t, ...] -> [count, width]"""
@@ -214,7 +216,7 @@ class Tap:
 
 def valid_columns(left: Sequence[int], columns: int) -> list[int]:
     """Of a batch padded on the right, how many columns each row has, if so many of its tokens are still to come."""
-    return [max(0, min(one, columns)) for one in left]
+    return [max(0, min(count, columns)) for count in left]
 
 
 def within_layer(name: str) -> tuple[str, str]:
@@ -242,7 +244,7 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
 
     def prompt(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(batch: Any, tokens: Any) -> Any:
-            tap.batch_begins(batch.uids, [len(one) for one in tokens])
+            tap.batch_begins(batch.uids, [len(prompt_tokens) for prompt_tokens in tokens])
             return original(batch, tokens)
 
         return run
@@ -265,10 +267,10 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
         def run(module: Any, *arguments: Any, **options: Any) -> Any:
             if module is network:
                 tap.pass_begins(np.array(arguments[0]))
-            made = original(module, *arguments, **options)
+            output = original(module, *arguments, **options)
             chosen = arguments[1] if hasattr(module, "down_proj") and len(arguments) > 1 else None
-            tap.module_ran(module, arguments[0], made, chosen)
-            return made
+            tap.module_ran(module, arguments[0], output, chosen)
+            return output
 
         return run
 

@@ -32,20 +32,20 @@ Graph = Mapping[str, Node]  # by name, each node behind those that it reads
 
 def tensors_of(graph: Graph, config: ModelConfig) -> dict[str, str]:
     """Our name of each tensor that can be tapped, in the model's order -> the node that makes it."""
-    found = {"model.embed_tokens": made_by(graph, "model.embed_tokens")}
+    nodes = {"model.embed_tokens": made_by(graph, "model.embed_tokens")}
     for index, kind in enumerate(config.layer_types):
         prefix = f"model.layers.{index}"
-        found[f"{prefix}.operator_norm"] = made_by(graph, f"{prefix}.operator_norm")
-        found |= convolution(graph, prefix) if kind == "conv" else attention(graph, prefix)
-        found[f"{prefix}.residual"] = read_by(graph, f"{prefix}.ffn_norm")
+        nodes[f"{prefix}.operator_norm"] = made_by(graph, f"{prefix}.operator_norm")
+        nodes |= convolution(graph, prefix) if kind == "conv" else attention(graph, prefix)
+        nodes[f"{prefix}.residual"] = read_by(graph, f"{prefix}.ffn_norm")
         for part in ("ffn_norm", "feed_forward.w1", "feed_forward.w3", "feed_forward.w2"):
-            found[f"{prefix}.{part}"] = made_by(graph, f"{prefix}.{part}")
-        found[f"{prefix}.feed_forward.gated"] = read_by(graph, f"{prefix}.feed_forward.w2")
-        down = found[f"{prefix}.feed_forward.w2"]
-        found[prefix] = the(graph, f"{prefix}/", "Add", partial(reads, down))
-    found["model.embedding_norm"] = made_by(graph, "model.embedding_norm")
-    found["lm_head"] = made_by(graph, "lm_head")
-    return found
+            nodes[f"{prefix}.{part}"] = made_by(graph, f"{prefix}.{part}")
+        nodes[f"{prefix}.feed_forward.gated"] = read_by(graph, f"{prefix}.feed_forward.w2")
+        down = nodes[f"{prefix}.feed_forward.w2"]
+        nodes[prefix] = the(graph, f"{prefix}/", "Add", partial(reads, down))
+    nodes["model.embedding_norm"] = made_by(graph, "model.embedding_norm")
+    nodes["lm_head"] = made_by(graph, "lm_head")
+    return nodes
 
 
 def convolution(graph: Graph, prefix: str) -> dict[str, str]:
@@ -53,8 +53,8 @@ def convolution(graph: Graph, prefix: str) -> dict[str, str]:
     conv = f"{prefix}.conv"
     gated = read_by(graph, f"{conv}.out_proj")
     gated = graph[gated].reads[0] if graph[gated].op == "Transpose" else gated
-    u = the(graph, f"{conv}/", "Multiply", lambda node: all(graph[one].op == "VariadicSplit" for one in node.reads))
-    mixed = [one for one in graph[gated].reads if graph[one].op != "VariadicSplit"]
+    u = the(graph, f"{conv}/", "Multiply", lambda node: all(graph[read].op == "VariadicSplit" for read in node.reads))
+    mixed = [read for read in graph[gated].reads if graph[read].op != "VariadicSplit"]
     if len(mixed) != 1:
         names = ", ".join(graph[gated].reads)
         raise TargetError(f"OpenVINO: {gated} reads {names}, expected gate_out and a convolution")
@@ -69,17 +69,19 @@ def convolution(graph: Graph, prefix: str) -> dict[str, str]:
 
 
 def attention(graph: Graph, prefix: str) -> dict[str, str]:
-    own = f"{prefix}.self_attn"
+    module = f"{prefix}.self_attn"
     parts = ("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm")
-    found = {f"{own}.{part}": made_by(graph, f"{own}.{part}") for part in parts}
+    nodes = {f"{module}.{part}": made_by(graph, f"{module}.{part}") for part in parts}
     for part in "qk":
-        found[f"{own}.{part}_rotated"] = first_behind(graph, found[f"{own}.{part}_layernorm"], f"{own}/", "Add")
-    keys = found[f"{own}.k_rotated"]
-    return found | {
-        f"{own}.keys_read": the(graph, f"{own}/", "Concat", partial(reads, keys)),
-        f"{own}.values_read": first_behind(graph, found[f"{own}.v_proj"], f"{own}/", "Concat"),
-        f"{own}.attended": read_by(graph, f"{own}.out_proj"),
-        f"{own}.out_proj": made_by(graph, f"{own}.out_proj"),
+        nodes[f"{module}.{part}_rotated"] = first_behind(
+            graph, nodes[f"{module}.{part}_layernorm"], f"{module}/", "Add"
+        )
+    keys = nodes[f"{module}.k_rotated"]
+    return nodes | {
+        f"{module}.keys_read": the(graph, f"{module}/", "Concat", partial(reads, keys)),
+        f"{module}.values_read": first_behind(graph, nodes[f"{module}.v_proj"], f"{module}/", "Concat"),
+        f"{module}.attended": read_by(graph, f"{module}.out_proj"),
+        f"{module}.out_proj": made_by(graph, f"{module}.out_proj"),
     }
 
 
@@ -94,27 +96,27 @@ def within(graph: Graph, start: str) -> Iterator[str]:
 
 def made_by(graph: Graph, module: str) -> str:
     """A module's last node; constants may be shared with other modules."""
-    found = [name for name in within(graph, f"{module}/") if graph[name].op not in CONSTANT]
-    if not found:
+    names = [name for name in within(graph, f"{module}/") if graph[name].op not in CONSTANT]
+    if not names:
         raise TargetError(f"OpenVINO: no node of {module}, expected what optimum-intel exports of it")
-    return found[-1]
+    return names[-1]
 
 
 def read_by(graph: Graph, module: str) -> str:
     """The first node outside of a module that it reads, and that is no weight."""
     for name in within(graph, f"{module}/"):
-        for one in graph[name].reads:
-            if not one.startswith(f"{TOP}{module}/") and graph[one].op not in CONSTANT:
-                return one
+        for read in graph[name].reads:
+            if not read.startswith(f"{TOP}{module}/") and graph[read].op not in CONSTANT:
+                return read
     raise TargetError(f"OpenVINO: no input of {module}, expected what optimum-intel exports of it")
 
 
 def the(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
     """The one node of an operation, in a module, that fits."""
-    found = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
-    if len(found) != 1:
-        raise TargetError(f"OpenVINO: {len(found)} fitting nodes {op} in {start.rstrip('/')}, expected one")
-    return found[0]
+    names = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
+    if len(names) != 1:
+        raise TargetError(f"OpenVINO: {len(names)} fitting nodes {op} in {start.rstrip('/')}, expected one")
+    return names[0]
 
 
 def first_behind(graph: Graph, start: str, module: str, op: str) -> str:

@@ -80,9 +80,11 @@ class Engine:
         require_exported(model, exported)
         nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
         endings = (*only, "lm_head") if only else ""
-        names = {one: name for one, name in tensors_of(graph_of(nodes), config).items() if one.endswith(endings)}
+        names = {
+            tensor: name for tensor, name in tensors_of(graph_of(nodes), config).items() if tensor.endswith(endings)
+        }
         model.add_outputs([nodes[name].output(0) for name in names.values()])
-        shown = [one.get_node().input_value(0).get_node().get_friendly_name() for one in model.outputs]
+        shown = [output.get_node().input_value(0).get_node().get_friendly_name() for output in model.outputs]
         self._numbers = {tensor: shown.index(name) for tensor, name in names.items()}
         hints = {
             "INFERENCE_PRECISION_HINT": HINTS[format],
@@ -112,10 +114,10 @@ class Engine:
             }
         )
         recorder.step(tokens)
-        made = {tensor: self._output(number) for tensor, number in self._numbers.items()}
-        for tensor, values in made.items():
+        outputs = {tensor: self._output(number) for tensor, number in self._numbers.items()}
+        for tensor, values in outputs.items():
             recorder.keep(tensor, as_rows(tensor, values, len(tokens), self._columns))
-        return int(np.argmax(made["lm_head"][-1]))
+        return int(np.argmax(outputs["lm_head"][-1]))
 
     def _output(self, number: int) -> Array:
         """Of the only sequence."""
@@ -135,7 +137,7 @@ def require_exported(model: Any, exported: Path) -> None:
 
 def graph_of(nodes: dict[str, Any]) -> Graph:
     return {
-        name: Node(node.get_type_name(), tuple(one.get_node().get_friendly_name() for one in node.input_values()))
+        name: Node(node.get_type_name(), tuple(value.get_node().get_friendly_name() for value in node.input_values()))
         for name, node in nodes.items()
     }
 

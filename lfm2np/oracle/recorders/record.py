@@ -79,8 +79,8 @@ def format_of(target: str) -> str:
     path = Path(rest.removeprefix(SLOT))
     if kind != "llama.cpp" or not is_gguf(path) or not path.exists():
         return "float32"
-    found = open_container(path).keys.get("general.file_type")
-    return llama_cpp_format(0 if found is None else found.value)
+    file_type = open_container(path).keys.get("general.file_type")
+    return llama_cpp_format(0 if file_type is None else file_type.value)
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def python_engine(target: str, model: Path, format: str) -> Record:
 
     def record(prompts: Prompts, request: int, new: int) -> bytes:
         recorder = Recorder(format=format)
-        engine.record([list(one) for one in prompts], request, new, recorder)
+        engine.record([list(prompt) for prompt in prompts], request, new, recorder)
         return recorder.content()
 
     return record

@@ -44,7 +44,7 @@ class Recorder:
         if format is not None and format not in PRECISIONS:
             raise DumpError(f"format {format!r}: expected one of {', '.join(PRECISIONS)}")
         self.path, self.format = path, format
-        self.token_ids = [int(one) for one in prefix]
+        self.token_ids = [int(token_id) for token_id in prefix]
         self.sizes: list[int] = []
         self._kept: dict[str, list[Array]] = {}
         self._in_step: set[str] = set()
@@ -53,7 +53,7 @@ class Recorder:
         """A step begins: these are its tokens, and what is kept from now on is theirs."""
         if len(token_ids) == 0:
             raise DumpError(f"step {len(self.sizes)}: no tokens, expected at least one")
-        self.token_ids += [int(one) for one in token_ids]
+        self.token_ids += [int(token_id) for token_id in token_ids]
         self.sizes.append(len(token_ids))
         self._in_step.clear()
 

@@ -73,9 +73,9 @@ def load(model: Path, format: str, **options: Any) -> Any:
     import vllm
 
     usual = {"enable_prefix_caching": False, "kv_cache_memory_bytes": CACHE_BYTES, "hf_overrides": missing_keys(model)}
-    own = {"dtype": format, "enforce_eager": True, "skip_tokenizer_init": True}
+    fixed = {"dtype": format, "enforce_eager": True, "skip_tokenizer_init": True}
     try:
-        return vllm.LLM(str(model), **{**usual, **options, **own})
+        return vllm.LLM(str(model), **{**usual, **options, **fixed})
     except Exception as problem:
         raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
 
@@ -94,18 +94,18 @@ def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_to
     engine = llm.llm_engine
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
     names = [
-        engine.add_request(str(number), {"prompt_token_ids": [int(one) for one in prompt]}, greedy)
+        engine.add_request(str(number), {"prompt_token_ids": [int(token) for token in prompt]}, greedy)
         for number, prompt in enumerate(prompts)
     ]
     runner = engine.model_executor.driver_worker.worker.model_runner
     tap = Tap(runner, names[request])
-    made: list[int] = []
+    token_ids: list[int] = []
     with attached(tap):
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished and output.request_id == str(request):
-                    made = list(output.outputs[0].token_ids)
-    return filled(format, [*prompts[request], *made], tap.steps)
+                    token_ids = list(output.outputs[0].token_ids)
+    return filled(format, [*prompts[request], *token_ids], tap.steps)
 
 
 def filled(format: str, sequence: Sequence[int], steps: Sequence[Step]) -> Recorder:

@@ -118,37 +118,37 @@ def conv_readings(prefix: str, layer: Any) -> Iterator[tuple[Any, Reading]]:
 
 def attention_readings(prefix: str, layer: Any) -> Iterator[tuple[Any, Reading]]:
     """The rotated are what attention is called with: the rotation is one module for all layers."""
-    own, prefix = layer.self_attn, f"{prefix}.self_attn"
+    attention, prefix = layer.self_attn, f"{prefix}.self_attn"
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
-    yield own.qkv_proj, partial(parted, names, (own.q_size, own.kv_size, own.kv_size))
-    for part, norm in (("q", own.q_layernorm), ("k", own.k_layernorm)):
+    yield attention.qkv_proj, partial(parted, names, (attention.q_size, attention.kv_size, attention.kv_size))
+    for part, norm in (("q", attention.q_layernorm), ("k", attention.k_layernorm)):
         yield norm, partial(named, f"{prefix}.{part}_layernorm")
-    yield own.attn, lambda given, made: {f"{prefix}.q_rotated": given[0], f"{prefix}.k_rotated": given[1]}
-    yield own.out_proj, partial(with_input, f"{prefix}.attended", f"{prefix}.out_proj")
+    yield attention.attn, lambda given, output: {f"{prefix}.q_rotated": given[0], f"{prefix}.k_rotated": given[1]}
+    yield attention.out_proj, partial(with_input, f"{prefix}.attended", f"{prefix}.out_proj")
 
 
-def first(made: Any) -> Any:
+def first(output: Any) -> Any:
     """Linear modules return (output, bias), norms (norm, sum)."""
-    return made[0] if isinstance(made, tuple) else made
+    return output[0] if isinstance(output, tuple) else output
 
 
-def named(name: str, given: Any, made: Any) -> Tensors:
-    return {name: first(made)}
+def named(name: str, given: Any, output: Any) -> Tensors:
+    return {name: first(output)}
 
 
-def with_input(entering: str, name: str, given: Any, made: Any) -> Tensors:
-    return {entering: given[0], name: first(made)}
+def with_input(entering: str, name: str, given: Any, output: Any) -> Tensors:
+    return {entering: given[0], name: first(output)}
 
 
-def summed_norm(norm: str, total: str, given: Any, made: Any) -> Tensors:
+def summed_norm(norm: str, total: str, given: Any, output: Any) -> Tensors:
     """The first norm has nothing to add, and returns no pair."""
-    return {norm: made[0], total: made[1]} if isinstance(made, tuple) else {norm: made}
+    return {norm: output[0], total: output[1]} if isinstance(output, tuple) else {norm: output}
 
 
-def parted(names: Sequence[str], widths: Sequence[int], given: Any, made: Any) -> Tensors:
+def parted(names: Sequence[str], widths: Sequence[int], given: Any, output: Any) -> Tensors:
     """Outputs of a merged projection, one behind another."""
     ends = np.cumsum([0, *widths])
-    return {name: first(made)[:, start:end] for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+    return {name: first(output)[:, start:end] for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
 
 
 # --- the hooks
@@ -180,8 +180,8 @@ class Tap:
             for name, tensor in tensors.items():
                 self._put(name, tensor[self._place.rows].flatten(1))
 
-    def keep_called(self, read: Reading, _: Any, given: Any, made: Any) -> None:
-        self.keep(read(given, made))
+    def keep_called(self, read: Reading, _: Any, given: Any, output: Any) -> None:
+        self.keep(read(given, output))
 
     def keep_logits(self, _: Any, given: Any, logits: Any) -> None:
         """One row for each request: its last."""
@@ -195,11 +195,11 @@ class Tap:
         self.convolved.clear()
         if self._place is None:
             return
-        told, blocks = metadata_of(conv.prefix), conv.kv_cache[0]
+        metadata, blocks = metadata_of(conv.prefix), conv.kv_cache[0]
         states = (blocks.transpose(-1, -2) if is_conv_state_dim_first() else blocks)[:, : conv.L_cache - 1]
-        decodes = as_list(told.state_indices_tensor_d, told.num_decodes)
-        prefills = as_list(told.state_indices_tensor_p, told.num_prefills)
-        begun = as_list(told.has_initial_states_p, told.num_prefills)
+        decodes = as_list(metadata.state_indices_tensor_d, metadata.num_decodes)
+        prefills = as_list(metadata.state_indices_tensor_p, metadata.num_prefills)
+        begun = as_list(metadata.has_initial_states_p, metadata.num_prefills)
         slot = state_slot(self._place.index, decodes, prefills, begun)
         self._put(f"{prefix}.state", states.new_zeros(1, *states.shape[1:]) if slot is None else states[[slot]])
 
@@ -241,8 +241,8 @@ def unpacked(pages: Array, layout: Array) -> Array:
     """[B*P, G*E] of blocks [B, G, P, 2 * E], in which number `layout[i]` of a head is number i of its [P, E]."""
     count, heads = pages.shape[:2]
     size = pages.shape[2]
-    found = pages.reshape(count, heads, -1)[:, :, layout]
-    return found.reshape(count, heads, size, -1).swapaxes(1, 2).reshape(count * size, -1)
+    cells = pages.reshape(count, heads, -1)[:, :, layout]
+    return cells.reshape(count, heads, size, -1).swapaxes(1, 2).reshape(count * size, -1)
 
 
 def layout_of(attention: Any) -> tuple[Array, Array]:
@@ -302,15 +302,15 @@ def kernels_kept(into: list[tuple[Any, Any]]) -> Iterator[None]:
 
     def prefill_kept(u: Any, *others: Any, **options: Any) -> Any:  # [D, t]
         given = u.T.clone()
-        made = prefill(u, *others, **options)
-        into.append((given, made.T.clone()))
-        return made
+        output = prefill(u, *others, **options)
+        into.append((given, output.T.clone()))
+        return output
 
     def decode_kept(u: Any, *others: Any, **options: Any) -> Any:  # [t, D]
         given = u.clone()
-        made = decode(u, *others, **options)
-        into.append((given, made.clone()))
-        return made
+        output = decode(u, *others, **options)
+        into.append((given, output.clone()))
+        return output
 
     kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu = prefill_kept, decode_kept
     try:
