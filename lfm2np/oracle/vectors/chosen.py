@@ -84,7 +84,7 @@ class Prompts:
         """Ids at random, but none of the special tokens, which stand at the front."""
         low = min(8, self.config.vocab_size - 1)
         drawn = (self.number(f"{label}:{index}") for index in range(length))
-        return tuple(low + one % (self.config.vocab_size - low) for one in drawn)
+        return tuple(low + number % (self.config.vocab_size - low) for number in drawn)
 
     def text(self, length: int, label: str) -> tuple[int, ...]:
         """The beginning of a text of the tasks; ids at random without a tokenizer."""
@@ -114,22 +114,22 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> l
     """All vectors that the model's context has room for."""
     prompts = Prompts(config, tokenizer, seed)
     makers = (short, borders, decoding, chunks, prefixes, branches, slots, neighbours, repeated, tasks, long_ones)
-    found = [one for maker in makers for one in maker(prompts)]
+    vectors = [vector for maker in makers for vector in maker(prompts)]
     room = config.max_position_embeddings
-    kept = {one.id: one for one in found if len(one.prompt_token_ids) + one.new <= room}
-    while lost := [name for name, one in kept.items() if not mentioned(one) <= kept.keys()]:
-        kept = {name: one for name, one in kept.items() if name not in lost}
-    return [with_text(prompts, one) for one in kept.values()]
+    kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
+    while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
+        kept = {name: vector for name, vector in kept.items() if name not in lost}
+    return [with_text(prompts, vector) for vector in kept.values()]
 
 
-def with_text(prompts: Prompts, one: Chosen) -> Chosen:
-    text = prompts.text_of(one.prompt_token_ids) if one.prompt_text is None else one.prompt_text
-    return replace(one, prompt_text=text)
+def with_text(prompts: Prompts, vector: Chosen) -> Chosen:
+    text = prompts.text_of(vector.prompt_token_ids) if vector.prompt_text is None else vector.prompt_text
+    return replace(vector, prompt_text=text)
 
 
-def mentioned(one: Chosen) -> set[str]:
+def mentioned(vector: Chosen) -> set[str]:
     """The vectors that its schedule names."""
-    return {name for hint in one.schedule for name in (hint.get("id"), *hint.get("with", ())) if name is not None}
+    return {name for hint in vector.schedule for name in (hint.get("id"), *hint.get("with", ())) if name is not None}
 
 
 def alone() -> dict[str, Any]:
@@ -216,7 +216,7 @@ def branches(prompts: Prompts) -> Iterator[Chosen]:
     start = prompts.text(2 * BLOCK + 1, "branches")
     names = [f"branch-{index}" for index in range(3)]
     for index, name in enumerate(names):
-        together = {"kind": "together", "with": [one for one in names if one != name]}
+        together = {"kind": "together", "with": [other for other in names if other != name]}
         comment = f"{1 + 2 * index} own tokens behind 33 common ones, all three in flight: what one writes is its own."
         ids = (*start, *prompts.random(1 + 2 * index, name))
         yield Chosen(name, ("shared-block", "prefix-branch"), comment, ids, schedule=(together,))
@@ -239,9 +239,9 @@ def neighbours(prompts: Prompts) -> Iterator[Chosen]:
     lengths = (17, 1, 40, 3, 2)
     names = [f"beside-{length}" for length in lengths]
     for length, name in zip(lengths, names, strict=True):
-        together = {"kind": "together", "with": [one for one in names if one != name]}
+        together = {"kind": "together", "with": [other for other in names if other != name]}
         flags = ("ragged-batch", "padding", "slot-index")
-        others = ", ".join(str(one) for one in lengths if one != length)
+        others = ", ".join(str(other) for other in lengths if other != length)
         comment = f"{length} tokens beside {others}, which end earlier or later: alone it is the same."
         draw = prompts.text if length > 3 else prompts.random
         new, keep = NEW - 3 * (length % 3), "logits" if length < 4 else ""
@@ -249,11 +249,11 @@ def neighbours(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def repeated(prompts: Prompts) -> Iterator[Chosen]:
-    one, other = prompts.random(2, "repeated")
+    first_token, other = prompts.random(2, "repeated")
     comment = "One token forty times: every block has the same tokens, and every row but the first the same window."
-    yield Chosen("repeat-one", ("repeated-token", "prefix-branch"), comment, (one,) * 40)
+    yield Chosen("repeat-one", ("repeated-token", "prefix-branch"), comment, (first_token,) * 40)
     comment = "Two tokens in turn: exchanged taps, and windows that are one off, see the other token."
-    yield Chosen("repeat-two", ("repeated-token", "convolution-order"), comment, (one, other) * 20)
+    yield Chosen("repeat-two", ("repeated-token", "convolution-order"), comment, (first_token, other) * 20)
 
 
 def tasks(prompts: Prompts) -> Iterator[Chosen]:

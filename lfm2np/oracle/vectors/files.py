@@ -75,12 +75,12 @@ def read_tensors(content: bytes, source: str) -> dict[str, NDArray[np.float32]]:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise VectorsError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
-    found = {}
+    tensors = {}
     for name, entry in entries:
         if entry["dtype"] != "F32":
             raise VectorsError(f"{source}: tensor {plain(name)}: dtype {entry['dtype']}, expected F32")
-        found[name] = np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
-    return found
+        tensors[name] = np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
+    return tensors
 
 
 def tensors_bytes(tensors: Tensors) -> bytes:
@@ -108,13 +108,13 @@ def document_text(document: Mapping[str, Any]) -> str:
     return "{\n" + "\n".join([*lines, ",\n".join(vectors), "]"]) + "\n}\n"
 
 
-def write_set(made: VectorSet, folder: str | Path) -> int:
+def write_set(vector_set: VectorSet, folder: str | Path) -> int:
     """Writes both files, so that the folder holds this set or what it held before; returns their bytes.
 
     RequestError that names the folder if it can't be written, or holds anything else than a set.
     """
     require_replaceable(folder)
-    contents = {DOCUMENT: document_text(made.document).encode(), TENSORS: tensors_bytes(made.tensors)}
+    contents = {DOCUMENT: document_text(vector_set.document).encode(), TENSORS: tensors_bytes(vector_set.tensors)}
     try:
         target = Path(folder).resolve()
         beside = target.with_name(f".{secrets.token_hex(8)}.part")
