@@ -72,10 +72,10 @@ class Checked:
     @property
     def not_tested(self) -> list[str]:
         """What the verdict says nothing of, in words."""
-        found = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+        words = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
         if self.total.constants is None and self.total.rms > 0.0 and self.total.verdict not in WRONG:
-            found.append(f"constants that are off by less than {self.format} rounds (--constants)")
-        return found
+            words.append(f"constants that are off by less than {self.format} rounds (--constants)")
+        return words
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def check(
     The answers are scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers
     died, and a work.Place may have a record. TargetError if the engine can't be run.
     """
-    found = ask_all(model, target, at_once, seed, cases, transcript, progress)
+    asked = ask_all(model, target, at_once, seed, cases, transcript, progress)
     known = Known(place=place_of(executor))
-    result = judged(model, found.abilities, format_name, found.pairs, found.not_put, progress, known)
+    result = judged(model, asked.abilities, format_name, asked.pairs, asked.not_put, progress, known)
     return repeated(model, target, result, known) if needs_repeats(result) else result
 
 
@@ -128,22 +128,22 @@ def ask_all(
     abilities = target.probe()
     together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
     writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed)
-    split = [possible_asks(one, abilities) for one in rounds(writer, cases)]
+    split = [possible_asks(batch, abilities) for batch in rounds(writer, cases)]
     not_put = [ask.id for _, impossible in split for ask in impossible]
     plan = noted(possible for possible, _ in split)
     pairs: list[Pair] = []
-    for done, one in enumerate(plan):
+    for done, batch in enumerate(plan):
         progress("asking", done, len(plan))
-        pairs += whole_answers(model, target, one, abilities, transcript)
+        pairs += whole_answers(model, target, batch, abilities, transcript)
         if not on(pairs):
             break
     else:
-        for one in stop_rounds(model, pairs, abilities):
-            pairs += answered(target, one, transcript)
+        for batch in stop_rounds(model, pairs, abilities):
+            pairs += answered(target, batch, transcript)
     progress("asking", len(plan), len(plan))
     if transcript:
         transcript.end()
-    every = [ask.id for one in plan for ask in one.asks if ask.id not in one.aborted]
+    every = [ask.id for batch in plan for ask in batch.asks if ask.id not in batch.aborted]
     return Asked(abilities, tuple(pairs), tuple(not_put), len(set(every) - {ask.id for ask, _ in pairs}))
 
 
@@ -207,7 +207,7 @@ def judged(
 def needs_repeats(result: Checked) -> bool:
     """Whether it is wrong, and repeats may tell more of why."""
     causes = result.total.causes
-    return bool(causes) and causes[0].sure != CERTAIN and any(one.verdict in WRONG for one in result.positions)
+    return bool(causes) and causes[0].sure != CERTAIN and any(position.is_wrong for position in result.positions)
 
 
 def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:
@@ -215,60 +215,60 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
 
     Rounds with cancelled requests can't be repeated: when those end is not told.
     """
-    wrong = {one.ask.id for one in result.positions if one.verdict in WRONG}
+    wrong = {position.ask.id for position in result.positions if position.is_wrong}
     companies: dict[tuple[int, int], list[Ask]] = {}
     for ask, _ in result.pairs:
         order, place = int(ask.factors.get("order", 0)), int(ask.factors.get("place", 0))
         companies.setdefault((order - place, int(ask.factors.get("together", 1))), []).append(ask)
     whole = [asks for (_, together), asks in companies.items() if len(asks) == together and wrong & ids_of(asks)]
-    found: list[Repeats] = []
+    repeats: list[Repeats] = []
     for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
         failed = failures(model, target, result.format, asks, known)
         for ask in asks:
             if ask.id in wrong:
                 alone = failures(model, target, result.format, [ask], known)[ask.id] if len(asks) > 1 else None
-                found.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
-    causes = findings(result.positions, found)
-    return replace(result, repeats=tuple(found), total=with_causes(result.total, causes))
+                repeats.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
+    causes = findings(result.positions, repeats)
+    return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
 
 
 def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask], known: Known) -> dict[str, int]:
     """How often each is wrong when these are put together TIMES times. What was wrong before may be right at first."""
-    found = dict.fromkeys([ask.id for ask in asks], 0)
+    counts = dict.fromkeys([ask.id for ask in asks], 0)
     for turn in range(1 + TIMES):
         for ask, answer in zip(asks, target.answer(asks), strict=True):
             if turn:
                 pair = ask, fitting(ask, answer, model.config)
-                found[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
-    return found
+                counts[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
+    return counts
 
 
 def ids_of(asks: Sequence[Ask]) -> set[str]:
     return {ask.id for ask in asks}
 
 
-def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
+def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
     """The round without what the engine can't be asked, and that; if it can't abort, without what was to be aborted."""
-    impossible = [ask for ask in one.asks if not abilities.takes_token_ids and ask.prompt_text is None]
-    asks = [ask for ask in one.asks if ask not in impossible]
+    impossible = [ask for ask in batch.asks if not abilities.takes_token_ids and ask.prompt_text is None]
+    asks = [ask for ask in batch.asks if ask not in impossible]
     if not abilities.takes_seeds:
         asks = [ask for ask in asks if ask.seed is None]
     if not abilities.takes_stops:
         asks = [ask for ask in asks if ask.case != "stops"]
     if not abilities.can_abort:
-        asks = [ask for ask in asks if ask.id not in one.aborted]
+        asks = [ask for ask in asks if ask.id not in batch.aborted]
     if not abilities.tells_prompt_logprobs:
         asks = [replace(ask, prompt_logprobs=False) for ask in asks]
-    aborted = tuple(name for name in one.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
+    aborted = tuple(name for name in batch.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
     return Round(tuple(asks), aborted), impossible
 
 
 def whole_answers(
-    model: Model, target: Target, one: Round, abilities: Abilities, transcript: Transcript | None
+    model: Model, target: Target, batch: Round, abilities: Abilities, transcript: Transcript | None
 ) -> list[Pair]:
     """The answers of a round, and what those that ended early say when they are asked to go on."""
     tokenizer = model.tokenizer if model.has_tokenizer else None
-    newest = answered(target, one, transcript)
+    newest = answered(target, batch, transcript)
     pairs = list(newest)
     for _ in range(MOST_TIMES):
         more = continuations(newest, tokenizer, abilities.takes_token_ids)
@@ -288,20 +288,20 @@ def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> It
             yield Round((replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, "prefix": "warm"}),))
 
 
-def answered(target: Target, one: Round, transcript: Transcript | None) -> list[Pair]:
+def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:
     """Asks and answers of a round, without those that were aborted. A round known in full is not put again."""
-    judged_asks = [ask for ask in one.asks if ask.id not in one.aborted]
+    judged_asks = [ask for ask in batch.asks if ask.id not in batch.aborted]
     known: dict[str, Answer] = {}
     for ask in judged_asks if transcript else ():
         answer = transcript.known(ask) if transcript else None
         if answer is not None and answer.error is None:
             known[ask.id] = answer
     if len(known) < len(judged_asks):
-        found = {answer.id: answer for answer in target.answer(one.asks, one.aborted)} if one.asks else {}
+        answers = {answer.id: answer for answer in target.answer(batch.asks, batch.aborted)} if batch.asks else {}
         for ask in judged_asks:
             if transcript and ask.id not in known:
-                transcript.append(ask, found[ask.id])
-        known = found | known
+                transcript.append(ask, answers[ask.id])
+        known = answers | known
     return [(ask, known[ask.id]) for ask in judged_asks]
 
 
@@ -322,8 +322,8 @@ def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
     log-probabilities."""
     if answer.error is not None or answer.token_ids is None:
         return answer
-    told = [*answer.token_ids, *(one for top in answer.top_logprobs or () for one in top)]
-    for token_id in told:
+    token_ids = [*answer.token_ids, *(token_id for top in answer.top_logprobs or () for token_id in top)]
+    for token_id in token_ids:
         if token_id >= vocab_size:
             return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}", refuted=True)
     if len(answer.token_ids) > ask.max_tokens:

@@ -75,20 +75,20 @@ def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
 
 
 def answer(output: lfm2np.RequestOutput) -> None:
-    (one,) = output.outputs
-    if one.error is not None:
-        write({"kind": "answer", "id": output.request_id, "error": one.error})
+    (completion,) = output.outputs
+    if completion.error is not None:
+        write({"kind": "answer", "id": output.request_id, "error": completion.error})
         return
-    logprobs = one.logprobs or ()
+    logprobs = completion.logprobs or ()
     line: dict[str, Any] = {
         "kind": "answer",
         "id": output.request_id,
-        "token_ids": one.token_ids,
+        "token_ids": completion.token_ids,
         "logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [dict(each.top) for each in logprobs],
-        "finish_reason": one.finish_reason,
+        "finish_reason": completion.finish_reason,
     }
-    if output.prompt_logprobs is not None and one.finish_reason != "abort":
+    if output.prompt_logprobs is not None and completion.finish_reason != "abort":
         line["prompt_logprobs"] = [each.logprob for each in output.prompt_logprobs if each]  # the first has none
     write(line)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, largest_error, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, largest_error, root_mean_square
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0
@@ -74,11 +74,11 @@ def length_bin(length: int) -> str:
 
 
 FACTORS: dict[str, Callable[[Position], str]] = {
-    "case": lambda one: one.ask.case,
+    "case": lambda position: position.ask.case,
     "row": row_bin,
-    "prompt length": lambda one: length_bin(len(one.ask.prompt_token_ids)),
-    "company": lambda one: "beside others" if one.ask.factors.get("beside") else "alone",
-    "prefix": lambda one: str(one.ask.factors.get("prefix", "cold")),
+    "prompt length": lambda position: length_bin(len(position.ask.prompt_token_ids)),
+    "company": lambda position: "beside others" if position.ask.factors.get("beside") else "alone",
+    "prefix": lambda position: str(position.ask.factors.get("prefix", "cold")),
     "phase": phase_of,
     "place": place_of,
     "abort": abort_of,
@@ -87,8 +87,8 @@ FACTORS: dict[str, Callable[[Position], str]] = {
 
 def grouped(positions: Iterable[Position], factor: str) -> dict[str, Group]:
     levels: dict[str, list[Position]] = {}
-    for one in positions:
-        levels.setdefault(FACTORS[factor](one), []).append(one)
+    for position in positions:
+        levels.setdefault(FACTORS[factor](position), []).append(position)
     return {level: group_of(levels[level]) for level in sorted(levels, key=level_order)}
 
 
@@ -98,19 +98,19 @@ def level_order(level: str) -> tuple[int, str]:
 
 
 def group_of(positions: Sequence[Position]) -> Group:
-    told = [one for one in positions if one.error_size is not None]
+    reported = [position for position in positions if position.error_size is not None]
     return Group(
         count=len(positions),
-        told=len(told),
-        rms=root_mean_square([one.error_size or 0.0 for one in told]),
-        worst=largest_error(told),
-        bugs=sum(one.verdict is Verdict.BUG for one in positions),
+        told=len(reported),
+        rms=root_mean_square([position.error_size or 0.0 for position in reported]),
+        worst=largest_error(reported),
+        bugs=sum(position.verdict is Verdict.BUG for position in positions),
     )
 
 
 def is_uniform(positions: Sequence[Position]) -> bool:
     """Whether the errors are those of the format that these positions were judged under: everywhere, no less."""
-    if any(one.verdict in WRONG for one in positions):
+    if any(position.is_wrong for position in positions):
         return False
     for factor in FACTORS:
         for group in grouped(positions, factor).values():

@@ -47,4 +47,4 @@ def excerpt(text: str, most: int = 80) -> str:
 
 
 def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    return all(tokenizer.token_bytes(one) for one in ids)
+    return all(tokenizer.token_bytes(token_id) for token_id in ids)

@@ -61,11 +61,11 @@ class Total:
     constants: Sought | None = None  # what was seen of them; None: not looked for
 
 
-def with_causes(found: Total, causes: Sequence[Suspicion]) -> Total:
+def with_causes(verdict: Total, causes: Sequence[Suspicion]) -> Total:
     """With these causes instead of those that it has: the first stands before all other reasons, the rest behind."""
-    before, (first, more) = lines(found.causes), (lines(causes)[:1], lines(causes)[1:])
-    reasons = (*first, *(one for one in found.reasons if one not in before), *more)
-    return replace(found, causes=tuple(causes), reasons=reasons)
+    before, (first, more) = lines(verdict.causes), (lines(causes)[:1], lines(causes)[1:])
+    reasons = (*first, *(reason for reason in verdict.reasons if reason not in before), *more)
+    return replace(verdict, causes=tuple(causes), reasons=reasons)
 
 
 def total(
@@ -83,7 +83,7 @@ def total(
     """
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
-    wrong = [one for one in positions if one.verdict in WRONG]
+    wrong = [position for position in positions if position.is_wrong]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     known = Known() if known is None else known
     is_off = bool(wrong) or size_of(positions) > factors.OFF
@@ -104,21 +104,21 @@ def total(
         reasons = refuted_reasons(pairs, reasons if verdict in WRONG else None)
         verdict = Verdict.BUG
         causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
-    found = Total(
+    result = Total(
         verdict=verdict,
         reasons=tuple(reasons),
-        counts=dict(Counter(str(one.verdict) for one in positions)),
+        counts=dict(Counter(str(position.verdict) for position in positions)),
         rms=size_of(positions),
         worst=largest_error(positions),
         flips=flips,
         flip_chance=chance,
         rerouted=rerouted,
         route_chance=route_chance,
-        first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
+        first_wrong=min(wrong, key=lambda position: (position.verdict is not Verdict.BUG, position.row), default=None),
         unanswered=unanswered,
         constants=seen,
     )
-    return with_causes(found, causes)
+    return with_causes(result, causes)
 
 
 def decided(
@@ -142,13 +142,13 @@ def decided(
         return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer reported the ids of its tokens: nothing could be judged"]
-    if all(one.error is None for one in positions):
+    if all(position.error is None for position in positions):
         return Verdict.INCONCLUSIVE, ["no log-probabilities were reported: errors that change no token can't be seen"]
     if missing := unseen(pairs, positions):
         return Verdict.INCONCLUSIVE, [f"no log-probability was reported in {'; in '.join(missing)}"]
-    if any(one.verdict is Verdict.TIE for one in positions):
+    if any(position.verdict is Verdict.TIE for position in positions):
         return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
-    if any(one.is_rerouted for one in positions):
+    if any(position.is_rerouted for position in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
 
@@ -158,17 +158,17 @@ def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list
     they are in, unless those are most of what was asked."""
     refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
     ask, answer = refuted[0]
-    told = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
+    summary = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
     wrong = {ask.case for ask, _ in refuted}
     asked = dict.fromkeys(ask.case for ask, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
-    return [told, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
+    return [summary, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
 
 
 def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
     """How much is wrong, in words, by kind."""
-    bugs = [one for one in positions if one.verdict is Verdict.BUG]
-    drifts = sum(one.verdict is Verdict.DRIFT for one in positions)
+    bugs = [position for position in positions if position.verdict is Verdict.BUG]
+    drifts = sum(position.verdict is Verdict.DRIFT for position in positions)
     chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
     reasons = bug_reasons(bugs, format_name)
     if drifts:
@@ -193,13 +193,13 @@ def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
 
 def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
     """Tokens that are too far behind, and tokens that went to experts that are."""
-    sent = [one for one in bugs if one.route is not None and one.route.ratio > LIMIT]
+    sent = [position for position in bugs if position.route is not None and position.route.ratio > LIMIT]
     reasons = []
     if len(sent) < len(bugs):
         count = len(bugs) - len(sent)
         reasons.append(f"{count} tokens are further behind the oracle's than {format_name} explains")
     if sent:
-        worst = max((one.route for one in sent if one.route), key=lambda one: one.ratio)
+        worst = max((position.route for position in sent if position.route), key=lambda route: route.ratio)
         reasons.append(
             f"{len(sent)} tokens went to experts whose scores are further behind than {format_name} explains; in layer "
             f"{worst.layer} one to expert {worst.expert} instead of {worst.instead_of}, {worst.ratio:.3g} times the "
@@ -226,27 +226,35 @@ def explaining_format(
     without errors, and still no format has them.
     """
     regions = described(positions)
-    worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
+    worst = max(
+        positions, key=lambda position: max(position.gap_ratio * position.is_flip, abs(position.error_ratio or 0.0))
+    )
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
-    is_quantised = any(one.is_quantised for one in tensors.values())
+    is_quantised = any(tensor.is_quantised for tensor in tensors.values())
     is_told = bool(input_roundings(model.path, model.config))
     for name in others(declared, is_quantised and is_gguf(model.path), is_told, is_quantised):
         try:
             if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
-            found = judge(model, name, pairs, progress, known)
+            under_format = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        size = size_of(found)
-        spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
-        everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
-        likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT
-        flips = [one.flip_chance for one in found if one.flip_chance is not None]
+        size = size_of(under_format)
+        spared = [
+            position
+            for position in under_format
+            if regions is not None and (position.ask.id, position.row) in regions.inside
+        ]
+        everywhere = factors.is_uniform(under_format) and not factors.group_of(spared).is_below_a_format
+        likely = min(flip_probability(under_format)[1], route_probability(under_format)[1]) >= FLIPS_LIMIT
+        flips = [position.flip_chance for position in under_format if position.flip_chance is not None]
         tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
         if size >= least and everywhere and likely and tells:
-            seen = constants_of(model, name, pairs, found, known, is_wrong=True, is_wanted=False, progress=progress)
+            seen = constants_of(
+                model, name, pairs, under_format, known, is_wrong=True, is_wanted=False, progress=progress
+            )
             if seen is None or not seen.found:  # rounding has no direction
                 return name
     return None

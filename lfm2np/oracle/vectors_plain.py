@@ -103,15 +103,15 @@ def judge_token(
             return INCONCLUSIVE, f"token {token} is none of the {len(top)} likeliest, and the last of them may tie"
         return BUG, f"token {token}, expected {top[0][0]}: it is none of the {len(top)} likeliest"
     if rank and (format_name not in position["may_tie_in"] or behind[rank] > allowed[rank]):
-        told = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
-        return BUG, f"token {token}, expected {top[0][0]}: {told}"
+        explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
+        return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
     if logprob is not None:
         error = abs(logprob - top[rank][1])
         explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]
         explained += math.ldexp(rules["model"]["vocab_size"], -25)  # a float32 sum loses terms below 2**-25 of it
         if error > explained:
-            told = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
-            return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {told}"
+            explanation = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
+            return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {explanation}"
     return (TIE, f"token {token} for {top[0][0]}, {behind[rank]:.3g} behind") if rank else (EXACT, "")
 
 
@@ -127,21 +127,26 @@ def allowances(position: Mapping[str, Any], format_name: str, rules: Mapping[str
 
 def result(judged: list[Judged]) -> int:
     """The exit code."""
-    verdicts = {one.verdict for one in judged}
+    verdicts = {judged_position.verdict for judged_position in judged}
     return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
 
 
 def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
     """A line for each position that is not exact, then the sum."""
     lines = []
-    for one in judged:
-        if one.verdict != EXACT:
-            place = "" if one.position is None else f" position {one.position}"
-            lines.append(f"{one.verdict:<12}  {one.id}{place}: {one.detail}")
-    counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in (EXACT, TIE, DRIFT, BUG)}
-    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    open_ends = sum(one.verdict == INCONCLUSIVE for one in judged)
-    lines.append(f"{len(answers)} answers: {found or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends))
+    for judged_position in judged:
+        if judged_position.verdict != EXACT:
+            place = "" if judged_position.position is None else f" position {judged_position.position}"
+            lines.append(f"{judged_position.verdict:<12}  {judged_position.id}{place}: {judged_position.detail}")
+    counts = {
+        verdict: sum(judged_position.verdict == verdict for judged_position in judged)
+        for verdict in (EXACT, TIE, DRIFT, BUG)
+    }
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    open_ends = sum(judged_position.verdict == INCONCLUSIVE for judged_position in judged)
+    lines.append(
+        f"{len(answers)} answers: {summary or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends)
+    )
     if not any(answer.get("logprobs") for answer in answers):
         lines.append("tokens only: no log-probabilities were told, and errors that flip no token can't be seen")
     return lines
@@ -153,9 +158,11 @@ def read_document(path: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format_version") != 2:
         raise PlainError(f"{path}: not a vector set of format_version 2")
     others = {name: value for name, value in document.items() if name != "sha256"}
-    found = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    if (told := document.get("sha256")) != found:
-        raise PlainError(f"{path}: sha256 {told!r}, expected {found} of its other fields: changed since it was written")
+    expected = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if (stated := document.get("sha256")) != expected:
+        raise PlainError(
+            f"{path}: sha256 {stated!r}, expected {expected} of its other fields: changed since it was written"
+        )
     return others
 
 
@@ -175,10 +182,10 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
         if name not in FIELDS:
             raise PlainError(f"{where}: field {name!r}, expected one of {', '.join(FIELDS)}")
     tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
-    if tokens is not None and not (isinstance(tokens, list) and all(type(one) is int for one in tokens)):
+    if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
         raise PlainError(f"{where}: token_ids: expected a list of whole numbers")
     if logprobs is not None:
-        if not (isinstance(logprobs, list) and all(type(one) in (int, float) for one in logprobs)):
+        if not (isinstance(logprobs, list) and all(type(logprob) in (int, float) for logprob in logprobs)):
             raise PlainError(f"{where}: logprobs: expected a list of numbers")
         if len(logprobs) != len(tokens or []):
             raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens or [])} token_ids, expected one each")

@@ -271,24 +271,24 @@ def noted(plan: Iterable[Round]) -> list[Round]:
     abort  "beside" requests that are cancelled, or "after" such, or "none"
     tenant "first" if never before so many were in flight, so that its slot may be new; else "later"
     """
-    found: list[Round] = []
+    batches: list[Round] = []
     prompts: list[tuple[int, ...]] = []
     abort, most = "none", 0
-    for one in plan:
+    for batch in plan:
         asks = []
-        for place, ask in enumerate(one.asks):
+        for place, ask in enumerate(batch.asks):
             seen = max((common(ask.prompt_token_ids, other) for other in prompts), default=0)
-            now = "beside" if one.aborted else abort
-            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(one.asks)}
+            now = "beside" if batch.aborted else abort
+            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.asks)}
             notes["tenant"] = "first" if place >= most else "later"
             asks.append(replace(ask, factors={**ask.factors, **notes}))
             prompts.append(ask.prompt_token_ids)
-        abort, most = "after" if one.aborted else abort, max(most, len(one.asks))
-        found.append(replace(one, asks=tuple(asks)))
-    return found
+        abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
+        batches.append(replace(batch, asks=tuple(asks)))
+    return batches
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(prompt: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two prompts begin with alike."""
-    most = min(len(one), len(other))
-    return next((index for index in range(most) if one[index] != other[index]), most)
+    most = min(len(prompt), len(other))
+    return next((index for index in range(most) if prompt[index] != other[index]), most)

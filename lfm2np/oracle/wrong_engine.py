@@ -58,12 +58,12 @@ class SmallEngine:
         if self.config.mixture is not None:
             raise ValueError("a mixture of experts: this engine computes dense layers only")
         self.weights: dict[str, Array] = {
-            name.removesuffix(".weight"): widen(one.values, one.dtype).astype(np.float32, copy=False)
-            for name, one in read_tensors(Path(model), self.config).items()
+            name.removesuffix(".weight"): widen(tensor.values, tensor.dtype).astype(np.float32, copy=False)
+            for name, tensor in read_tensors(Path(model), self.config).items()
         }
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        return [[self.run(one.prompt_token_ids, one.params.max_tokens or 1)] for one in requests]
+        return [[self.run(request.prompt_token_ids, request.params.max_tokens or 1)] for request in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         return list(self.run(token_ids, 1).prompt_logprobs or ())
@@ -167,9 +167,9 @@ def log_softmax(logits: Array) -> Array:
     return normalised
 
 
-def dump(path: str, made: Callable[[str, dict[str, Any]], SmallEngine] = factory, new: int = 8) -> None:
+def dump(path: str, make_engine: Callable[[str, dict[str, Any]], SmallEngine] = factory, new: int = 8) -> None:
     """What the engine computed for one request on the trained model, as `lfm2np locate` reads it."""
     model = lfm2np.load()
     prompt = model.tokenizer.encode("copy: tivu zo sa")
     with Recorder(path) as recorder:
-        made(str(model.path), {}).run(prompt, new, recorder)
+        make_engine(str(model.path), {}).run(prompt, new, recorder)
