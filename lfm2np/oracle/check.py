@@ -1,8 +1,8 @@
-"""A whole check: ask the engine, score what it says, and say what comes of it. Data flows one way:
+"""A whole check: send requests to an engine, score the answers, give the verdict. Data flows one way:
 
 workloads -> target -> transcript -> judge (truth, noise) -> total -> report
 
-What is told of some answers may be judged while others are still to come: see While.
+Answers may be judged while others are still to come: see While.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
-While = Callable[[Sequence[Pair]], bool]  # of all answers so far, after each round: whether to ask on
+While = Callable[[Sequence[Pair]], bool]  # given all answers so far, after each round: whether to go on
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -50,28 +50,28 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def always(pairs: Sequence[Pair]) -> bool:
-    """Asks all there is."""
+    """Sends every request."""
     return True
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check saw and what it says."""
+    """What a check saw, and its verdict."""
 
     abilities: Abilities
     format: str
     pairs: tuple[Pair, ...]
-    not_put: tuple[str, ...]  # ids of asks that this engine can't be asked: it takes texts, and they have none
+    not_put: tuple[str, ...]  # ids of asks without a text, which this engine needs
     positions: tuple[Position, ...]
     total: Total
-    cause: Cause | None = None  # where it goes wrong, if that was looked for
+    cause: Cause | None = None  # where it goes wrong, if that was located
     why_format: str = ""  # where it was not declared
-    left: int = 0  # asks that were not needed, as what came before them is wrong
+    left: int = 0  # asks that were not needed after a wrong answer
     repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
 
     @property
     def not_tested(self) -> list[str]:
-        """What the verdict says nothing of, in words."""
+        """What the verdict does not cover, in words."""
         words = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
         if self.total.constants is None and self.total.rms > 0.0 and self.total.verdict not in WRONG:
             words.append(f"constants that are off by less than {self.format} rounds (--constants)")
@@ -80,7 +80,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an engine answered; it is not needed any more."""
+    """All answers of an engine, which is not needed any more."""
 
     abilities: Abilities
     pairs: tuple[Pair, ...]
@@ -99,10 +99,10 @@ def check(
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> Checked:
-    """Asks what the workloads ask, and judges the answers: `ask_all`, then `judged`.
+    """Sends the workloads and judges the answers: `ask_all`, then `judged`.
 
-    The answers are scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers
-    died, and a work.Place may have a record. TargetError if the engine can't be run.
+    The answers are scored here or on a concurrent.futures.Executor; with a function that makes one, scoring survives
+    workers that die, and a work.Place may keep a record. TargetError if the engine can't be run.
     """
     asked = ask_all(model, target, at_once, seed, cases, transcript, progress)
     known = Known(place=place_of(executor))
@@ -120,10 +120,11 @@ def ask_all(
     progress: ProgressOf = silent,
     on: While = always,
 ) -> Asked:
-    """Asks what the workloads ask, as long as `on` says so.
+    """Sends the workloads, as long as `on` says so.
 
-    `at_once` are the most in flight together; None: as many as the engine has slots. `transcript` keeps each answer as
-    it comes, and those that it has already are not asked for again. TargetError if the engine can't be run.
+    at_once     most requests in flight together; None: as many as the engine has slots
+    transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
+    errors      TargetError if the engine can't be run
     """
     abilities = target.probe()
     together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
@@ -148,7 +149,7 @@ def ask_all(
 
 
 def until_wrong(model: Model, format_name: str, known: Known) -> While:
-    """Judges the answers since it last did, whenever there is as much again; none is needed after one that is wrong."""
+    """Judges the new answers whenever the number of tokens has doubled; ends the check at a wrong one."""
     done = 0
 
     def on(pairs: Sequence[Pair]) -> bool:
@@ -156,7 +157,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
         before, now = num_tokens(pairs[:done]), num_tokens(pairs)
         if now < max(LEAST_JUDGED, 2 * before):
             return True
-        from_here = 0 if model.config.sparse_layers else done  # of a mixture all answers count for each
+        from_here = 0 if model.config.sparse_layers else done  # in a mixture all answers count for each
         new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[from_here:]]
         done = len(pairs)
         return not (any(answer.refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known)))
@@ -165,7 +166,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
 
 
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
-    """Answers that are all there: those that `on` would have asked for, one after another."""
+    """Of complete answers, those that `on` would have asked for."""
     return next((pairs[:count] for count in range(1, len(pairs)) if not on(pairs[:count])), pairs)
 
 
@@ -183,7 +184,7 @@ def judged(
     known: Known | None = None,
     every_constant: bool = False,
 ) -> Checked:
-    """The verdict on answers that are there: of this run, or recorded earlier. `every_constant` as in total."""
+    """The verdict on answers, of this run or recorded earlier. `every_constant` as in total."""
 
     def scoring(done: int, count: int) -> None:
         progress(SCORING, done, count)
@@ -205,15 +206,15 @@ def judged(
 
 
 def needs_repeats(result: Checked) -> bool:
-    """Whether it is wrong, and repeats may tell more of why."""
+    """Whether it is wrong, and repeats may show more of the cause."""
     causes = result.total.causes
     return bool(causes) and causes[0].sure != CERTAIN and any(position.is_wrong for position in result.positions)
 
 
 def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:
-    """The same, with what repeats of wrong requests tell: each in the company that it had, MOST_ROUNDS at most.
+    """The result with repeats of wrong requests, each beside the same requests as before; MOST_ROUNDS at most.
 
-    Rounds with cancelled requests can't be repeated: when those end is not told.
+    Rounds with cancelled requests can't be repeated: it is not known when those ended.
     """
     wrong = {position.ask.id for position in result.positions if position.is_wrong}
     companies: dict[tuple[int, int], list[Ask]] = {}
@@ -233,7 +234,7 @@ def repeated(model: Model, target: Target, result: Checked, known: Known) -> Che
 
 
 def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask], known: Known) -> dict[str, int]:
-    """How often each is wrong when these are put together TIMES times. What was wrong before may be right at first."""
+    """How often each is wrong when these are sent together TIMES times, after one run to fill caches."""
     counts = dict.fromkeys([ask.id for ask in asks], 0)
     for turn in range(1 + TIMES):
         for ask, answer in zip(asks, target.answer(asks), strict=True):
@@ -248,7 +249,7 @@ def ids_of(asks: Sequence[Ask]) -> set[str]:
 
 
 def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
-    """The round without what the engine can't be asked, and that; if it can't abort, without what was to be aborted."""
+    """The round without what the engine can't do (requests to abort included), and requests that it can't take."""
     impossible = [ask for ask in batch.asks if not abilities.takes_token_ids and ask.prompt_text is None]
     asks = [ask for ask in batch.asks if ask not in impossible]
     if not abilities.takes_seeds:
@@ -266,7 +267,7 @@ def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]
 def whole_answers(
     model: Model, target: Target, batch: Round, abilities: Abilities, transcript: Transcript | None
 ) -> list[Pair]:
-    """The answers of a round, and what those that ended early say when they are asked to go on."""
+    """The answers of a round, and continuations of those that ended early."""
     tokenizer = model.tokenizer if model.has_tokenizer else None
     newest = answered(target, batch, transcript)
     pairs = list(newest)
@@ -280,7 +281,7 @@ def whole_answers(
 
 
 def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> Iterator[Round]:
-    """The requests of the case "stops" once more, each with a stop string out of its answer; the last at its end."""
+    """The requests of the case "stops" again, each with a stop string from its answer; the last one's is at its end."""
     plain = [(ask, answer) for ask, answer in pairs if ask.case == "stops" and CONTINUES not in ask.factors]
     for ask, answer in plain if abilities.takes_stops else ():
         stop = agreement.stop_string(model.tokenizer, answer.token_ids or (), ask is plain[-1][0])
@@ -289,7 +290,7 @@ def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> It
 
 
 def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:
-    """Asks and answers of a round, without those that were aborted. A round known in full is not put again."""
+    """Asks and answers of a round, without the aborted. A round whose answers are all known is not sent again."""
     judged_asks = [ask for ask in batch.asks if ask.id not in batch.aborted]
     known: dict[str, Answer] = {}
     for ask in judged_asks if transcript else ():
@@ -306,7 +307,7 @@ def answered(target: Target, batch: Round, transcript: Transcript | None) -> lis
 
 
 def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
-    """The answer, with its routes in the oracle's form; or what is wrong with it: see fitting_tokens, routes.fitted."""
+    """The answer with its routes in the oracle's form, or what is wrong with it: see fitting_tokens, routes.fitted."""
     answer = fitting_tokens(ask, answer, config.vocab_size)
     if answer.error is not None or answer.token_ids is None or answer.routes is None:
         return answer
@@ -318,8 +319,7 @@ def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
 
 
 def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
-    """The answer, or what is wrong with it: ids outside the vocabulary, more tokens than were asked for, positive
-    log-probabilities."""
+    """The answer, or what is wrong with it: ids outside the vocabulary, too many tokens, positive log-probabilities."""
     if answer.error is not None or answer.token_ids is None:
         return answer
     token_ids = [*answer.token_ids, *(token_id for top in answer.top_logprobs or () for token_id in top)]

@@ -1,8 +1,8 @@
-"""Format or bug? The size of an error does not tell them apart; what it depends on does.
+"""Format or bug? The size of an error does not decide; what it depends on does.
 
-A number format errs everywhere alike. A bug depends on something: the first row or later ones, alone or beside others,
-cold or warm, prompt or generated, before or after a border. So the judged positions are grouped by each such factor;
-findings.py says in which groups the errors are what the format explains and in which they are not.
+A number format errs alike everywhere. A bug depends on something: the row, other requests in a batch, a cached prefix,
+prefill or decode, a border of blocks. So the judged positions are grouped by each such factor; causes/findings.py says
+in which groups the format explains the errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Group:
     """The positions at one level of one factor."""
 
     count: int
-    told: int  # of them with a log-probability
+    told: int  # of them with a reported log-probability; the name is that of the JSON field
     rms: float  # of the errors, in units of the noise
     worst: float
     bugs: int
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def is_below_a_format(self) -> bool:
-        """Far smaller errors than those of an engine in the format that these were judged under."""
+        """Errors far smaller than the declared format's."""
         return self.told >= 4 * LEAST and self.rms < LEAST_NOISE
 
 
@@ -59,7 +59,7 @@ def phase_of(position: Position) -> str:
 
 
 def place_of(position: Position) -> str:
-    """Among those asked together; workloads.noted tells it."""
+    """Its request's place in the round; see workloads.noted."""
     if not position.ask.factors.get("beside"):
         return "alone"
     return "later" if position.ask.factors.get("place") else "first"
@@ -109,7 +109,7 @@ def group_of(positions: Sequence[Position]) -> Group:
 
 
 def is_uniform(positions: Sequence[Position]) -> bool:
-    """Whether the errors are those of the format that these positions were judged under: everywhere, no less."""
+    """Whether the errors are the size that this format has, everywhere, and not smaller."""
     if any(position.is_wrong for position in positions):
         return False
     for factor in FACTORS:

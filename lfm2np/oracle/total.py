@@ -37,7 +37,7 @@ from lfm2np.oracle.judging.verdict import (
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import Progress
 
-MOST_FLIPS = 0.5  # of an engine's new tokens, expected of a format that it is said to err like
+MOST_FLIPS = 0.5  # of an engine's new tokens: a format that flips more explains anything
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
 LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
 
@@ -52,17 +52,17 @@ class Total:
     rms: float  # of the errors of log-probabilities, in units of the format's noise
     worst: float
     flips: int
-    flip_chance: float  # that a right engine of this format flips so often
+    flip_chance: float  # that a right engine of this format has as many
     first_wrong: Position | None
     unanswered: tuple[str, ...]  # ids of asks that got no usable answer
     rerouted: int = 0  # tokens that went to other experts, as far as that is known
-    route_chance: float = 1.0  # that a right engine of this format sends so many elsewhere
+    route_chance: float = 1.0  # that a right engine of this format sends as many elsewhere
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
     constants: Sought | None = None  # what was seen of them; None: not looked for
 
 
 def with_causes(verdict: Total, causes: Sequence[Suspicion]) -> Total:
-    """With these causes instead of those that it has: the first stands before all other reasons, the rest behind."""
+    """With these causes in place of its own: the first stands before all other reasons, the rest after them."""
     before, (first, more) = lines(verdict.causes), (lines(causes)[:1], lines(causes)[1:])
     reasons = (*first, *(reason for reason in verdict.reasons if reason not in before), *more)
     return replace(verdict, causes=tuple(causes), reasons=reasons)
@@ -77,7 +77,7 @@ def total(
     known: Known | None = None,
     every_constant: bool = False,
 ) -> Total:
-    """All positions together; where they drift, ways of telling, constants and other formats are tried as explanations.
+    """All positions together; where they drift, ways of reporting, constants and other formats are tried as reasons.
 
     every_constant  look for constants that the format hides, in each layer, however long it takes
     """
@@ -154,8 +154,8 @@ def decided(
 
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
-    """Of answers that no right engine gives: the first of them, and what else is wrong; if nothing is, the cases that
-    they are in, unless those are most of what was asked."""
+    """The first answer that no right engine gives, and what else is wrong; if nothing is, the cases of such answers,
+    unless those are most of the cases."""
     refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
     ask, answer = refuted[0]
     summary = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
@@ -166,44 +166,41 @@ def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list
 
 
 def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
-    """How much is wrong, in words, by kind."""
-    bugs = [position for position in positions if position.verdict is Verdict.BUG]
+    """How much is wrong, by kind."""
     drifts = sum(position.verdict is Verdict.DRIFT for position in positions)
     chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
-    reasons = bug_reasons(bugs, format_name)
+    reasons = bug_reasons([position for position in positions if position.verdict is Verdict.BUG], format_name)
     if drifts:
         reasons.append(f"{drifts} log-probabilities are further off than {format_name} explains")
     if chance < FLIPS_LIMIT:
-        reasons.append(
-            f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
-        )
+        together = f"{probability_words(chance)} together, though each alone could be a tie"
+        reasons.append(f"this many flips have a probability of {together}")
     if route_chance < FLIPS_LIMIT:
-        reasons.append(
-            f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
-        )
+        likely = probability_words(route_chance)
+        reasons.append(f"this many tokens routed to other experts have a probability of {likely}")
     return reasons
 
 
 def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
-    """How many requests got no usable answer, the first of them, and why."""
+    """How many requests got no usable answer, and the first with its reason."""
     why = next((answer.error for ask, answer in pairs if ask.id == unanswered[0]), None)
     first = f"{unanswered[0]}: {why or 'no answer reported the ids of its tokens'}"
     return f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"
 
 
 def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
-    """Tokens that are too far behind, and tokens that went to experts that are."""
-    sent = [position for position in bugs if position.route is not None and position.route.ratio > LIMIT]
+    """Tokens that are too far behind, and tokens routed to experts that are."""
+    routes = [position.route for position in bugs if position.route is not None and position.route.ratio > LIMIT]
     reasons = []
-    if len(sent) < len(bugs):
-        count = len(bugs) - len(sent)
+    if len(routes) < len(bugs):
+        count = len(bugs) - len(routes)
         reasons.append(f"{count} tokens are further behind the oracle's than {format_name} explains")
-    if sent:
-        worst = max((position.route for position in sent if position.route), key=lambda route: route.ratio)
+    if routes:
+        worst = max(routes, key=lambda route: route.ratio)
+        example = f"in layer {worst.layer} one to expert {worst.expert} instead of {worst.instead_of}"
         reasons.append(
-            f"{len(sent)} tokens went to experts whose scores are further behind than {format_name} explains; in layer "
-            f"{worst.layer} one to expert {worst.expert} instead of {worst.instead_of}, {worst.ratio:.3g} times the "
-            "noise behind"
+            f"{len(routes)} tokens went to experts whose scores are further behind than {format_name} explains; "
+            f"{example}, {worst.ratio:.3g} times the noise behind"
         )
     return reasons
 
@@ -216,14 +213,13 @@ def explaining_format(
     progress: Progress | None,
     known: Known,
 ) -> str | None:
-    """Another format under which all errors are as they should be, everywhere, no less; the first of `others`.
+    """The first of `others` under which all errors have the right size everywhere, and are not too small.
 
-    One under which a right engine's tokens were mostly others explains whatever is said, and so nothing. Nor does one
-    under which a constant shows that is a little off: no rounding errs in its direction.
+    A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
+    one under which a constant is seen to be off: rounding has no direction.
 
-    The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
-    Where a region is right under the declared format, so must it err under another: several bugs may leave no factor
-    without errors, and still no format has them.
+    The answer that is furthest off is tried alone first. A region that is right under the declared format must not be
+    too exact for the other one: with several bugs no factor may be free of errors, though no format makes them.
     """
     regions = described(positions)
     worst = max(
@@ -232,8 +228,8 @@ def explaining_format(
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(tensor.is_quantised for tensor in tensors.values())
-    is_told = bool(input_roundings(model.path, model.config))
-    for name in others(declared, is_quantised and is_gguf(model.path), is_told, is_quantised):
+    states_inputs = bool(input_roundings(model.path, model.config))
+    for name in others(declared, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
         try:
             if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
@@ -255,6 +251,6 @@ def explaining_format(
             seen = constants_of(
                 model, name, pairs, under_format, known, is_wrong=True, is_wanted=False, progress=progress
             )
-            if seen is None or not seen.found:  # rounding has no direction
+            if seen is None or not seen.found:
                 return name
     return None

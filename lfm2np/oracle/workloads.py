@@ -103,10 +103,14 @@ class Writer:
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-    """A text that has exactly these ids, if there is one; never an empty one, which servers take differently."""
+    """A text that encodes to exactly these ids, if there is one; never an empty one, which servers take differently."""
+    return exact_text(tokenizer, ids) or None
+
+
+def exact_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
     bos = tokenizer.bos_token_id
     text = tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-    return text if text and tokenizer.encode(text) == list(ids) else None
+    return text if tokenizer.encode(text) == list(ids) else None
 
 
 def short_prompts(writer: Writer) -> Iterator[Round]:
@@ -277,7 +281,7 @@ def noted(plan: Iterable[Round]) -> list[Round]:
     for batch in plan:
         asks = []
         for place, ask in enumerate(batch.asks):
-            seen = max((common(ask.prompt_token_ids, other) for other in prompts), default=0)
+            seen = max((common_prefix(ask.prompt_token_ids, other) for other in prompts), default=0)
             now = "beside" if batch.aborted else abort
             notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.asks)}
             notes["tenant"] = "first" if place >= most else "later"
@@ -288,7 +292,7 @@ def noted(plan: Iterable[Round]) -> list[Round]:
     return batches
 
 
-def common(prompt: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two prompts begin with alike."""
-    most = min(len(prompt), len(other))
-    return next((index for index in range(most) if prompt[index] != other[index]), most)
+    shorter = min(len(prompt), len(other))
+    return next((index for index in range(shorter) if prompt[index] != other[index]), shorter)

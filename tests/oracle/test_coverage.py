@@ -101,7 +101,7 @@ def test_what_an_answer_left_out_by_ending_early_is_asked_for_again(model: Model
     assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
     assert not any("ending early" in words for words in result.not_tested)
-    assert "early ends 10 answers, 100 tokens short: 100 of them came when asked to go on" in as_text(result)
+    assert "early ends 10 answers, 100 tokens short: 100 of them came in follow-up requests" in as_text(result)
 
 
 def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:

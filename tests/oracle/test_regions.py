@@ -129,7 +129,7 @@ COLD = "prompts whose first 8 tokens are new"
         (lambda one: decode(one) and later(one), [], ["decode, later in a batch"]),
         (
             lambda one: one.row % 8 == 7,  # as where a chunk's last row is given another's number
-            ["but for the last position of each 8"],
+            ["except at the last position of each 8"],
             ["at the last position of each 8"],
         ),
     ],
@@ -199,7 +199,7 @@ def test_wrong_everywhere_is_said_only_if_every_request_is_wrong() -> None:
     names = [ask.id for one in PLAN for ask in one.asks if ask.id not in one.aborted]
     right = names[5]
     (found,) = lines(positions(lambda one: one.ask.id != right))
-    apart = "which nothing that was asked sets apart"
+    apart = "which nothing in the requests sets apart"
     assert found == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
     few = names[3:43:8]
     found = lines(positions(lambda one: one.ask.id in few))[0]

@@ -93,9 +93,9 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
         of_tops(lambda row: {token: one - 0.1 * len(row) for token, one in row.items()}),
         "of the alternatives are not normalised over the vocabulary: all of a position are off by the same",
     ),
-    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as behind a sampler"),
-    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens stand one position too late"),
-    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens stand one position too early"),
+    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as after a sampler"),
+    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens are one position too late"),
+    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens are one position too early"),
 }
 
 

@@ -130,7 +130,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )
     words = (
-        "not deterministic, or left behind by other requests: a race, memory that was not written, or cached blocks "
+        "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
         "that are taken for others"
     )
     return [Suspicion(LIKELY, rate, words, failed, times)]
@@ -147,7 +147,7 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
         )
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing that was asked sets apart; {word}: {names}"
+    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
     return Suspicion(GUESS, words, "", len(wrong), len(asked))
 
 

@@ -140,9 +140,9 @@ def ways(parts: Sequence[Part]) -> Iterator[Way]:
     """The plainest first; a temperature and a shift are measured on what was told."""
     yield "are to base 2, not natural", scaled(math.log(2.0))
     yield "are to base 10, not natural", scaled(math.log(10.0))
-    yield "are all 0, as behind a sampler that leaves one token", if_all_are_zero
-    yield "stand one position too late: each is of the token before", moved(1)
-    yield "stand one position too early: each is of the token behind", moved(-1)
+    yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
+    yield "are one position too late: each is of the token before", moved(1)
+    yield "are one position too early: each is of the next token", moved(-1)
     counts = {len(tops) for part in parts for tops in part.tops}
     if min(counts, default=0) > 1:
         sizes = "s of ".join(map(str, sorted(counts)))

@@ -39,11 +39,11 @@ class Scale:
     preposition: str = ""
 
 
-LEAK = "requests of a batch get at each other's rows, blocks or slots"
+LEAK = "requests of a batch read or write each other's rows, blocks or slots"
 FREED = "memory of a cancelled request that is freed too early"
 START = "the start of a sequence: zeros before the first token, prompts below L"
 POSITIONS = "attention or rotation of positions (or a convolution that forgets the tokens before)"
-MIXED = "rows of a step are mixed up, or tokens of a prompt see those behind them"
+MIXED = "rows of a step are mixed up, or tokens of a prompt see later ones"
 BORDER = "the border of a block or chunk; if the next position is right, only what is reported of it"
 VOCABULARY = "rows of the embedding or the head, or ids that are cut to fewer bits"
 SCALES: dict[str, Scale] = {
@@ -56,7 +56,7 @@ SCALES: dict[str, Scale] = {
     "place": Scale(
         lambda position, _: place_of(position),
         {"alone": "alone", "first": "first of a batch", "later": "later in a batch"},
-        {"alone": "what a batch has and a request alone has not", "first": LEAK, "later": LEAK},
+        {"alone": "what only a batch has", "first": LEAK, "later": LEAK},
     ),
     "beginning": Scale(
         lambda position, _: (
@@ -72,7 +72,7 @@ SCALES: dict[str, Scale] = {
     ),
     "twin": Scale(
         lambda position, _: "twin" if position.ask.factors.get("prefix") == "twin" else "other",
-        {"other": "all other prompts", "twin": "prompts that repeat an earlier one behind another first token"},
+        {"other": "all other prompts", "twin": "prompts that repeat an earlier one after a different first token"},
         {"other": "what no such prompt has", "twin": "the prefix cache takes blocks without what stands before them"},
         preposition="in ",
     ),
@@ -94,13 +94,13 @@ SCALES: dict[str, Scale] = {
     "length": Scale(
         lambda position, _: len(position.ask.prompt_token_ids),
         {"below": "prompts of fewer than {} tokens", "from": "prompts of {} tokens or more"},
-        {"below": START, "from": "tokens of a prompt, its blocks or its chunks get at each other"},
+        {"below": START, "from": "tokens, blocks or chunks of a prompt are mixed up"},
         EDGES[1:],
         "in ",
     ),
     "slot": Scale(
         lambda position, _: int(position.ask.factors.get("place", 0)),
-        {"below": "in the first {} requests of a batch", "from": "behind the first {} requests of a batch"},
+        {"below": "in the first {} requests of a batch", "from": "after the first {} requests of a batch"},
         {"below": LEAK, "from": LEAK},
         EDGES[1:5],
     ),
@@ -131,19 +131,19 @@ SCALES: dict[str, Scale] = {
     ),
     "last": Scale(
         lambda position, _: period(position.row + 1),
-        {"below": "but for the last position of each {}", "from": "at the last position of each {}"},
-        {"below": "what only the last position of a block or chunk has not", "from": BORDER},
+        {"below": "except at the last position of each {}", "from": "at the last position of each {}"},
+        {"below": "all but the last position of a block or chunk", "from": BORDER},
         PERIODS,
     ),
     "first": Scale(
         lambda position, _: period(position.row),
-        {"below": "but for the first position of each {}", "from": "at the first position of each {}"},
-        {"below": "what only the first position of a block or chunk has not", "from": BORDER},
+        {"below": "except at the first position of each {}", "from": "at the first position of each {}"},
+        {"below": "all but the first position of a block or chunk", "from": BORDER},
         PERIODS,
     ),
     "order": Scale(
         lambda position, _: int(position.ask.factors.get("order", 0)),
-        {"below": "the first {} requests", "from": "requests behind the first {}"},
+        {"below": "the first {} requests", "from": "requests after the first {}"},
         {
             "below": "what only a fresh engine has",
             "from": "something that earlier requests leave behind: slots that change places, memory, counters",
@@ -170,10 +170,6 @@ class Choice:
     def where(self) -> str:
         """As it stands behind "wrong" or "right"."""
         return SCALES[self.factor].preposition + self.words
-
-    @property
-    def rest_where(self) -> str:
-        return SCALES[self.factor].preposition + " or ".join(choice.words for choice in self.rest)
 
 
 def numbers_cut(name: str, levels: Sequence[str | int], wrong: Mask) -> list[Choice]:

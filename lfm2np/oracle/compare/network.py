@@ -90,15 +90,11 @@ def tensors_of(model: LoadedModel) -> Tensors:
 def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
     """One layer of the base with some of its tensors changed; of small models it is kept for the next sequences."""
     is_small = parameter_count(base.config) <= SMALL
-    return kept_layer(base, other, part) if is_small else made_layer(base, other, part)
+    build = cached_layer if is_small else build_layer
+    return build(base, other, part)
 
 
-@lru_cache(maxsize=MOST_LAYERS)
-def kept_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    return made_layer(base, other, part)
-
-
-def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
     """The other's own layer, if all of it is changed."""
     index = part.layer
     assert index is not None
@@ -124,6 +120,9 @@ def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Layer
         assert not isinstance(before.feed_forward, FeedForwardWeights)
         layer = replace(layer, feed_forward=replace(layer.feed_forward, expert=before.feed_forward.expert))
     return layer, config
+
+
+cached_layer = lru_cache(maxsize=MOST_LAYERS)(build_layer)
 
 
 def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:

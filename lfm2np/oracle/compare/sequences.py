@@ -30,11 +30,6 @@ class Scored:
         ids = list(self.token_ids)
         return {"token_ids": ids, "start": self.start, "stop": self.stop, "quantised": list(quantised)}
 
-    @property
-    def num_predicted(self) -> int:
-        """Compared rows with a token behind them."""
-        return min(self.stop, len(self.token_ids) - 1) - self.start
-
 
 def of_request(name: str, prompt: Sequence[int], completion: Sequence[int], longest: int) -> Scored:
     """With a completion the rows that predict it, without one all rows: the last says how an answer begins."""

@@ -42,7 +42,7 @@ from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.inputs import inputs_of
 from lfm2np.oracle.judging.routes import routed
-from lfm2np.oracle.judging.truth import Truth, given_routes
+from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute
@@ -248,8 +248,4 @@ def loosened(noises: Sequence[Noise]) -> list[Noise]:
     return [replace(noise, spread=np.maximum(noise.spread, least)) for noise in noises]
 
 
-def num_noise_tokens(item: Mapping[str, Any]) -> int:
-    return len(item["token_ids"]) - 1
-
-
-NOISE = Work("noise", noise_items, num_noise_tokens, is_exact=False)
+NOISE = Work("noise", noise_items, num_fed_tokens, is_exact=False)

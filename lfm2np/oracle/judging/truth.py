@@ -228,9 +228,9 @@ def likeliest(logits: Array, count: int) -> NDArray[np.bool_]:
     return is_likeliest
 
 
-def num_truth_tokens(item: Mapping[str, Any]) -> int:
+def num_fed_tokens(item: Mapping[str, Any]) -> int:
     """Tokens that go through the network: all but the last."""
     return len(item["token_ids"]) - 1
 
 
-TRUTH = Work("truth-rows", truth_items, num_truth_tokens)
+TRUTH = Work("truth-rows", truth_items, num_fed_tokens)

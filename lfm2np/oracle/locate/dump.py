@@ -137,10 +137,9 @@ def make_dump(
         raise DumpError(f"{source}: no tensor {IDS}, expected the whole numbers [T] that the engine ran on")
     ids = read_ids(entries[given[IDS]], f"{source}: {plain(given[IDS])}", config)
     if unknown and len(given) == 1:
-        listed = ", ".join(unknown[:MOST_LISTED]) + (", ..." if len(unknown) > MOST_LISTED else "")
         raise DumpError(
-            f"{source}: none of its {len(unknown)} names is known ({listed}): expected {', '.join(list(known)[:2])}, "
-            "..., or --names to say what they mean"
+            f"{source}: none of its {len(unknown)} names is known ({shortened(unknown)}): "
+            f"expected {', '.join(list(known)[:2])}, ..., or --names to say what they mean"
         )
     sizes = read_steps(entries[given[STEPS]], f"{source}: {plain(given[STEPS])}", len(ids)) if STEPS in given else ()
     steps = Steps(len(ids), sizes or (len(ids),))
@@ -204,8 +203,8 @@ def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int
     return tuple(sizes)
 
 
-def shortened(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:MOST_LISTED])) + (", ..." if len(numbers) > MOST_LISTED else "")
+def shortened(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:MOST_LISTED])) + (", ..." if len(items) > MOST_LISTED else "")
 
 
 def read_whole(entry: tuple[str, tuple[int, ...], bytes], what: str, letter: str) -> Array:

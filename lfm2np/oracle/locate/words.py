@@ -11,7 +11,7 @@ MOST_NAMES = 8
 
 def as_text(report: Report) -> str:
     """A paragraph for the first wrong tensor, a line for each of the others."""
-    lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors held against their inputs"]
+    lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors checked against their inputs"]
     products = [check.is_rounded for check in report.checks if check.is_rounded is not None]
     if products:
         lines.append(f"inputs rounded to 8 bits: {sum(products)} of {len(products)} products with quantised weights")
@@ -22,7 +22,7 @@ def as_text(report: Report) -> str:
         largest = max((check.error for check in report.checks), default=0.0)
         lines.append(f"nothing exceeds its bound; the largest error is {largest:.2g} of it")
         if report.checks and report.unreached:
-            lines.append(f"not looked at, as nothing behind them is dumped: {shortened(report.unreached)}")
+            lines.append(f"not checked, as nothing after them is dumped: {shortened(report.unreached)}")
         return "\n".join(lines)
     first, *others = report.findings
     lines += finding_lines(first)
@@ -60,7 +60,7 @@ def why_inconclusive(report: Report) -> str:
     judged = [check.name for check in report.checks if not check.is_blunt]
     if report.checks and not judged:
         return f"too little is dumped before {shortened([check.name for check in report.checks])} to judge it"
-    return f"no tensor behind {EMBEDDINGS} is dumped: nothing to tell from"
+    return f"no tensor behind {EMBEDDINGS} is dumped: nothing to judge"
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -20,7 +20,9 @@ def require_version(package: str, known: Sequence[str]) -> None:
     except PackageNotFoundError:
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
     if installed not in known:
-        raise TargetError(f"{package}: version {installed}, expected {' or '.join(known)}: no other is known here")
+        raise TargetError(
+            f"{package}: version {installed}, expected {' or '.join(known)}: other versions are not supported"
+        )
 
 
 def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int, config: ModelConfig) -> None:

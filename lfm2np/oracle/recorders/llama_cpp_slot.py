@@ -25,6 +25,7 @@ from lfm2np.oracle.recorders.demands import require_dense, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session
 from lfm2np.oracle.recorders.recorder import Recorder
+from lfm2np.oracle.workloads import common_prefix
 
 BATCH, UBATCH, CHECKPOINTS = 2048, 512, 32
 BEFORE_END = (4 + UBATCH, 4)  # `checkpoint_offsets`: so many tokens before a prompt's end it is cut
@@ -72,7 +73,7 @@ class Slot:
 
     def take(self, prompt: Sequence[int]) -> int:
         """SLOT_STATE_STARTED: a request comes to the slot. How many of its tokens count as cached from now on."""
-        past = common_prefix(self.tokens, prompt)
+        past = common_prefix(self.tokens, prompt)  # get_common_prefix
         next_position = past
         threshold = max(0, next_position - (0 if past < len(prompt) else 1))
         if past > 0 and self._pos_min() >= threshold:
@@ -138,12 +139,6 @@ class Slot:
         size = len(checkpoint.content)
         content = (ctypes.c_uint8 * size).from_buffer_copy(checkpoint.content)
         self._api.llama_state_seq_set_data_ext(context, content, size, SLOT, flags)
-
-
-def common_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
-    """get_common_prefix"""
-    shorter = min(len(tokens), len(prompt))
-    return next((index for index in range(shorter) if tokens[index] != prompt[index]), shorter)
 
 
 def chosen_checkpoint(checkpoints: Sequence[Checkpoint], next_position: int, threshold: int) -> Checkpoint | None:

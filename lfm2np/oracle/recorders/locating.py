@@ -155,7 +155,7 @@ def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -
     elif problem:
         lines = [f"not recorded        {problem}"]
     else:
-        lines = ["nothing is wrong    there: it takes what was not recorded (a cache, other company, the server)"]
+        lines = ["nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"]
     return Cause(
         recorder=target,
         ask=trial.ask,

@@ -131,7 +131,7 @@ def require_exported(model: Any, exported: Path) -> None:
         found = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
         if found not in known:
             raise TargetError(
-                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: no other is known here"
+                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: other versions are not supported"
             )
 
 

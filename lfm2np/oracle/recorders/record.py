@@ -44,6 +44,7 @@ from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
 Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
+Kind = Callable[[str, Path, str], Record]  # of a target's rest, the model, the format
 FORMS = (
     "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
     "or package.module:factory"
@@ -101,14 +102,14 @@ def transformers(rest: str, model: Path, format: str) -> Record:
     return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
 
 
-def vllm(rest: str, model: Path, format: str) -> Record:
-    directory = require_directory(Path(rest or model), "vllm")
-    return lambda prompts, request, new: record_vllm(directory, prompts, request, new, format).content()
+def of_directory(engine: str, record: Callable[..., Recorder]) -> Kind:
+    """A recorder of a checkpoint directory, by default of the model's."""
 
+    def recorded_from(rest: str, model: Path, format: str) -> Record:
+        directory = require_directory(Path(rest or model), engine)
+        return lambda prompts, request, new: record(directory, prompts, request, new, format).content()
 
-def mlx(rest: str, model: Path, format: str) -> Record:
-    directory = require_directory(Path(rest or model), "mlx")
-    return lambda prompts, request, new: record_mlx(directory, prompts, request, new, format).content()
+    return recorded_from
 
 
 def llama_cpp(rest: str, model: Path, format: str) -> Record:
@@ -170,10 +171,10 @@ def python_engine(target: str, model: Path, format: str) -> Record:
     return record
 
 
-KINDS: dict[str, Callable[[str, Path, str], Record]] = {
+KINDS: dict[str, Kind] = {
     "transformers": transformers,
-    "vllm": vllm,
-    "mlx": mlx,
+    "vllm": of_directory("vllm", record_vllm),
+    "mlx": of_directory("mlx", record_mlx),
     "llama.cpp": llama_cpp,
     "openvino": openvino,
     "lfm2np": own,

@@ -32,7 +32,10 @@ def as_junit(checked: Checked, command: str = "", facts: Mapping[str, str] | Non
     for ask, answer in checked.pairs:
         add_ask(suite, ask, answer, by_ask.get(ask.id, []))
     for name in checked.not_put:
-        skip(add_case(suite, case_of(name), name), "not put: the engine takes texts only, and none makes this prompt")
+        skip(
+            add_case(suite, case_of(name), name),
+            "not sent: the engine takes texts only, and no text encodes to this prompt",
+        )
     add_verdict(suite, checked)
     for name, path in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
         suite.set(name, str(len(suite.findall(path))))

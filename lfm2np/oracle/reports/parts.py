@@ -106,14 +106,14 @@ def left_words(checked: Checked) -> list[str]:
     """Of a check that ended early."""
     if not checked.left:
         return []
-    return [f"{plural(checked.left, 'request')} not asked for, or not judged: one before them is wrong beyond doubt"]
+    return [f"{plural(checked.left, 'request')} not sent or not judged: an earlier one is certainly wrong"]
 
 
 def early_words(checked: Checked) -> list[str]:
     """Of answers that ended before max_tokens, if any did; the tokens that stay lost are `not_tested`."""
     early = early_ends(checked.pairs)
     short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
-    return [f"{short}: {early.tokens - early.lost} of them came when asked to go on"] if early.answers else []
+    return [f"{short}: {early.tokens - early.lost} of them came in follow-up requests"] if early.answers else []
 
 
 def flips_of(checked: Checked) -> list[Position]:

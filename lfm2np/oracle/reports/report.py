@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle import factors
-from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.constants import would_show
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.check import Checked
@@ -65,7 +64,7 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         head_lines(checked),
         case_lines(checked),
         first_wrong_lines(checked.total.first_wrong),
-        cause_lines(checked.cause),
+        ["where it goes wrong", *map(visible, checked.cause.lines)] if checked.cause else [],
         flip_lines(flips_of(checked)),
         message_lines(checked),
         missing_lines(checked),
@@ -144,10 +143,6 @@ def first_wrong_lines(position: Position | None) -> list[str]:
     ]
 
 
-def cause_lines(cause: Cause | None) -> list[str]:
-    return [] if cause is None else ["where it goes wrong", *map(visible, cause.lines)]
-
-
 def flip_lines(flips: Sequence[Position]) -> list[str]:
     """The furthest behind first."""
     if not flips:
@@ -184,6 +179,7 @@ def more(things: Sequence[Any]) -> list[str]:
 def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Everything that a program may want. Numbers that are not finite are text: they are no JSON."""
     total = checked.total
+    regions = described(checked.positions) if total.verdict is Verdict.BUG else None
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     fields = {
         "verdict": str(total.verdict),
@@ -195,7 +191,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "causes": [cause.as_json() for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),
         "repeats": [dataclasses.asdict(repeat) for repeat in checked.repeats],
-        "regions": regions_json(checked),
+        "regions": regions and regions.as_json(),
         "format": checked.format,
         "why_format": checked.why_format,
         "abilities": dataclasses.asdict(checked.abilities),
@@ -218,12 +214,6 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     }
     plain: dict[str, Any] = finite(fields)
     return plain
-
-
-def regions_json(checked: Checked) -> dict[str, Any] | None:
-    """Where a wrong engine is right, and what is wrong by itself; None if nothing tells right from wrong."""
-    regions = described(checked.positions) if checked.total.verdict is Verdict.BUG else None
-    return None if regions is None else regions.as_json()
 
 
 def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:

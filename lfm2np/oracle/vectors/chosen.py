@@ -6,13 +6,14 @@ Everything is drawn by SHA-256 from one seed, so the same model and seed give th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.tokenizer import Tokenizer
+from lfm2np.oracle.workloads import exact_text
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
@@ -101,14 +102,6 @@ class Prompts:
     def number(self, label: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}:{label}".encode()).digest(), "big")
 
-    def text_of(self, ids: Sequence[int]) -> str | None:
-        """A text that the tokenizer turns into exactly these ids, if there is one."""
-        if self.tokenizer is None:
-            return None
-        bos = self.tokenizer.bos_token_id
-        text = self.tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-        return text if self.tokenizer.encode(text) == list(ids) else None
-
 
 def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> list[Chosen]:
     """All vectors that the model's context has room for."""
@@ -119,12 +112,14 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> l
     kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
     while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
         kept = {name: vector for name, vector in kept.items() if name not in lost}
-    return [with_text(prompts, vector) for vector in kept.values()]
-
-
-def with_text(prompts: Prompts, vector: Chosen) -> Chosen:
-    text = prompts.text_of(vector.prompt_token_ids) if vector.prompt_text is None else vector.prompt_text
-    return replace(vector, prompt_text=text)
+    if tokenizer is None:
+        return list(kept.values())
+    return [
+        vector
+        if vector.prompt_text is not None
+        else replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
+        for vector in kept.values()
+    ]
 
 
 def mentioned(vector: Chosen) -> set[str]:

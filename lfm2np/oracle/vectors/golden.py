@@ -26,6 +26,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
+from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
@@ -62,10 +63,6 @@ class Difference:
         place = [] if self.vector is None else [self.vector]
         place += [] if self.position is None else [f"position {self.position}"]
         return f"{' '.join(place) or 'set'}: {self.what}: {self.found}, expected {self.expected}"
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """No progress is shown."""
 
 
 # --- make
