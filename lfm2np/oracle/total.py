@@ -12,13 +12,13 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
-from lfm2np.oracle.causes.constants import constant_cause, constants_of
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, findings, lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
+from lfm2np.oracle.causes.wrong_constants import constant_cause, constants_of
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.judging.answer import is_wrong
-from lfm2np.oracle.judging.constants import Sought
+from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -58,7 +58,7 @@ class Total:
     rerouted: int = 0  # tokens that went to other experts, as far as that is known
     route_chance: float = 1.0  # that a right engine of this format sends as many elsewhere
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
-    constants: Sought | None = None  # what was seen of them; None: not looked for
+    constants: ConstantSearch | None = None  # what was seen of them; None: not looked for
 
 
 def with_causes(verdict: Total, causes: Sequence[Suspicion]) -> Total:
@@ -89,7 +89,7 @@ def total(
     is_off = bool(wrong) or size_of(positions) > factors.OFF
     causes = findings(positions) if is_off else []
     cause = reply_cause(model, format_name, pairs, positions, known) if wrong else None
-    seen: Sought | None = None
+    seen: ConstantSearch | None = None
     if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a region tells all
         seen = constants_of(model, format_name, pairs, positions, known, is_off, every_constant, progress)
         cause = constant_cause(seen, positions, is_off)

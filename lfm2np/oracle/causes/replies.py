@@ -23,7 +23,7 @@ from lfm2np.oracle.judging.verdict import Position, Verdict, size_of
 from lfm2np.oracle.targets.records import Answer, Ask
 
 Row = Mapping[int, float]  # log-probabilities told at one position, by token
-LEAST_TOLD = 16  # log-probabilities of a part, for anything to be said of it
+LEAST_REPORTED = 16  # log-probabilities of a part, for anything to be said of it
 FIRST = 4  # answers by which a way is tried
 LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds, in the words of an error only
 ROUNDING = 0.01  # nats: what may carry the log-probability of a certain token above 0
@@ -69,7 +69,7 @@ def reply_cause(
     parts_by_way: dict[str, list[str]] = {}
     for part in PARTS:
         parts = [part_of(part, ask, answer, truths[spoken(ask, answer)]) for ask, answer in usable]
-        if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_TOLD:
+        if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_REPORTED:
             continue
         if is_right(part, [part.rows for part in parts]):
             continue
@@ -81,7 +81,7 @@ def reply_cause(
         return None
     words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in parts_by_way.items())
     wrong_parts = {part for of in parts_by_way.values() for part in of}
-    right = [part for part in PARTS if part not in wrong_parts and is_told(part, usable)]
+    right = [part for part in PARTS if part not in wrong_parts and is_reported(part, usable)]
     also = f" (those of {listed(right)} are right)" if right else ""
     wrong, asked = requests_of(positions)
     return Suspicion(CERTAIN, words + also, "", len(wrong), len(asked))
@@ -91,7 +91,7 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1]) if names[1:] else names)
 
 
-def is_told(part: str, pairs: Sequence[Pair]) -> bool:
+def is_reported(part: str, pairs: Sequence[Pair]) -> bool:
     return any(any(rows_of(part, ask, answer)) for ask, answer in pairs)
 
 

@@ -11,14 +11,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.compare.figures import Figures, digest, figures_of
-from lfm2np.oracle.compare.pair import (
-    Files,
-    files_of,
-    longest,
-    part_name,
-    parts_of,
-    require_same_network,
-)
+from lfm2np.oracle.compare.pair import Files, files_of, longest, part_name, parts_of, require_same_network
 from lfm2np.oracle.compare.positions import compare_work
 from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
 from lfm2np.oracle.compare.weights import WeightError, stored_bits, weight_errors

@@ -1,4 +1,4 @@
-"""One answer's tokens, each under the routes that it was told to take, or may have taken where none were told."""
+"""One answer's tokens, each judged under the reported routes, or under possible ones where none are reported."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
 
 def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
-    """The tokens of one answer, and those of its prompt if their log-probabilities or routes are told.
+    """Positions of one answer's tokens, and of its prompt's if their log-probabilities or routes are reported.
 
-    `layers` are the numbers of the sparse ones.
+    layers  the numbers of the sparse layers
     """
     start = len(ask.prompt_token_ids)
     routes = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
@@ -55,7 +55,7 @@ def judged_token(
     strict: Margins,
     loose: Margins | None,
 ) -> Position:
-    """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
+    """With the oracle's routes; if it is then wrong, and routes may differ, with the noise of other routes."""
     reported = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
     strictly = position(ask, row, token_id, is_new, reported, logprob, strict)
     if loose is None:
@@ -71,14 +71,14 @@ def judged_token(
 
 
 def share_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Margins) -> float:
-    """Of the engines with routes of their own, those that one of these columns would show to have others."""
+    """Of emulated engines with routes of their own, the share that these columns would reveal."""
     assert scored.loose is not None
     limits = strict.units[row] + LIMIT * strict.scales[row, columns]
     return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
 
 
 def with_route(position: Position, scored: Scored, routes: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
-    """The position with what its routes [L, K] tell, where they are told, and the chance that they are others."""
+    """The position with what its reported routes [L, K] show, and the chance that they differ from the oracle's."""
     if scored.margins is None or scored.loose is not None:
         return position
     chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[position.row])

@@ -1,12 +1,12 @@
-"""What engines round the inputs of each product to, by how the checkpoint stores its weights.
+"""How engines round the inputs of each product, given how the checkpoint stores its weights.
 
-llama.cpp's kernels multiply weights of a type by inputs of one that goes with it (vec_dot_type in ggml-cpu.c): integers
-of 8 bits in blocks of 32, or of 256 for the K-quants. Its kernels for GPUs take blocks of 32 for both (block_q8_1 in
-ggml-cuda/mmq.cu), so every second engine that could be does.
-A checkpoint of compressed-tensors may tell how inputs are rounded. Of tensors that share a product and have static
-scales of their own vLLM takes the largest, so every second engine does; and of one scale for all inputs of a step each
-second one sees a single token. Not modelled: of float8 weights with one scale a tensor vLLM also rounds those that
-share a product once more, to the largest of their scales, and of integers with zeros it joins the ranges.
+llama.cpp's kernels round inputs to a type that goes with the weights' (vec_dot_type in ggml-cpu.c): integers of 8 bits
+in blocks of 32, or of 256 for the K-quants. Its GPU kernels use blocks of 32 for both (block_q8_1 in ggml-cuda/mmq.cu),
+so every second emulated engine does.
+A checkpoint of compressed-tensors may state how inputs are rounded. Of tensors that share a product and have static
+scales vLLM takes the largest, so every second engine does; of one scale for all inputs of a step every second engine
+sees a single token. Not modelled: of float8 weights with one scale per tensor vLLM also rounds those that share a
+product once more, to their largest scale, and of integers with zero points it joins the ranges.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ LARGE_BLOCKS = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
 
 @dataclass(frozen=True)
 class Input:
-    """Of one tensor [rows, inputs]."""
+    """Of one tensor [rows, inputs]: its rows, and how its inputs are rounded."""
 
     rows: int
     rounded: Rounding
 
 
-Inputs = Mapping[str, Input]  # by tensor; none: they are not rounded further than all activations are
+Inputs = Mapping[str, Input]  # by tensor; empty: not rounded further than all activations
 
 
 def inputs_of(form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int) -> Inputs:
-    """Of a format under which inputs are rounded to more than all activations are; else none.
+    """By tensor, for a format that rounds inputs further than all activations; else empty.
 
-    RequestError where the checkpoint was to tell how, and does not.
+    RequestError if the checkpoint should state how, and does not.
     """
-    if form.inputs == "told":
-        return told_inputs(form, path, config, tensors, draw)
+    if form.inputs == "stated":
+        return stated_inputs(form, path, config, tensors, draw)
     if not form.inputs:
         return {}
     return {name: Input(tensor.shape[0], in_blocks_for(tensor.dtype, draw)) for name, tensor in tensors.items()}
 
 
 def in_blocks_for(dtype: str, draw: int) -> Rounding:
-    """MLX's and compressed-tensors' formats are none of llama.cpp's: blocks of 32, as of most of its own."""
+    """MLX's and compressed-tensors' formats are unknown to llama.cpp: blocks of 32, as for most of its own."""
     if dtype in PLAIN:
         return PLAIN[dtype]
     return q8_k if dtype in LARGE_BLOCKS and draw % 2 == 0 else q8_0
 
 
-def told_inputs(
+def stated_inputs(
     form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int
 ) -> Inputs:
     stated = input_roundings(path, config)
@@ -82,7 +82,7 @@ def told_inputs(
 
 
 def of_one_scale(roundings: Iterable[InputRounding | None]) -> list[InputRounding | None]:
-    """With the largest of their static scales."""
+    """With the largest of their static scales for all."""
     roundings_of_parts = list(roundings)
     largest = max(
         (rounding.scale for rounding in roundings_of_parts if rounding is not None and rounding.scale is not None),
@@ -95,7 +95,7 @@ def of_one_scale(roundings: Iterable[InputRounding | None]) -> list[InputRoundin
 
 
 def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:
-    """None: not at all."""
+    """None: not rounded."""
     if stated is None:
         return unchanged
     if stated.scale is not None:

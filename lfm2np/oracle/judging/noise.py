@@ -1,19 +1,19 @@
-"""How far a right engine may be off, at each position by itself.
+"""How far off a right engine may be, at each position.
 
-The network runs under the declared format as several engines that could be (emulate.py); what their log-probabilities
-differ by from the exact ones is the noise that the format is entitled to there. One number for all positions would be
+The network runs under the declared format as several emulated engines (emulate.py); the differences between their
+log-probabilities and the exact ones are the noise that the format allows there. One number for all positions would be
 wrong both ways: the noise differs tenfold between positions of one sequence.
 
 With errors d[v] of the logits, independent and of one size tau, the error of token y's log-probability is
-d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): next to nothing for a token that is
-nearly certain. That is one estimate, from all tokens; the other is what the emulations differ by at this very token.
+d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): almost nothing for a token that is
+nearly certain. That is one estimate, from all tokens; the other is the emulated engines' difference at this very token.
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
-In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
-routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see answer.py.
+In a mixture of experts the emulated engines take the truth's routes, so the noise is that of the arithmetic alone. With
+their own routes they have a second, larger noise, where rounding sends some token elsewhere: see answer.py.
 
-An engine that could be has the same orders and roundings whatever is computed beside a sequence. Only its products are
-the machine's float32, which may round otherwise in another company.
+An emulated engine has the same orders and roundings whatever is computed beside a sequence. Only its products are the
+machine's float32, which may round differently in another batch.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute
 
 Array = NDArray[Any]
-DRAWS = tuple(range(8))  # engines that could be
-STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # of them the first that are asked, and then more; 1 and 6 differ in every
-# choice that is made both ways (emulate.emulated), and what 1 errs by is about the mean of all
+DRAWS = tuple(range(8))  # numbers of emulated engines
+STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # those of each stage; 1 and 6 differ in every choice that is made both
+# ways (emulate.emulated), and the errors of 1 are about the mean of all
 ALL = slice(None)
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Errors of K engines that could be: their log-probabilities minus the exact ones, at the columns of a Truth.
+    """Errors of K emulated engines: their log-probabilities minus the exact ones, at the columns of a Truth.
 
-    Rows of the Truth that nobody wanted are 0.
+    Rows of the Truth that are not wanted are 0.
     """
 
     draws: tuple[int, ...]  # their numbers, ascending
@@ -82,7 +82,9 @@ class Noise:
 
     def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
-        row's token at a column, `ones` [R], and all its tokens."""
+        row's
+        token at a column, `ones` [R], and all its tokens.
+        """
         errors = self.errors[:, rows]
         difference = errors.astype(np.float64) - np.take_along_axis(errors, ones[None, :, None], axis=2)
         both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[rows, None] ** 2) / 2.0
@@ -99,9 +101,9 @@ def noise_of(
     progress: Progress | None = None,
     own_routes: bool = False,
 ) -> list[Noise]:
-    """The noise of these engines at each of these sequences' positions; `progress(done, total)` counts tokens.
+    """The noise of these engines at these sequences' positions; `progress(done, total)` counts tokens.
 
-    The engines that could be take the routes of the truth; with `own_routes` those that they choose themselves.
+    Engines take the routes of the truth; with `own_routes` those that they choose themselves.
     NumericsError where the format can't hold the model's numbers at all.
     """
     if not truths:
@@ -117,7 +119,7 @@ def noise_of(
 
 
 def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
-    """What `said_by` wants to know of a sequence: its tokens, and what is looked at."""
+    """The input of `said_by` for one sequence: its tokens, and the rows and columns to return."""
     return {
         "token_ids": list(truth.token_ids),
         "rows": truth.known_rows,
@@ -127,7 +129,7 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    """Of one engine, from what it says: see said_by."""
+    """Of one engine, from the result of said_by."""
     rows = truth.known_rows
     errors = np.zeros((1, *truth.logprobs.shape), np.float32)
     errors[0, rows] = said["logprobs"] - truth.logprobs[rows]
@@ -139,7 +141,7 @@ def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
 
 
 def joined(noises: Sequence[Noise]) -> Noise:
-    """One sequence's noise of all their engines, none of which may be in two."""
+    """One sequence's noise of several disjoint sets of engines."""
     draws = [draw for noise in noises for draw in noise.draws]
     order = np.argsort(draws)
     errors = np.concatenate([noise.errors for noise in noises])[order]
@@ -152,7 +154,7 @@ def joined(noises: Sequence[Noise]) -> Noise:
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
-    """Of each sequence what an engine that could be says of it: those of one engine in one ragged pass."""
+    """The results of emulated engines, one ragged pass per engine."""
     results: list[dict[str, Array]] = []
     for engine, group in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
         numerics, weights = engine_of(model, *engine)
@@ -183,9 +185,9 @@ def said_by(
     items: Sequence[Mapping[str, Any]],
     table: RotaryTable = rotary_table,
 ) -> list[dict[str, Array]]:
-    """What an arithmetic, with its table of angles, says of each sequence, all of them in one ragged pass.
+    """What an arithmetic, with its table of angles, computes for each sequence, all in one ragged pass.
 
-    logprobs   [R, J] at the R rows that are wanted and their columns
+    logprobs   [R, J] at the R wanted rows and their columns
     preferred  [T, L, N] and chosen [T, L, K] its experts' scores and its choice: only in a mixture of experts
     """
     sequences = [item["token_ids"][:-1] for item in items]
@@ -209,7 +211,7 @@ def said_by(
 def logprobs_at(
     weights: ModelWeights, numerics: Numerics, states: Array, columns: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Log-probabilities [T, J] at the columns, from hidden states [T, D]; as many rows at once as memory allows."""
+    """Log-probabilities [T, J] at the columns, from hidden states [T, D]; in pieces that memory allows."""
     logprobs = np.empty(columns.shape)
     for rows in pieces(len(states), len(weights.embedding.values), LOGITS_AT_ONCE):
         logits = reference.output_logits(weights, numerics, states[rows])
@@ -218,7 +220,7 @@ def logprobs_at(
 
 
 def take(numerics: Numerics, logits: Array, columns: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
-    """Log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
+    """Writes log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
 
     def compute(rows: slice) -> None:
         logprobs[rows] = np.take_along_axis(numerics.log_softmax(logits[rows]), columns[rows], axis=1)
@@ -240,7 +242,7 @@ def centred_squares(errors: NDArray[np.float32]) -> NDArray[np.float64]:
 def loosened(noises: Sequence[Noise]) -> list[Noise]:
     """Noises of engines with routes of their own, each with a spread that is at least that of all rerouted tokens.
 
-    A token whose experts are near a tie may go elsewhere in an engine though it did not in those that were drawn.
+    A token whose experts nearly tie may go elsewhere in an engine though it did not in those that were drawn.
     """
     rerouted = [centred_squares(noise.errors)[noise.rerouted] for noise in noises if noise.rerouted is not None]
     pooled = np.concatenate(rerouted) if rerouted else np.zeros(0)

@@ -1,4 +1,4 @@
-"""One token under one noise: how far its log-probability, and the greedy token's lead, are from the exact ones."""
+"""One token within one noise: how far its log-probability and the greedy token's lead are from the exact ones."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Margins:
     runner_up: NDArray[np.float64]  # [T] the ratio of the next
 
     def flip_chance(self, row: int) -> float:
-        """That any of the greedy token's rivals is before it: no more than their chances together.
+        """The probability that any rival overtakes the greedy token: at most the sum of their chances.
 
-        The runner-up's alone would be at most a half; a model that has no idea has hundreds within the noise of
+        The runner-up's alone would be at most a half; an undecided model has hundreds of rivals within the noise of
         bfloat16.
         """
         ratios, best = self.gap_ratios[row], self.best[row]
@@ -42,7 +42,7 @@ class Margins:
 
 
 def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margins:
-    """Of a format with so many bits, at these rows; others have no meaning, nor have those that the Truth lacks."""
+    """Of a format with so many bits, at these rows; other rows, and those that the Truth lacks, have no meaning."""
     first, stop, _ = wanted.indices(len(truth.best))
     units = resolution(truth.largest, bits)
     best = np.argmax(truth.columns == truth.best[:, None], axis=1)
@@ -70,9 +70,9 @@ def position(
     logprob: float | None,
     allowed: Margins,
 ) -> Position:
-    """One token under one noise. `told` are all log-probabilities told there, by token, `logprob` its own.
+    """One token within one noise. `reported` are all log-probabilities reported there, by token, `logprob` its own.
 
-    The token's own may be told twice, by itself and among the alternatives: both are judged.
+    The token's own may be reported twice, by itself and among the alternatives: both are judged.
     """
     truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
     logprobs, scale = truth.logprobs[row], allowed.scales[row]
@@ -106,8 +106,9 @@ def position(
 
 def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
     """What rounding the logits themselves may do, by the largest of each row: one unit in its last place in the format,
-    and a few of float32, in which log-probabilities are computed: they are the difference of a logit and a sum of
-    exponentials."""
+    and
+    a few of float32, in which log-probabilities are computed as a logit minus a sum of exponentials.
+    """
     exponent = np.frexp(largest)[1]
     return np.asarray(np.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * np.ldexp(1.0, exponent - 24))
 
@@ -115,11 +116,12 @@ def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
 def without_normaliser(
     errors: Sequence[float], scales: Sequence[float], unit: float, vocab_size: int
 ) -> Sequence[float]:
-    """The errors of one position without what a sum of exponentials in float32 may add to all of them.
+    """The errors at one position without a common shift from summing exponentials in float32.
 
     Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: log-probabilities of
-    llama.cpp and mlx-lm are off by as much, all of a position by the same. So with several told one shift can't hide
-    the others; of all shifts that large the one that leaves the least is taken off.
+    llama.cpp and mlx-lm are off by as much, all of a position by the same. Of all shifts up to that size the one is
+    removed
+    that leaves the smallest errors; with several reported, one shift can't hide the others.
     """
     if not errors:
         return errors
@@ -138,5 +140,5 @@ def most_shift(vocab_size: int) -> float:
 
 
 def beyond(error: float, unit: float) -> float:
-    """What is left of an error, with its sign, behind one unit of the logits."""
+    """The part of an error, with its sign, that exceeds one unit of the logits."""
     return math.copysign(max(0.0, abs(error) - unit), error)

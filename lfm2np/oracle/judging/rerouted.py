@@ -1,7 +1,7 @@
-"""An answer of a mixture of experts that tells no routes, and errs: near ties are tried as an explanation.
+"""A wrong answer of a mixture of experts without reported routes: near ties are tried as an explanation.
 
-For formats in which a near tie is an exception; in coarser ones a second noise is that of other routes: see answer.py.
-What is explained is counted, and verdict.route_probability says whether a right engine would send so many elsewhere.
+For formats in which near ties are rare; in coarser ones a second noise covers other routes: see answer.py.
+Explained tokens are counted, and verdict.route_probability says whether a right engine would send that many elsewhere.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ def rerouted(
     known: Known,
     draws: Sequence[int],
 ) -> list[Position]:
-    """An answer that errs, if what it says is explained by one near-tied route changed, or by a few one after another.
+    """The positions if one near-tied route changed, or a few one after another, explains the answer; else as they were.
 
-    A change is of one token at one layer: its last expert for the first that was not chosen. It explains an error if
-    the exact network with it, all that later tokens inherit included, says what the engine says up to there and
-    beyond. At most MOST_CHANGES, of MOST_TRIES near ties each; otherwise the positions are as they were.
+    A change is of one token at one layer: its last expert becomes the first that was not chosen. It explains an error
+    if
+    the exact network with it, including all that later tokens inherit, agrees with the engine up to there and beyond.
+    At
+    most MOST_CHANGES, of MOST_TRIES near ties each.
     """
     ask, answer = pair
     layers, bits = model.config.sparse_layers, format_named(format_name).bits
@@ -66,7 +68,7 @@ def rerouted(
 
 
 def near_ties(scored: Scored, last: int, first: int = 0) -> list[tuple[int, int]]:
-    """Rows and sparse layers whose route a right engine may have taken otherwise, the nearest tie first."""
+    """Rows and sparse layers whose route a right engine may have chosen otherwise, the nearest tie first."""
     assert scored.margins is not None
     window = scored.margins[first : last + 1]
     near = np.argwhere(window <= LIMIT)
@@ -74,7 +76,7 @@ def near_ties(scored: Scored, last: int, first: int = 0) -> list[tuple[int, int]
 
 
 def change(scored: Scored, row: int, index: int, layer: int) -> tuple[RouteDifference, bytes]:
-    """That one route changed, and all routes to be told: those before it as they were, those behind it chosen anew."""
+    """That one route changed, and the routes to force: earlier ones unchanged, later ones chosen anew."""
     truth, near = scored.truth, scored.margins
     assert truth.routes is not None and truth.preferred is not None and near is not None
     route, scores = truth.routes[row, index], truth.preferred[row, index]

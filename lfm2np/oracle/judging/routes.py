@@ -1,8 +1,8 @@
-"""Which experts each token went to: the engine's own choice computed with, and judged by itself.
+"""The experts each token went to: the engine's choice is computed with, and judged by itself.
 
-One rounding can send a token to another expert, and everything behind it changes. So routes are teacher-forced like
-tokens: the network runs with the routes of an engine, and at each position and layer its choice is held against the
-scores that the exact network has right there. T positions, L sparse layers, N experts, K experts of a token.
+One rounding can send a token to another expert, which changes everything after it. So routes are teacher-forced like
+tokens: the network runs with the routes of an engine, and at each position and layer its choice is compared with the
+scores that the exact network has there. T positions, L sparse layers, N experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST = 2.0**-40  # of a score's noise
 
 
 class RoutedNumerics:
-    """An arithmetic for one pass: its T tokens go to the given experts, and it keeps by what it would have chosen.
+    """An arithmetic for one pass: its T tokens go to the given experts, and it keeps the scores and choices.
 
     given [T, L, K] ids, OWN where the arithmetic chooses itself; None: everywhere
     """
@@ -60,16 +60,17 @@ class RoutedNumerics:
 
 
 def routed(numerics: Numerics, given: NDArray[np.int64] | None = None) -> tuple[Numerics, RoutedNumerics]:
-    """The same object twice: as an arithmetic, and as what it keeps."""
+    """The same object twice: typed as an arithmetic, and as what it keeps."""
     wrapped = RoutedNumerics(numerics, given)
     return cast(Numerics, wrapped), wrapped
 
 
 def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
-    """Routes that an engine told, of `rows` positions and the sparse layers; RequestError if they can't be those.
+    """Reported routes of `rows` positions and the sparse layers; RequestError if they can't be those.
 
-    Engines may tell more: the last token's, those of dense layers (which are left out), all layers in one. OWN stands
-    for what is not told of a position and layer: then for all of its experts.
+    Engines may report more: the last token's, those of dense layers (which are dropped), all layers in one. OWN stands
+    for
+    all experts of a position and layer that are not reported.
     """
     mixture, layers = config.mixture, config.sparse_layers
     if mixture is None or not layers:
@@ -105,7 +106,7 @@ def require_experts(experts: Sequence[int], mixture: MixtureConfig, where: str) 
 
 
 def as_key(routes: Routes | NDArray[np.int64] | None, rows: int) -> bytes:
-    """Routes of the first rows, to look up by; empty where none were told."""
+    """Routes of the first rows as bytes; empty if none were reported."""
     return b"" if routes is None else np.array(routes[:rows], np.int64).astype("<i4").tobytes()
 
 
@@ -120,18 +121,20 @@ def from_key(key: bytes, config: ModelConfig) -> NDArray[np.int64] | None:
 
 @dataclass(frozen=True)
 class RouteDifference:
-    """Of all routes of one position the one that the oracle would least have taken."""
+    """The route of one position that the oracle would least have taken."""
 
     layer: int
     expert: int  # that the engine took,
     instead_of: int  # and the oracle would have
-    ratio: float  # by how much the scores by which they are chosen are apart, in units of their noise
+    ratio: float  # difference of their scores, in units of its noise
 
 
 def difference(
     preferred: Array, routes: NDArray[np.int64], squares: Array, layers: Sequence[int]
 ) -> RouteDifference | None:
-    """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: the same."""
+    """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: no
+    difference.
+    """
     worst = None
     for index, layer in enumerate(layers):
         outside = np.setdiff1d(np.arange(preferred.shape[1]), routes[index])
@@ -150,7 +153,7 @@ def difference(
 def gap_scale(squares: Array, expert: int, other: int) -> float:
     """Standard deviation of the difference of two experts' scores, whose errors have mean squares [N].
 
-    Half of it is of these two, half of all experts: the first knows what is special, the second is steady.
+    Half of it comes from these two, half from all experts: the first knows what is special, the second is steady.
     """
     pair_square = (float(squares[expert]) + float(squares[other])) / 2.0
     return max(LEAST, math.sqrt(pair_square + float(np.mean(squares))))

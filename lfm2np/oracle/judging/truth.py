@@ -23,13 +23,13 @@ from lfm2np.work.place import AnyPlace, Work, compute
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
-Wanted = Mapping[int, Iterable[int]]  # tokens to look at, by row
-LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
-UNKNOWN = -1  # in the place of a column, in rows that nobody wanted
+Wanted = Mapping[int, Iterable[int]]  # tokens, by row
+LIKELY, OTHERS = 48, 80  # columns of each position: the likeliest tokens, and some others
+UNKNOWN = -1  # instead of a column, in rows that are not wanted
 
 
 class Spoken(NamedTuple):
-    """One sequence, and the routes that its tokens were told to have taken: see routes.as_key."""
+    """One sequence, and the routes that its tokens are reported to have taken: see routes.as_key."""
 
     token_ids: Ids
     routes: bytes = b""
@@ -39,9 +39,9 @@ class Spoken(NamedTuple):
 class Truth:
     """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
 
-    Of rows that nobody wanted only the routes are known; their columns are UNKNOWN.
-    The distribution's own numbers (best, squares) are over the whole vocabulary. L sparse layers, N experts, K of a
-    token; where there are none, `routes` and `preferred` are None.
+    Of rows that are not wanted only the routes are known; their columns are UNKNOWN. `best` and `squares` are over the
+    whole
+    vocabulary. L sparse layers, N experts, K of a token; without a mixture `routes` and `preferred` are None.
     """
 
     spoken: Spoken
@@ -63,45 +63,39 @@ class Truth:
         return np.flatnonzero(self.columns[:, 0] != UNKNOWN)
 
     def at(self, row: int, token_id: int) -> int:
-        """The column of a token. KeyError if it was not among those looked at."""
+        """The column of a token. KeyError if it is not among the columns."""
         column = int(np.searchsorted(self.columns[row], token_id))
         if column == self.columns.shape[1] or self.columns[row, column] != token_id:
             raise KeyError(token_id)
         return column
 
     def covers(self, wanted: Wanted) -> bool:
-        """Whether all tokens wanted, by row, are among those looked at; none wanted: whether all rows are known."""
+        """Whether all wanted tokens are among the columns; without any: whether all rows are known."""
         rows = list(wanted) or range(len(self.columns))
         known = bool((self.columns[rows, 0] != UNKNOWN).all())
         return known and all(np.isin(list(tokens), self.columns[row]).all() for row, tokens in wanted.items())
 
 
 def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
-    """That of one sequence: see truths_of."""
+    """Of one sequence: see truths_of."""
     return truths_of(model, {tuple(token_ids): wanted})[0]
 
 
 def truths_of(
-    model: LoadedModel,
-    wanted: Mapping[Ids, Wanted],
-    place: AnyPlace = None,
-    progress: Progress | None = None,
+    model: LoadedModel, wanted: Mapping[Ids, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
-    """The truth of each sequence, all of them in ragged passes; `progress(done, total)` counts tokens.
+    """The truth of each sequence, in ragged passes; `progress(done, total)` counts tokens.
 
-    `wanted` are the tokens to look at, by row, beside the likeliest; only these rows are looked at, or all if there are
-    none. NumericsError if exact arithmetic can't hold the model's numbers.
+    wanted  tokens to include beside the likeliest, by row; only these rows are computed, or all if there are none
+    errors  NumericsError if exact arithmetic can't hold the model's numbers
     """
     return spoken_truths(model, {Spoken(ids): rows for ids, rows in wanted.items()}, place, progress)
 
 
 def spoken_truths(
-    model: LoadedModel,
-    wanted: Mapping[Spoken, Wanted],
-    place: AnyPlace = None,
-    progress: Progress | None = None,
+    model: LoadedModel, wanted: Mapping[Spoken, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
-    """The same of sequences that were told to have taken certain routes."""
+    """The same of sequences with reported routes."""
     items = []
     for spoken, rows in wanted.items():
         item = {"token_ids": list(spoken.token_ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
@@ -137,7 +131,7 @@ def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
 def given_routes(
     model: LoadedModel, sequences: Sequence[Sequence[int]], reported: Sequence[NDArray[np.int64] | None]
 ) -> NDArray[np.int64] | None:
-    """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
+    """Of a ragged pass [all T, L, K], OWN for sequences without reported routes; None if there are no experts."""
     if not model.config.sparse_layers:
         return None
     assert model.config.mixture is not None
@@ -170,7 +164,7 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
 def fill_rows(
     arrays: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
 ) -> None:
-    """What logits [t, V] say into the arrays of a Truth, at the rows of these numbers [t]."""
+    """Writes results of logits [t, V] into the arrays of a Truth, at these rows [t]."""
 
     def compute(rows: slice) -> None:
         piece, at = logits[rows], numbers[rows]
@@ -199,12 +193,12 @@ def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:
-    """J: room for what is wanted in any row, the likeliest and some others."""
+    """J: room for the wanted tokens of any row, the likeliest and some others."""
     return min(vocab_size, max((len(set(ids)) for ids in wanted.values()), default=0) + LIKELY + OTHERS)
 
 
 def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: int) -> NDArray[np.int64]:
-    """[T, J] ids, ascending in each row: those wanted, the likeliest, and others spread over the vocabulary."""
+    """[T, J] ids, ascending in each row: the wanted, the likeliest, and others spread over the vocabulary."""
     rows, vocabulary = logits.shape
     if vocabulary <= count:
         return np.tile(np.arange(vocabulary), (rows, 1))

@@ -23,20 +23,12 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format
-from lfm2np.oracle.locate.eight_bits import rounds
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import (
-    LIMIT,
-    PRECISIONS,
-    Measured,
-    Precision,
-    joined_rows,
-    precision_named,
-    rounded,
-)
+from lfm2np.oracle.locate.rounded_inputs import rounds
+from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
 

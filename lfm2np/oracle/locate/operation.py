@@ -14,7 +14,7 @@ from lfm2np.checkpoint.mixture import MixtureConfig
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.numerics.matrix import Weights
-from lfm2np.oracle.locate import eight_bits, spread
+from lfm2np.oracle.locate import rounded_inputs, spread
 from lfm2np.oracle.locate.spread import Measured, Precision
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 
@@ -82,6 +82,6 @@ def is_wanted(name: str, dumped: Container[str] | None) -> bool:
 
 def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
     tensor = oracle.tensors[name + ".weight"]
-    if oracle.rounds_inputs and eight_bits.rounds(tensor):
-        return eight_bits.linear(x, oracle.matrix(name), oracle.bias(name), tensor, oracle.precision)
+    if oracle.rounds_inputs and rounded_inputs.rounds(tensor):
+        return rounded_inputs.linear(x, oracle.matrix(name), oracle.bias(name), tensor, oracle.precision)
     return spread.linear(x, oracle.matrix(name), oracle.bias(name), oracle.precision)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle import factors
-from lfm2np.oracle.causes.constants import would_show
 from lfm2np.oracle.causes.regions import described
+from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words

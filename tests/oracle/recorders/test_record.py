@@ -22,7 +22,7 @@ from lfm2np.oracle.check import Checked, ask_all, check, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of
-from lfm2np.oracle.recorders.record import record_of
+from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
-from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Sought, cost, sought
+from lfm2np.oracle.judging.constants import MOST_PRODUCTS, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, size_of
@@ -27,7 +27,7 @@ def constants_of(
     is_wrong: bool,
     is_wanted: bool,
     progress: Progress | None = None,
-) -> Sought | None:
+) -> ConstantSearch | None:
     """What can be said of constants: None if that takes too long and was not asked for (`is_wanted`), if nothing is
     off, or if the errors are those of other experts."""
     size = size_of(positions)
@@ -41,10 +41,10 @@ def constants_of(
     if not is_wanted and not fits[False]:
         return None
     every = is_wanted or (fits[True] and (is_wrong or size > LARGE))
-    return sought(model, format_name, pairs, positions, known, every, progress)
+    return search_constants(model, format_name, pairs, positions, known, every, progress)
 
 
-def constant_cause(search: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
+def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
     possible = (
         [] if search is None else [constant for constant in search.found if constant.share > -1.0]
@@ -59,7 +59,7 @@ def constant_cause(search: Sought | None, positions: Sequence[Position], is_wron
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
 
 
-def would_show(search: Sought) -> str:
+def would_show(search: ConstantSearch) -> str:
     """In words: by how much the constants of the whole network would have to be off to show."""
     return ", ".join(f"{name} by {amount(share)}" for name, share in search.least.items() if "layer " not in name)
 
