@@ -45,7 +45,7 @@ def serve(numerics: str) -> None:
 
 
 def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
-    """Whether it can be met; if not, it is answered at once."""
+    """Whether it can run; if not, it is answered at once with an error."""
     prompt_logprobs = 0 if ask["prompt_logprobs"] else None
     try:
         params = lfm2np.SamplingParams(
@@ -63,7 +63,7 @@ def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
 
 
 def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
-    """All requests to their ends, each answered when it has come to its own."""
+    """All requests to their ends, each answered when it finishes."""
     for name in [name for name, limit in limits.items() if limit == 0]:
         answer(engine.abort(name))
     while engine.has_unfinished:

@@ -1,23 +1,23 @@
-"""An engine's recorded answers against a vector set, without NumPy and without the model: comparisons only.
+"""An engine's recorded answers compared with a vector set, without NumPy and without the model.
 
     python vectors_plain.py vectors.json answers.jsonl --format bfloat16
 
-One file, of the standard library alone, so that an engine's own CI can copy it beside a vector set. One answer a line:
-{"id": a vector's id, "token_ids": [...], "logprobs": [...]}, the log-probabilities where the engine tells them, or
+One file that needs the standard library only, for copying into an engine's CI beside a vector set. One answer a line:
+{"id": a vector's id, "token_ids": [...], "logprobs": [...]}, with log-probabilities if the engine reports them, or
 {"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines.
 
 With b a bound of the format (a standard deviation, stored in the set), and u one unit in the last place of the largest
 logit in that format and `float32_units` in float32, a difference x is more than the format explains if
-x > u + limit * b; the set says what its limit and its float32_units are.
+x > u + limit * b; the set contains limit and float32_units.
 
-EXACT         the expected token; its log-probability, where it is told, is off by no more than that
+EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
 DRIFT         a log-probability that is further off
 BUG           a token that is further behind
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
 
-After a token that is not the expected one the context is another, so nothing behind it is judged. Exit code: 0 right,
-1 wrong, 2 inconclusive, 3 could not run.
+After a token that is not the expected one the context differs, so the rest is not judged. Exit code: 0 right, 1 wrong,
+2 inconclusive, 3 could not run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_TOKENS = "no token_ids"
 
 
 class PlainError(Exception):
-    """A file that can't be read, or is no vector set, or no answers to it."""
+    """A file that can't be read, is no vector set, or has no answers to it."""
 
 
 class Judged(NamedTuple):
@@ -148,12 +148,12 @@ def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
         f"{len(answers)} answers: {summary or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends)
     )
     if not any(answer.get("logprobs") for answer in answers):
-        lines.append("tokens only: no log-probabilities were told, and errors that flip no token can't be seen")
+        lines.append("tokens only: no log-probabilities were reported, and errors that flip no token can't be seen")
     return lines
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """vectors.json, as its checksum says; that it is one shows when it is used. `lfm2np vectors verify` is strict."""
+    """vectors.json with a valid checksum; its form is checked when it is used. `lfm2np vectors verify` is strict."""
     document = parse(read_text(path), path)
     if not isinstance(document, dict) or document.get("format_version") != 2:
         raise PlainError(f"{path}: not a vector set of format_version 2")
@@ -203,7 +203,7 @@ def read_text(path: str) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Strict JSON: no NaN, no infinity, also not as a number that overflows."""
+    """Strict JSON: no NaN, no infinity, no number that overflows."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is no JSON number")

@@ -1,10 +1,11 @@
-"""What the errors of a check depend on: one first cause, how sure it is, and at most two more under it.
+"""What the errors of a check depend on: one first cause, how certain it is, and at most two more.
 
-certain   all that is wrong lies where the cause says, of the requests there at least PURE are wrong, and requests would
-          be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or every request is wrong, and
-          no level of any factor tells where
-likely    the first two, but with a larger chance, or one of both with one below MOST_CHANCE; or no level tells where,
-          and wrong requests were right in some or all of their repeats, or right alone and wrong beside others
+certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, and the chance of
+          that by accident is below SURE_CHANCE (Fisher's exact test); or every request is wrong, and no factor
+          separates them
+likely    the first two, with a larger chance, or one of both with a chance below MOST_CHANCE; or no factor separates
+          wrong from right, and wrong requests were right in some or all of their repeats, or right alone and wrong
+          beside others
 a guess   anything else
 """
 
@@ -24,17 +25,17 @@ MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
 PURE = 0.9
 SURE_CHANCE = 1e-9
-ALONE_CHANCE = 1e-3  # that repeats beside others and alone are so unlike by accident: one guess, not ten thousand
+ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not ten thousand
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """One cause of what is wrong: where it is so, and what that points to.
+    """One cause of what is wrong: where, and what that points to.
 
-    wrong, requests  how many requests are wrong, and how many there are; of repeats, how many of those
-    explained        share of the entropy of right and wrong positions that `where` takes away
-    chance           that it is so by accident
+    wrong, requests  how many requests are wrong, of how many; of repeats, how many of those
+    explained        share of the entropy of right and wrong positions that `where` removes
+    chance           of this by accident
     """
 
     sure: str
@@ -60,7 +61,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Repeats:
-    """A wrong request that was put again and again in the same company, and, if it had any, as often alone."""
+    """A wrong request that was repeated beside the same requests, and, unless it was alone, as often alone."""
 
     ask: str
     failed: int
@@ -69,7 +70,7 @@ class Repeats:
 
 
 def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
-    """The first cause, and others; none if the errors are what the format explains."""
+    """The first cause, then others; none if the format explains the errors."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
         return []
     regions = described(positions)
@@ -83,7 +84,7 @@ def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> 
 
 
 def lines(causes: Sequence[Suspicion]) -> list[str]:
-    """How sure the first one is stands before it; the others are less."""
+    """The first with its certainty; the others are less certain."""
     return [cause.words if index else cause.line for index, cause in enumerate(causes)]
 
 
@@ -111,9 +112,9 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
 
 
 def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
-    """What repeats of wrong requests say: nothing, if they are wrong each time.
+    """What repeats of wrong requests show: nothing, if they are wrong each time.
 
-    Right and wrong in turn is no proof of a race: an engine may give a request another slot each time.
+    Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
     failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
     beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
@@ -137,7 +138,7 @@ def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """Where no factor and no combination of them tells right from wrong."""
+    """If no combination of factors separates right from wrong."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
@@ -152,7 +153,7 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
 
 
 def growth(positions: Sequence[Position]) -> list[Suspicion]:
-    """Error that grows with the position, in bins: something is added up, or the positions are off."""
+    """Errors that grow with the position, in bins: something accumulates, or positions are off."""
     rows: Groups = grouped(positions, "row")
     sizes = [group.rms for group in rows.values() if group.told >= LEAST]
     rising = sum(later > earlier for earlier, later in pairwise(sizes))

@@ -1,13 +1,13 @@
-"""What tells wrong positions from right ones: some levels of up to three factors.
+"""What separates wrong positions from right ones: some levels of up to three factors.
 
-All regions are tried that are a cut of one factor, or the intersection of cuts of two or three: "decode", "prefill,
-alone or first of a batch". The one is taken that says most of whether a position is wrong (mutual information, each
-request with the same weight), of nearly equal ones the one of the fewest factors. Where it is wrong, one bug needs
-all of its cuts; where it is right, each cut leaves out something that is wrong by itself.
+A region is a cut of one factor or the intersection of cuts of two or three: "decode", "prefill, alone or first of a
+batch". Of all regions the one is taken that says most of whether a position is wrong (mutual information, each request
+with the same weight); of nearly equal ones the one with the fewest factors. If the region is wrong, one bug needs all
+of
+its cuts; if it is right, each cut excludes something that is wrong by itself.
 
-Regions are many, so one may tell by chance: it counts only if the requests in it and outside would hardly ever be so
-unlike, did it not matter (Fisher's exact test), and if what is right has at least half of the right positions: nothing
-is said from a sliver.
+There are many regions, so one may separate by chance: it counts only if requests inside and outside would hardly ever
+differ so much by accident (Fisher's exact test), and if the right side has at least half of the right positions.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from lfm2np.oracle.causes.scales import MIXED, POSITIONS, SCALES, Choice, Mask, 
 from lfm2np.oracle.factors import group_of
 from lfm2np.oracle.judging.verdict import Position
 
-MOST_CHANCE = 1e-6  # that a region tells by accident; some ten thousand are tried,
-MOST_CHANCE_OF_ONE = 1e-4  # of them a hundred or two that are one cut
-LEAST_SHARE = 0.5  # of the right positions, that what is called right has to have
-NEARLY = 0.9  # of what the best region says: one of fewer factors is as good
-ALIKE = 0.98  # of the same number of factors: the one whose factors come first
-LONELY = "token"  # this factor and those behind it are not combined: with so many levels they would fit whatever comes
-LUCKY = 0.1  # the weight of a right position behind a wrong one
-MOST_FIRST = 2  # rows in which attention and rotation have next to nothing to get wrong
+MOST_CHANCE = 1e-6  # of a region that separates by accident; some ten thousand are tried,
+MOST_CHANCE_OF_ONE = 1e-4  # and a hundred or two of a single cut
+LEAST_SHARE = 0.5  # of the right positions on the right side
+NEARLY = 0.9  # of the best gain: a region of fewer factors is as good
+ALIKE = 0.98  # with the same number of factors: the one whose factors come first
+LONELY = "token"  # this factor and later ones are not combined: with so many levels they would fit anything
+LUCKY = 0.1  # the weight of a right position after a wrong one
+MOST_FIRST = 2  # rows in which attention and rotation can hardly be wrong
 MOST_CUTS = 3
 MOST_PARTS = 3
-WHOLE = 1.25  # how much better it is if all that is called right is right
-MOST_TRIED = 100  # regions that may be by chance, before none is named
+WHOLE = 1.25  # how much better it is if nothing is wrong on the right side
+MOST_TRIED = 100  # regions, before none is named
 BEAM = 40  # pairs of cuts to which a third is tried
 Place = tuple[str, int]  # a position: its ask's id, and its row
-Scored = tuple[tuple[int, ...], float]  # cuts by their numbers, and what they say together
+Scored = tuple[tuple[int, ...], float]  # cuts by their numbers, and their gain
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is wrong by itself, and what that points to."""
+    """Something that is wrong by itself, and what that points to."""
 
     words: str
     where: str
@@ -56,10 +56,10 @@ class Part:
 class Description:
     """What is right, and what is wrong by itself, the largest first.
 
-    right      levels that all have to be met; none: all that is not in the part
+    right      levels that all have to be met; empty: all that is not in the part
     inside     the positions there, without those that are wrong
-    explained  of what there is to know of which positions are wrong (their entropy), the share that this tells
-    chance     that requests inside and outside are so unlike by accident
+    explained  the share of the entropy of right and wrong positions that this removes
+    chance     of such a difference between requests inside and outside by accident
     """
 
     right: tuple[Choice, ...]
@@ -73,7 +73,7 @@ class Description:
 
     @property
     def right_where(self) -> str:
-        """What stands behind "right" in one line."""
+        """What follows "right" in a line."""
         return ", ".join(choice.where for choice in self.right) or "elsewhere"
 
     def as_json(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Description:
 
 
 class Positions:
-    """Positions with what the search needs of them: which are wrong, their weights, and all cuts of all factors."""
+    """Positions prepared for the search: which are wrong, their weights, and all cuts of all factors."""
 
     def __init__(self, positions: Sequence[Position]) -> None:
         self.positions = positions
@@ -111,13 +111,15 @@ class Positions:
         return [self.positions[index] for index in np.flatnonzero(mask).tolist()]
 
     def wrong_requests(self, mask: Mask) -> tuple[int, int]:
-        """Of the requests that have positions there, how many are wrong there; and how many there are."""
+        """Of the requests with positions there, how many are wrong there, and how many there are."""
         return len(np.unique(self.request[mask & self.wrong])), len(np.unique(self.request[mask]))
 
 
 def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each position: 1 a request, and little where it is right behind a wrong one of its request. State, keys and
-    values go on from what is wrong, so such a position is right by luck."""
+    """1 per request, and little for a right position after a wrong one of its request: state, keys and values continue
+    from
+    what is wrong, so such a position is right by luck.
+    """
     if not positions:
         return np.zeros(0)
     first: dict[str, int] = {}
@@ -132,7 +134,7 @@ def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDA
 
 
 def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
-    """By ask the tokens of its sequence, as far as they are known."""
+    """By ask, the tokens of its sequence as far as they are known."""
     tokens_by_ask: dict[str, list[int]] = {}
     for position in positions:
         tokens = tokens_by_ask.setdefault(position.ask.id, list(position.ask.prompt_token_ids))
@@ -146,7 +148,7 @@ def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """An intersection of cuts, and what it tells: nats a request."""
+    """An intersection of cuts, and its information gain in nats per request."""
 
     choices: tuple[Choice, ...]
     gain: float
@@ -165,8 +167,10 @@ def entropy(share: NDArray[np.float64]) -> NDArray[np.float64]:
 def gains(
     inside: NDArray[np.float64], wrong: NDArray[np.float64], all_of: float, all_wrong: float
 ) -> NDArray[np.float64]:
-    """What regions say, from the weight of their positions, and of their wrong ones, and WHOLE times that where nothing
-    is wrong on the right side; minus 1 where that is a sliver."""
+    """Information gains of regions, from the weight of their positions and of their wrong ones; WHOLE times that where
+    nothing
+    is wrong on the right side; -1 where that side is a sliver.
+    """
     outside = np.maximum(all_of - inside, 0.0)
     within = wrong / np.maximum(inside, 1e-12)
     without = (all_wrong - wrong) / np.maximum(outside, 1e-12)
@@ -179,7 +183,7 @@ def gains(
 
 
 def regions(judged: Positions, most_cuts: int) -> list[Region]:
-    """The most telling of one cut, of two and of three; see `preferred`."""
+    """The most informative of one cut, of two and of three; see `preferred`."""
     choices = judged.choices
     if not choices or not judged.wrong.any() or judged.wrong.all():
         return []
@@ -211,7 +215,7 @@ def regions(judged: Positions, most_cuts: int) -> list[Region]:
 
 
 def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> list[Scored]:
-    """The best of each number of cuts: first the one that is to be taken, if it is not by chance, then the others."""
+    """The best of each number of cuts, the preferred one first, then the others in order."""
     best = []
     for of_size in sets:
         top = max((gain for _, gain in of_size), default=0.0)
@@ -230,15 +234,17 @@ def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> li
 
 
 def described(positions: Sequence[Position]) -> Description | None:
-    """None if nothing is wrong, or nothing tells wrong from right by more than chance."""
+    """None if nothing is wrong, or nothing separates wrong from right by more than chance."""
     whole = with_rest(positions)
     wrong = {(position.ask.id, position.row) for position in positions if position.is_wrong}
     return None if whole is None else replace(whole, inside=whole.inside - wrong)
 
 
 def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Description | None:
-    """What is left in the right region is described by itself: a bug may be too rare to be seen beside another. By two
-    cuts at most: what takes three may be what the first bug does later on."""
+    """Wrong positions in the right region are described by themselves: a bug may be too rare to be seen beside another.
+    By one
+    cut less: what takes three may be a later effect of the first bug.
+    """
     judged = Positions(positions)
     first = next(filter(None, (description(judged, region) for region in regions(judged, most_cuts))), None)
     if first is None or not first.wrong_outside or len(first.parts) >= MOST_PARTS:
@@ -253,7 +259,7 @@ def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Desc
 
 
 def description(judged: Positions, region: Region) -> Description | None:
-    """None of a region that tells by chance."""
+    """None for a region that may separate by chance."""
     mask = region.mask
     bad, good = judged.wrong_requests(mask), judged.wrong_requests(~mask)
     is_right = bad[0] * good[1] < good[0] * bad[1]  # the region; else what it leaves out
@@ -276,7 +282,7 @@ def description(judged: Positions, region: Region) -> Description | None:
 
 
 def explained(judged: Positions, mask: Mask) -> float:
-    """The share of the entropy of right and wrong that it takes away to know whether a position is in there."""
+    """The share of the entropy of right and wrong that is removed by knowing whether a position is inside."""
     wrong = judged.weights * judged.wrong
 
     def left(some: Mask) -> float:
@@ -287,7 +293,7 @@ def explained(judged: Positions, mask: Mask) -> float:
 
 
 def single_rest(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """What a single cut leaves out, as a choice; none of several cuts, where it is all else."""
+    """What a single cut excludes, as a choice; empty for several cuts, which exclude all else."""
     if len(choices) > 1:
         return ()
     (choice,) = choices
@@ -295,9 +301,9 @@ def single_rest(choices: Sequence[Choice]) -> tuple[Choice, ...]:
 
 
 def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
-    """The chance that so many or more of all wrong requests are among these (Fisher's exact test, one side).
+    """The chance that at least so many of all wrong requests are among these (Fisher's exact test, one-sided).
 
-    What a request has inside counts once, and so does what it has outside: its positions are wrong together.
+    A request's positions inside count once, and so do those outside: they are wrong together.
     """
     most = wrong + others_wrong
     ways = sum(math.comb(of, count) * math.comb(others, most - count) for count in range(wrong, min(of, most) + 1))
@@ -305,7 +311,7 @@ def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
 
 
 def whole_part(judged: Positions, choices: Sequence[Choice]) -> Part:
-    """A region that is wrong: one bug, which needs all of it. The suspect is the most telling cut's."""
+    """A region that is wrong: one bug, which needs all of it. The suspect is the most informative cut's."""
     mask = np.logical_and.reduce([choice.mask for choice in choices])
     weights, wrong = judged.weights, judged.weights * judged.wrong
     totals = float(weights.sum()), float(wrong.sum())
@@ -320,7 +326,7 @@ def whole_part(judged: Positions, choices: Sequence[Choice]) -> Part:
 
 
 def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
-    """Of some cuts together; of most the most telling one's."""
+    """Of some cuts together; usually the most informative one's."""
     first = [choice for choice in choices if choice.factor == "row" and choice.is_above and choice.edge <= MOST_FIRST]
     if first and len(choices) == 1:
         return POSITIONS
@@ -330,8 +336,10 @@ def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
 
 
 def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
-    """Each level that a right region leaves out and that is off where all else is as in the region; of one factor,
-    those that are so under the same circumstances together."""
+    """Each level that a right region excludes and that is off where all else is as in the region; of one factor, those
+    under
+    the same circumstances together.
+    """
     parts = []
     for choice in region:
         others = np.logical_and.reduce(
@@ -353,7 +361,7 @@ def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
 
 
 def narrowing(judged: Positions, part: Mask) -> str:
-    """The level of one more factor that must come to it; none if the part is wrong by and large."""
+    """The level of one more factor that is needed, too; empty if most of the part is wrong."""
     sizes = [
         (int((part & choice.mask).sum()), choice)
         for choice in judged.choices

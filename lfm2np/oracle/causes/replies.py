@@ -1,8 +1,8 @@
-"""A reply against itself, and log-probabilities that are right but for the way in which they are told.
+"""A reply compared with itself, and log-probabilities that are right but reported in another way.
 
-Other logarithms, another normalisation or temperature, one position too early: each of these ways is undone, and what
-comes of it is judged as any answer is. A way is the cause if everything that an engine told of that part is then right;
-no noise of a format makes it so by accident.
+Other logarithms, another normalisation or temperature, one position too early: each way is undone, and the result is
+judged like any answer. A way is the cause if all that an engine reported of that part is then right; no noise of a
+format makes it so by accident.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Position, Verdict, size_of
 from lfm2np.oracle.targets.records import Answer, Ask
 
-Row = Mapping[int, float]  # log-probabilities told at one position, by token
-LEAST_REPORTED = 16  # log-probabilities of a part, for anything to be said of it
-FIRST = 4  # answers by which a way is tried
-LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds, in the words of an error only
-ROUNDING = 0.01  # nats: what may carry the log-probability of a certain token above 0
+Row = Mapping[int, float]  # log-probabilities reported at one position, by token
+LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
+FIRST = 4  # answers on which a way is tried first
+LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
+ROUNDING = 0.01  # nats: may lift the log-probability of a certain token above 0
 CHOSEN, ALTERNATIVES, PROMPT = "the new tokens", "the alternatives", "the prompts' tokens"
 PARTS = (CHOSEN, ALTERNATIVES, PROMPT)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one answer tells of one part: R rows, the first of which is the truth's row `first`."""
+    """What one answer reports of one part: R rows, the first of which is the truth's row `first`."""
 
     rows: Sequence[Row]
-    tops: Sequence[Row]  # the alternatives of the same rows; empty ones where none are told
+    tops: Sequence[Row]  # the alternatives of the same rows; empty where none are reported
     truth: Truth
     first: int
 
@@ -45,14 +45,14 @@ class Part:
         return float(self.truth.logprobs[row, self.truth.at(row, token)])
 
 
-Undo = Callable[[Part], Sequence[Row] | None]  # the rows as they would be right; None: this way can't be told here
+Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; None: it does not apply
 Way = tuple[str, Undo]
 
 
 def reply_cause(
     model: LoadedModel, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
 ) -> Suspicion | None:
-    """The way in which log-probabilities are told, if all tokens are right and this explains all that is not."""
+    """The way in which log-probabilities are reported, if all tokens are right and this explains all errors."""
     if any(position.verdict is Verdict.BUG for position in positions):
         return None
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
@@ -60,7 +60,7 @@ def reply_cause(
 
     def is_right(part: str, all_rows: Sequence[Sequence[Row]]) -> bool:
         answers = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(usable, all_rows, strict=True)]
-        for some in (answers[:FIRST], answers):  # most ways are seen to be none in a few answers
+        for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(model, format_name, some, known=known)
             if is_wrong(judged) or size_of(judged) > FINE:
                 return False
@@ -116,7 +116,7 @@ def part_of(part: str, ask: Ask, answer: Answer, truth: Truth) -> Part:
 
 
 def with_rows(part: str, answer: Answer, rows: Sequence[Row]) -> Answer:
-    """The answer as if it told this part alone."""
+    """The answer as if it reported this part alone."""
     bare = replace(answer, logprobs=None, top_logprobs=None, prompt_logprobs=None)
     if part == ALTERNATIVES:
         return replace(bare, top_logprobs=tuple(rows) or None)
@@ -128,7 +128,7 @@ def with_rows(part: str, answer: Answer, rows: Sequence[Row]) -> Answer:
 
 
 def undone(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
-    """Each way that can be told, in words, and the rows of all parts as they would be right."""
+    """Each possible way, in words, and the rows of all parts with it undone."""
     for words, undo in ways(parts):
         rows = [undo(part) for part in parts]
         known = [undone_rows for undone_rows in rows if undone_rows is not None]
@@ -137,7 +137,7 @@ def undone(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
 
 
 def ways(parts: Sequence[Part]) -> Iterator[Way]:
-    """The plainest first; a temperature and a shift are measured on what was told."""
+    """The plainest first; a temperature and a shift are measured on what was reported."""
     yield "are to base 2, not natural", scaled(math.log(2.0))
     yield "are to base 10, not natural", scaled(math.log(10.0))
     yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
@@ -164,7 +164,7 @@ def if_all_are_zero(part: Part) -> Sequence[Row] | None:
 
 
 def moved(by: int) -> Undo:
-    """Of one log-probability a position; the one at the end that is told nowhere is taken for right."""
+    """For one log-probability per position; the missing one at the end is assumed to be right."""
 
     def undo(part: Part) -> Sequence[Row] | None:
         if any(len(row) != 1 for row in part.rows):
@@ -181,7 +181,7 @@ def moved(by: int) -> Undo:
 
 
 def normalised(part: Part) -> Sequence[Row] | None:
-    """By what the truth gives the alternatives together."""
+    """By the truth's total probability of the alternatives."""
     rows = []
     for index, (row, tops) in enumerate(zip(part.rows, part.tops, strict=True)):
         together = math.log(math.fsum(math.exp(part.right(index, token)) for token in tops))
@@ -190,7 +190,7 @@ def normalised(part: Part) -> Sequence[Row] | None:
 
 
 def cooled(temperature: float) -> Undo:
-    """The likeliest alternative is taken for right, and the others by how far they are behind it."""
+    """The likeliest alternative is assumed to be right, and the others relative to it."""
 
     def undo(part: Part) -> Sequence[Row] | None:
         rows = []
@@ -204,7 +204,7 @@ def cooled(temperature: float) -> Undo:
 
 
 def temperature_of(parts: Sequence[Part]) -> float | None:
-    """By which the distances of alternatives are divided: the median over all positions."""
+    """The median over all positions of the ratio of distances between alternatives."""
     ratios = []
     for part in parts:
         for index, tops in enumerate(part.tops):
@@ -219,7 +219,7 @@ def temperature_of(parts: Sequence[Part]) -> float | None:
 
 
 def contradictions(pairs: Sequence[Pair]) -> list[str]:
-    """In words: where one token is told twice and differently, and where probabilities sum above 1."""
+    """Tokens reported twice and differently, and probabilities that sum to more than 1, in words."""
     twice, sums = [], []
     for ask, answer in pairs:
         for index, top in enumerate(answer.top_logprobs or ()):
@@ -240,7 +240,7 @@ def contradictions(pairs: Sequence[Pair]) -> list[str]:
 
 
 def why_positive(values: Sequence[float]) -> str:
-    """What log-probabilities above 0 look like."""
+    """What log-probabilities above 0 may be."""
     if all(0.0 <= value <= math.exp(ROUNDING) for value in values):
         return "; all are between 0 and 1, so they may be probabilities and not their logarithms"
     return "; none is below 0, so they may lack their sign" if min(values) >= 0.0 else ""

@@ -1,4 +1,4 @@
-"""The factors by which regions.py cuts positions, each with words for its levels and what a wrong level points to."""
+"""The factors by which regions.py cuts positions, with words for their levels and what a wrong level points to."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the
 
 
 def period(row: int) -> int:
-    """The largest power of two that a row is a multiple of; 0 of row 0, which is at no border."""
+    """The largest power of two that divides a row; 0 for row 0, which is at no border."""
     return row & -row
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The levels of a factor, the simplest first. It may be cut at any place, and a region has what is on one side.
+    """The levels of a factor, the simplest first. It may be cut anywhere; a region is one side of a cut.
 
-    words, suspects  of each level, by its name; of a factor that is a number, of what is below an edge and from it on
-    edges            where a number may be cut, beside where wrong positions begin and end; none: it is no number
-    preposition      what stands before the words in "wrong ..., right ..."
+    words, suspects  by level; for a number, of what is below an edge and from it on
+    edges            where a number may be cut, beside where wrong positions begin and end; empty: no number
+    preposition      stands before the words in "wrong ..., right ..."
     """
 
     level: Level
@@ -156,7 +156,7 @@ SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Levels of one factor, in words; `mask` has the positions at one of them."""
+    """Some levels of one factor, in words; `mask` marks the positions at them."""
 
     factor: str
     words: str
@@ -168,12 +168,12 @@ class Choice:
 
     @property
     def where(self) -> str:
-        """As it stands behind "wrong" or "right"."""
+        """As it follows "wrong" or "right"."""
         return SCALES[self.factor].preposition + self.words
 
 
 def numbers_cut(name: str, levels: Sequence[str | int], wrong: Mask) -> list[Choice]:
-    """Both sides of each edge: the scale's, and where the wrong ones begin and end."""
+    """Both sides of each edge: the scale's edges, and where wrong positions begin and end."""
     scale, numbers = SCALES[name], np.array(levels, np.int64)
     at = numbers[wrong]
     edges = [*scale.edges, *([round_edge(numbers, int(at.min())), int(at.max()) + 1] if len(at) else [])]
@@ -188,14 +188,14 @@ def numbers_cut(name: str, levels: Sequence[str | int], wrong: Mask) -> list[Cho
 
 
 def round_edge(numbers: NDArray[np.int64], edge: int) -> int:
-    """The roundest number that cuts as `edge` does: behind the next lower number that there is."""
+    """The roundest number that cuts as `edge` does: above the next lower number."""
     lower = numbers[numbers < edge]
     least = int(lower.max()) + 1 if len(lower) else edge
     return max(range(least, edge + 1), key=lambda number: ((number & -number), number)) if least > 0 else edge
 
 
 def levels_cut(name: str, levels: Sequence[str | int]) -> list[Choice]:
-    """Both sides of each cut of levels that are no numbers, and each level by itself."""
+    """Both sides of each cut of levels that are not numbers, and each level by itself."""
     scale, names = SCALES[name], np.array(levels)
     each = [Choice(name, scale.words[level], scale.suspects[level], names == level) for level in scale.words]
     there = [choice for choice in each if choice.mask.any()]

@@ -1,4 +1,4 @@
-"""A constant that is a little wrong, as the cause of errors that look like a format's, or that a format hides."""
+"""A slightly wrong constant as the cause of errors that look like a format's, or that a format hides."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def constants_of(
     is_wanted: bool,
     progress: Progress | None = None,
 ) -> ConstantSearch | None:
-    """What can be said of constants: None if that takes too long and was not asked for (`is_wanted`), if nothing is
-    off, or if the errors are those of other experts."""
+    """What can be said of constants: None if that takes too long and was not requested (`is_wanted`), if nothing is
+    off, or
+    if the errors are those of other experts.
+    """
     size = size_of(positions)
     not_reported = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(
         model.config.sparse_layers
@@ -60,7 +62,7 @@ def constant_cause(search: ConstantSearch | None, positions: Sequence[Position],
 
 
 def would_show(search: ConstantSearch) -> str:
-    """In words: by how much the constants of the whole network would have to be off to show."""
+    """By how much each constant of the whole network would have to be off to show, in words."""
     return ", ".join(f"{name} by {amount(share)}" for name, share in search.least.items() if "layer " not in name)
 
 

@@ -79,7 +79,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class ConstantSearch:
-    """`found`: constants that show, the best explanation first; `least`: how far off, relative, each would have to be."""
+    """`found`: constants that show, the best explanation first; `least`: relative errors from which each would show."""
 
     found: tuple[Constant, ...]
     least: Mapping[str, float]
