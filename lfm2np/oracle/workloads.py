@@ -154,7 +154,7 @@ def slot_reuse(writer: Writer) -> Iterator[Round]:
 
 
 def prefixes(writer: Writer) -> Iterator[Round]:
-    """The same prompt three times, then a longer one, one that branches off midway, and one with another first token."""
+    """As many short requests together as the engine takes, and two more: rows and slots that only such batches use."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
         for temperature in ("cold", "warm", "warm"):
