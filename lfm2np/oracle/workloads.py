@@ -154,7 +154,7 @@ def slot_reuse(writer: Writer) -> Iterator[Round]:
 
 
 def prefixes(writer: Writer) -> Iterator[Round]:
-    """As many short requests together as the engine takes, and two more: rows and slots that only such batches use."""
+    """The same prompt three times, then a longer one, one that branches off, and one with another first token."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
         for temperature in ("cold", "warm", "warm"):

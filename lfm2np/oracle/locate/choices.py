@@ -1,7 +1,7 @@
-"""The experts that an engine chose, held against its own scores: a near tie may go either way, anything else is wrong.
+"""The experts that an engine chose, compared with its own scores: a near tie may go either way, anything else is wrong.
 
-Two experts are nearly tied if what they are preferred by (score plus bias) is apart by no more than LIMIT times the
-noise of that difference, which is the root of the sum of both squared spreads.
+Two experts nearly tie if their preferences (score plus bias) differ by no more than LIMIT times the noise of that
+difference, which is the root of the sum of both squared spreads.
 
 T tokens, t rows of a dump, N experts, K experts of a token. Places [T, N] are those of mixture.py.
 """
@@ -23,7 +23,7 @@ NOBODY = -1
 
 
 def places(preferred: Measured, count: int, by_place: bool) -> Measured:
-    """Which experts [T, N] are chosen by preferred [T, N]; by_place: a place among the chosen is in doubt, too."""
+    """The experts [T, N] that preferred [T, N] chooses; by_place: places among the chosen may be in doubt, too."""
     order = best(preferred.values, count)  # [T, K]
     chosen_places = as_places(order, preferred.values.shape[1])
     values, noise = (
@@ -54,19 +54,19 @@ def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
 
 
 def says_nothing(chosen: Measured, most: float) -> bool:
-    """Whether of most experts it can't be said if they are chosen."""
+    """Whether for most experts it is open if they are chosen."""
     return bool(chosen.spread.mean() > most)
 
 
 def is_expert(dumped: Array, experts: int) -> NDArray[np.bool_]:
-    """Of ids [t, K] those of an expert that does not stand before them in their row."""
+    """Which ids [t, K] are valid experts that do not occur earlier in their row."""
     known = (dumped >= 0) & (dumped < experts)
     earlier = dumped[:, :, None] == dumped[:, None, :]
     return np.asarray(known & ~np.tril(earlier, -1).any(axis=-1))
 
 
 def as_read(dumped: Array, expected: Measured) -> Measured:
-    """Dumped ids as places, those of the last rows; a row that says an expert twice, or none, is what it should be."""
+    """Dumped ids as places, those of the last rows; a row with an invalid or repeated id becomes the expected one."""
     first = len(expected.values) - len(dumped)
     values, spread = expected.values.copy(), expected.spread.copy()
     rows = np.flatnonzero(is_expert(dumped, values.shape[1]).all(axis=1))
@@ -76,7 +76,7 @@ def as_read(dumped: Array, expected: Measured) -> Measured:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Dumped ids [t, K]: how wrong each is by its bound, infinite if it is no expert; in whose place it stands."""
+    """Dumped ids [t, K]: each error relative to its bound (infinite for an invalid id), and the expert it replaces."""
 
     errors: Array
     instead: NDArray[np.int64]  # NOBODY where it is right
@@ -85,8 +85,10 @@ class Judged:
 
 
 def judged(dumped: Array, preferred: Measured) -> Judged:
-    """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is held against the one missing that makes
-    it the worst."""
+    """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is compared with the missing one that
+    gives the
+    largest error.
+    """
     experts, count = preferred.values.shape[1], dumped.shape[1]
     rows_preferred = preferred[len(preferred.values) - len(dumped) :]
     valid = is_expert(dumped, experts)
@@ -114,7 +116,6 @@ def judged(dumped: Array, preferred: Measured) -> Judged:
 
 
 def in_words(dumped: Array, judged_ids: Judged, row: int, place: int, experts: int) -> str:
-    """What is wrong with one id."""
     given = dumped[row, place]
     if not 0 <= given < experts:
         return f"routed to expert {given:g}, expected one of 0 to {experts - 1}"
@@ -128,7 +129,7 @@ def in_words(dumped: Array, judged_ids: Judged, row: int, place: int, experts: i
 
 
 def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
-    """Which experts are chosen wrongly, and which are left out."""
+    """Which experts are wrongly chosen, and which are missing."""
     wrong = judged_ids.errors > 1.0
     valid = wrong & (judged_ids.instead != NOBODY)
     texts = []
@@ -141,7 +142,7 @@ def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
 
 
 def describe_experts(wrong: NDArray[np.bool_], chosen: Array, experts: int) -> str:
-    """Whose numbers are wrong, place by place: mask and ids, both [t, K]. Nothing if it is everybody's."""
+    """The experts with wrong numbers: mask and ids, both [t, K]. Empty if all are wrong."""
     experts_wrong = [int(expert) for expert in np.unique(chosen[wrong])]
     if len(experts_wrong) == 1:
         return f"expert {experts_wrong[0]}: {share_of(int(wrong.sum()), int((chosen == experts_wrong[0]).sum()))}"
@@ -151,7 +152,7 @@ def describe_experts(wrong: NDArray[np.bool_], chosen: Array, experts: int) -> s
 
 
 def describe_common(wrong: NDArray[np.bool_], chosen: Array) -> str:
-    """The expert that all wrong rows (a mask [t]) chose, if there is one, and the fewest right ones; chosen [t, K]."""
+    """The expert that all wrong rows (a mask [t]) and the fewest right ones chose, if there is one; chosen [t, K]."""
     counts = {}
     for expert in np.unique(chosen):
         its = (chosen == expert).any(axis=1)

@@ -1,4 +1,6 @@
-"""A file of activations, as an engine's author writes it, read and held against the shapes that the config demands."""
+"""A file of activations, as an engine's author writes it: read, and checked against the shapes that the config
+implies.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,14 @@ MOST_LISTED = 5
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """What was dumped of one sequence.
+    """The dumped tensors of one sequence.
 
-    tensors    by the names of operations.py, each [rows, width] float64; of those with a row for each token the last
-               rows may be all there are: of `lm_head`, or behind what came from a cache
-    stored     the format that each of them was stored in; none of whole numbers
-    unknown    names that mean nothing here, and are not looked at
-    sizes      rows of each step up to the last token; none: one step
-    format     what the engine says that it computes in
+    tensors    by the names of operations.py, each [rows, width] float64; tensors with a row per token may hold the last
+               rows only: `lm_head`, or those after a cached prefix
+    stored     the format that each was stored in; whole numbers have none
+    unknown    names without a meaning here, which are ignored
+    sizes      rows of each step up to the last token; empty: one step
+    format     what the engine declares that it computes in
     """
 
     token_ids: Array  # [T] int64
@@ -67,7 +69,7 @@ class Dump:
 
 
 def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
-    """The file's tensors; `names` says what the engine's names mean. DumpError names file, tensor and expectation."""
+    """The file's tensors; `names` maps the engine's names to ours. DumpError names file, tensor and expectation."""
     try:
         content = path.read_bytes()
     except (OSError, ValueError) as problem:
@@ -97,9 +99,9 @@ def header_of(content: bytes) -> dict[str, Any]:
 
 
 def dump_sha256(content: bytes) -> str:
-    """The checksum of a sound safetensors file: of its header, without the checksum that may be there, and its data.
+    """The checksum of a sound safetensors file: of its header without the checksum, and its data.
 
-    The SHA-256 of [header, SHA-256 of all behind the header] as JSON, as in scheduler/checksum.py.
+    The SHA-256 of [header, SHA-256 of everything after the header] as JSON, as in scheduler/checksum.py.
     """
     header = header_of(content)
     metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != CHECKSUM}
@@ -171,7 +173,7 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
 
 
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
-    """DumpError for a meaning that no model of this family has; one of the other layer type is only not there."""
+    """DumpError for a meaning that no model of this family has; one of the other layer type is allowed."""
     forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
     forms |= {f"model.layers.{{layer}}.conv.{part}" for part in CONV_PARTS}
     forms |= {f"model.layers.{{layer}}.self_attn.{part}" for part in ATTENTION_PARTS}
@@ -235,7 +237,7 @@ def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
 
 
 def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConfig, what: str) -> Array:
-    """[rows, width] from what engines dump: a batch of one, heads apart, a convolution's channels first.
+    """[rows, width] from what engines dump: with a batch of one, separate heads, or a convolution's channels first.
 
     Conv1d's output is [D, T + L - 1], as it pads both ends: the first T columns count.
     """
@@ -256,7 +258,7 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
 
 
 def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
-    """The last is what is expected."""
+    """The last is the expected one."""
     if operation.name == "lm_head":
         return range(1, steps.tokens + 1)
     if operation.per == TOKEN:
@@ -265,7 +267,7 @@ def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
 
 
 def causal(rows: Array, operation: Operation, tokens: int) -> Array:
-    """Attention's scores of positions behind a row's own are 0: what engines have there is theirs."""
+    """Attention's scores after a row's position become 0: engines put anything there."""
     if not operation.name.endswith(".self_attn.scores"):
         return rows
     positions = np.arange(tokens - len(rows), tokens)
@@ -274,7 +276,7 @@ def causal(rows: Array, operation: Operation, tokens: int) -> Array:
 
 
 def default_format(dump: Dump) -> str:
-    """What it says; else the coarsest format that any tensor is stored in; float32 for none, and for float64."""
+    """The declared format; else the coarsest that any tensor is stored in; float32 for none, and for float64."""
     if dump.format is not None:
         return dump.format
     precisions = [PRECISIONS[dtype] for dtype in dump.stored.values() if dtype in PRECISIONS]

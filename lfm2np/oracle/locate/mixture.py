@@ -1,14 +1,14 @@
 """A mixture of experts as a list of operations, for `locate`: router, choice, weights, experts, their sum.
 
-`gate` is the router's module in transformers; the other names are ours: `scores` (its sigmoid), `experts_chosen` (their
-ids, best first), `expert_weights`, `expert_outputs` (of each chosen expert, before its weight), `mixed` (their sum).
-Weights and outputs stand in the order of the dumped ids; which order that is does not matter.
+`gate` is the router's module in transformers; the other names are ours: `scores` (its sigmoid), `experts_chosen` (ids,
+best first), `expert_weights`, `expert_outputs` (of each chosen expert, before its weight), `mixed` (their sum). Weights
+and outputs are in the order of the dumped ids, whatever that is.
 Source: transformers 5.23, models/lfm2_moe, Lfm2MoeTopKRouter, Lfm2MoeExperts and Lfm2MoeSparseMoeBlock.
 
 A choice is `Measured` as places [T, N]: 0 for an expert that a token does not go to, else from 1 on, best first; its
-spread is 1 where that may be otherwise, as scores are too near each other, and else 0 (see choices.py). What depends on
-a choice in doubt has the difference to the farthest expert that it may be as its spread, so that bounds hold for
-several in doubt at once. A dumped choice is in no doubt.
+spread is 1 where a near tie leaves that open, else 0 (see choices.py). What depends on an open choice has the
+difference
+to the farthest possible expert as its spread, so that bounds hold for several at once. A dumped choice is not open.
 
 T tokens, N experts, K experts of a token, D hidden.
 """
@@ -36,7 +36,7 @@ PARTS = ("gate", "scores", CHOSEN, WEIGHTS, OUTPUTS, MIXED)
 def mixture_operations(
     config: ModelConfig, index: int, norm: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
-    """Those of a sparse layer's feed-forward, which reads the tensor `norm`."""
+    """Of a sparse layer's feed-forward, which reads the tensor `norm`."""
     mixture = config.mixture
     assert mixture is not None
     mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
@@ -69,12 +69,12 @@ def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:
 
 
 def choice(mlp: str, by_place: bool, oracle: Oracle, scores: Measured) -> Measured:
-    """Scores [T, N] -> places [T, N]; `by_place`: the order of the chosen may be in doubt, too."""
+    """Scores [T, N] -> places [T, N]; `by_place`: the order of the chosen may be open, too."""
     return choices.places(preferred(mlp, oracle, scores), oracle.mixture.num_experts_per_tok, by_place)
 
 
 def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
-    """[T, K] of scores [T, N] and places [T, N]."""
+    """[T, K] from scores [T, N] and places [T, N]."""
     mixture = oracle.mixture
     ids = choices.ids(chosen, mixture.num_experts_per_tok)
     chosen_scores = Measured(*(np.take_along_axis(array, ids, axis=-1) for array in (scores.values, scores.spread)))
@@ -85,7 +85,7 @@ def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
 
 
 def outputs_of(mlp: str, oracle: Oracle, x: Measured, chosen: Measured) -> Measured:
-    """[T, K*D] of x [T, D] and places [T, N]."""
+    """[T, K*D] from x [T, D] and places [T, N]."""
     ids = choices.ids(chosen, oracle.mixture.num_experts_per_tok)
     doubted = np.take_along_axis(chosen.spread, ids, axis=-1) > 0.0  # [T, K]
     outputs = Measured(*(np.zeros((*ids.shape, x.values.shape[1])) for _ in range(2)))  # [T, K, D]

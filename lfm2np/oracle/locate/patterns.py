@@ -1,7 +1,8 @@
 """Which rows and channels of a tensor are wrong, in words: the shape of an error often names its cause.
 
-Rows that begin at a chunk's border point at state between steps, heads that are wrong alone at how they are grouped or
-strided, a channel together with the one half a head further at the rotation.
+Rows from a chunk's border on point to state between steps, wrong single heads to grouping or strides, a channel
+together
+with the one half a head further to the rotation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST_RUNS = 6  # of indices that are listed
 
 
 def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
-    """Rows [T], at least one of them wrong, in words; those before `first` were not dumped. A row may be a step's."""
+    """Rows [T], at least one wrong, in words; those before `first` were not dumped. A row may be a step's."""
     noun = "row" if noun == "token" else noun
     rows, total = np.flatnonzero(wrong), len(wrong)
     if len(rows) == total - first:
@@ -44,9 +45,9 @@ def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
 
 
 def repeated(rows: Indices) -> tuple[int, int] | None:
-    """(length, period) if the wrong rows are `length` at a time, every `period` rows.
+    """(length, period) if wrong rows come `length` at a time, every `period` rows.
 
-    Three times, or twice where they begin at a period's first multiple: two of anything have some period.
+    At least three times, or twice if they begin at the first multiple of the period: any two have some period.
     """
     starts = rows[np.diff(rows, prepend=-2) > 1]
     if len(starts) < 2:
@@ -60,7 +61,7 @@ def repeated(rows: Indices) -> tuple[int, int] | None:
 
 
 def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str = "channel") -> str:
-    """Channels of a mask [T, width] in words: by heads if it has any, by named parts if it has any."""
+    """Channels of a mask [T, width] in words: by heads or named parts, if there are any."""
     columns = np.asarray(wrong.any(axis=0))
     if heads:
         return describe_heads(columns.reshape(heads, -1))
@@ -84,7 +85,6 @@ def describe_heads(wrong: Mask) -> str:
 
 
 def described(wrong: Mask, noun: str) -> str:
-    """All of them, a few, or how many."""
     indices, total = np.flatnonzero(wrong), len(wrong)
     if len(indices) == total:
         return f"the only {noun}" if total == 1 else f"all {total} {noun}s"

@@ -1,4 +1,4 @@
-"""Products with quantised weights as llama.cpp's kernels on a CPU make them: of inputs that were rounded to 8 bits.
+"""Products with quantised weights as llama.cpp's CPU kernels compute them: inputs are first rounded to 8 bits.
 
 Before it multiplies, llama.cpp rounds a row of activations by blocks, to a scale times integers from -127 to 127, so
 that it can add up products of integers. Which blocks depends on the type of the weights (the `vec_dot_type` of
@@ -9,9 +9,9 @@ Q8_1  the same, and the block's sum as float16, by which minima are multiplied
 Q8_K  blocks of 256, scale float32(max / 127)
 F16   weights of float16: inputs in float16; of bfloat16: in bfloat16
 
-This is no noise: from dumped inputs the same integers follow. Noise is left where an input lies so near to the middle
-between two integers that the order of its operations decides, or what the format may lose in it; there a spread of one
-whole integer is taken, and likewise of scales and sums that are rounded to float16.
+This is no noise: the dumped inputs determine the integers. Noise remains where an input is so near to the middle
+between two integers that the order of operations decides, or what the format may lose in it; there the spread is one
+whole integer, and likewise for scales and sums that are rounded to float16.
 
 T tokens, D inputs, B blocks in them, O outputs.
 """
@@ -43,7 +43,7 @@ HALVES = {"F16": round_to_float16, "BF16": round_to_bfloat16}
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """Inputs [T, D] as integers times scales; `sums` [T, B]: what sums of blocks are beside that, where they count."""
+    """Inputs [T, D] as integers times scales; `sums` [T, B]: the error of block sums, where they matter."""
 
     inputs: Measured
     sums: Measured | None = None
@@ -55,7 +55,7 @@ def rounds(tensor: StoredTensor) -> bool:
 
 
 def linear(x: Measured, weight: Weights, bias: Float32 | None, tensor: StoredTensor, precision: Precision) -> Measured:
-    """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type demands."""
+    """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type requires."""
     rounded = rounded_inputs(x, tensor.dtype)
     product = spread.linear(rounded.inputs, weight, bias, precision)
     if rounded.sums is None:
@@ -68,7 +68,6 @@ def linear(x: Measured, weight: Weights, bias: Float32 | None, tensor: StoredTen
 
 
 def rounded_inputs(x: Measured, dtype: str) -> Rounded:
-    """Of inputs of weights of this type."""
     if dtype in HALVES:
         keep = HALVES[dtype]
         low, high = (keep(x.values + sign * LIMIT * x.spread).astype(np.float64) for sign in (-1.0, 1.0))
@@ -80,7 +79,7 @@ def rounded_inputs(x: Measured, dtype: str) -> Rounded:
 
 
 def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
-    """x [T, D] -> integers times scales, with what is in doubt as a spread."""
+    """x [T, D] -> integers times scales, with doubt as a spread."""
     values, noise = (array.reshape(len(array), -1, size) for array in (x.values, x.spread))
     largest = np.abs(values).max(axis=-1, keepdims=True)  # [T, B, 1]
     scale = largest / STEPS
@@ -95,7 +94,7 @@ def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
 
 
 def sums_of(x: Measured, rounded_x: Measured) -> Measured:
-    """[T, B]: by how much sums of blocks, as float16 of what they are, differ from sums of the rounded inputs."""
+    """[T, B]: by how much float16 block sums differ from sums of the rounded inputs."""
     values, rounded = (array.reshape(len(array), -1, BLOCK) for array in (x.values, rounded_x.values))
     scale = np.abs(values).max(axis=-1) / STEPS
     held = round_to_float16(scale).astype(np.float64)
@@ -107,7 +106,9 @@ def sums_of(x: Measured, rounded_x: Measured) -> Measured:
 
 
 def as_float16(scale: Array, off: Array) -> tuple[Array, Array]:
-    """Scales as they are kept, and how far the next float16 is where it may be that, as they are `off` (relative)."""
+    """Scales as they are stored, and the distance to the next float16 where their error `off` (relative) may reach
+    it.
+    """
     low, kept, high = (round_to_float16(scale * (1.0 + sign * off)).astype(np.float64) for sign in (-1.0, 0.0, 1.0))
     return kept, high - low
 

@@ -1,4 +1,4 @@
-"""In which steps the rows of a dump were computed, and which steps are wrong, in words."""
+"""The steps in which the rows of a dump were computed, and which steps are wrong, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN, STEP, CONTEXT = "token", "step", "context"  # what a row of a tensor belo
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one sequence, one after another up to its last token; what came before them was in a cache."""
+    """Consecutive steps of one sequence up to its last token; earlier tokens were in a cache."""
 
     tokens: int  # T
     sizes: tuple[int, ...]  # rows of each
@@ -40,11 +40,11 @@ class Steps:
         return (slice(start, end) for start, end in zip(self.starts, self.ends, strict=True))
 
     def count(self, per: str) -> int:
-        """Rows of a tensor that has one for each token, for each step, or for all that each step sees."""
+        """Rows of a tensor with one per token, per step, or per position that each step sees."""
         return {TOKEN: self.tokens, STEP: len(self.sizes), CONTEXT: sum(self.ends)}[per]
 
     def step_of(self, per: str) -> Indices:
-        """The step of each row; -1 for what came before the first, which contexts have before theirs as well."""
+        """The step of each row; -1 for rows before the first step, which contexts also have first."""
         numbers = np.arange(len(self.sizes))
         if per == STEP:
             return numbers
@@ -62,7 +62,7 @@ class Steps:
 
 
 def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
-    """Which steps have wrong rows (`wrong`, as many as `per` says); nothing if there is but one."""
+    """Steps with wrong rows (`wrong`, as many as `per` says); empty if there is only one step."""
     wrong_steps = np.unique(steps.step_of(per)[wrong])
     wrong_steps, total = wrong_steps[wrong_steps >= 0], len(steps.sizes)
     if total == 1 or not len(wrong_steps):
@@ -77,7 +77,7 @@ def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
 
 
 def describe_reads(wrong: NDArray[np.bool_], steps: Steps) -> str:
-    """Rows of a tensor of contexts: the positions that the first wrong step read wrongly."""
+    """For a tensor of contexts: the positions that the first wrong step read wrongly."""
     first = int(steps.step_of(CONTEXT)[wrong][0])
     positions = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
     return f"{listed(np.flatnonzero(positions), 'position')} of {len(positions)}, as step {first} read them"

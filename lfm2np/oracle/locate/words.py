@@ -1,4 +1,4 @@
-"""What `locate` found, in lines for a terminal."""
+"""The report of `locate` in lines for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def as_text(report: Report) -> str:
         lines.append(f"inputs rounded to 8 bits: {sum(products)} of {len(products)} products with quantised weights")
     blunt = [check.name for check in report.checks if check.is_blunt]
     if blunt:
-        lines.append(f"too little before them is dumped to judge {shortened(blunt)}")
+        lines.append(f"too little is dumped before these to judge them: {shortened(blunt)}")
     if not report.findings:
         largest = max((check.error for check in report.checks), default=0.0)
         lines.append(f"nothing exceeds its bound; the largest error is {largest:.2g} of it")

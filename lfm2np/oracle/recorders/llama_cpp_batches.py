@@ -1,9 +1,9 @@
-"""Which rows of llama.cpp's micro-batches are a request's: how a batch is split, and where its cache has a row.
+"""Which rows of llama.cpp's micro-batches belong to a request: how a batch is split, and where its cache has a row.
 
-A model with recurrent memory gets micro-batches of equal numbers of rows of each of their sequences, one sequence after
-another. Source: llama.cpp 0c1e570, llama_batch_allocr::split_equal in src/llama-batch.cpp.
+A model with recurrent memory gets micro-batches with equal numbers of rows of each of their sequences, one sequence
+after another. Source: llama.cpp 0c1e570, llama_batch_allocr::split_equal in src/llama-batch.cpp.
 
-T rows of a micro-batch, H query heads, G key/value heads, E head_dim, C cells of the cache that it looks at.
+T rows of a micro-batch, H query heads, G key/value heads, E head_dim, C cells of the cache that it sees.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place:
 
 
 def split_equal(rows: Sequence[Row], most: int, sequential: bool) -> Iterator[list[Row]]:
-    """Micro-batches of at most `most` rows; sequential: sequences of one have numbers that follow each other."""
+    """Micro-batches of at most `most` rows; sequential: the sequences of one have consecutive numbers."""
     waiting: dict[int, list[Row]] = {}
     for row in rows:
         waiting.setdefault(row.sequence, []).append(row)
@@ -61,7 +61,7 @@ def split_equal(rows: Sequence[Row], most: int, sequential: bool) -> Iterator[li
 
 
 def place_of(rows: Sequence[Row], sequence: int) -> Place | None:
-    """Where the rows of a sequence are, if it has any."""
+    """The rows of a sequence, if it has any."""
     indices = [index for index, row in enumerate(rows) if row.sequence == sequence]
     if not indices:
         return None
@@ -70,7 +70,7 @@ def place_of(rows: Sequence[Row], sequence: int) -> Place | None:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of the cache that an attention looks at: of each of its streams those from `first` on."""
+    """The cells of the cache that an attention sees: in each of its streams those from `first` on."""
 
     first: int  # number of the first stream's first one
     between: int  # from a stream's first to the next one's
@@ -78,11 +78,11 @@ class Cells:
     seen: int  # C, of each
 
     def stream_of(self, row: int, rows: int) -> int:
-        """Rows of a micro-batch are in as many equal parts as there are streams."""
+        """A micro-batch has equal parts, one per stream."""
         return row // (rows // self.streams)
 
     def within(self, stream: int, numbers: Sequence[int]) -> Array:
-        """Where cells stand among those of a stream. TargetError if one is not among them."""
+        """Indices of cells among those of a stream. TargetError if one is not among them."""
         places = np.array(numbers, np.int64) - self.first - stream * self.between
         if not np.all((places >= 0) & (places < self.seen)):
             expected = f"{self.seen} from {self.first} on in stream {stream}"
@@ -97,7 +97,7 @@ def cached_rows(cached: Array, stream: int, cells: Array) -> Array:
 
 
 def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens: int) -> Array:
-    """[streams, H, T / streams, C] -> [t, H, tokens] of one sequence: by position, zeros behind the last cell."""
+    """[streams, H, T / streams, C] -> [t, H, tokens] of one sequence: by position, zeros after the last cell."""
     stream_scores = scores[stream]
     start = place.start - stream * stream_scores.shape[1]
     rows = stream_scores[:, start : start + place.stop - place.start][..., cells]  # [H, t, cells]
@@ -107,9 +107,10 @@ def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens
 def own_tensors(
     graph: Mapping[str, Any], place: Place, cells: Sequence[int], tokens: int
 ) -> Iterator[tuple[str, Array]]:
-    """A sequence's part of each tensor of a micro-batch; `cells` are those of all that it has so far, in order.
+    """A sequence's part of each tensor of a micro-batch.
 
-    `tokens` are those of the whole dump: scores have as many positions.
+    cells   those of all its tokens so far, in order
+    tokens  of the whole dump: scores have as many positions
     """
     for name, values in graph.items():
         prefix, _, part = name.rpartition(".")

@@ -1,12 +1,12 @@
 """llama.cpp's activations, in process: llama-cpp-python's low-level interface and the graph's evaluation callback.
 
-Every node that is one of our tensors is read right after it was computed; so nothing of the graph is fused, as it may
-be without a callback. All requests run in one batch, which llama.cpp splits into micro-batches; each that holds rows of
-the request is a step. All rows are asked for logits, so that the last layer computes all of them. Flash attention is
+Every node that is one of our tensors is read right after it was computed, so nothing of the graph is fused, as it may
+be without a callback. All requests run in one batch, which llama.cpp splits into micro-batches; each with rows of the
+request is a step. Logits are requested for all rows, so that the last layer computes all of them. Flash attention is
 off, as it has no scores, and the cache has the format that is computed in.
 
-Not tapped: a merged projection of queries, keys and values (LFM2's GGUF has three). The scores are llama.cpp's products
-times the scale that its softmax applies.
+Not recorded: a merged projection of queries, keys and values (LFM2's GGUF has three). The scores are llama.cpp's
+products times the scale that its softmax applies.
 
 The library is what llama-cpp-python was built with, or what LLAMA_CPP_LIB_PATH names.
 """
@@ -93,7 +93,7 @@ def loaded() -> tuple[Any, Library]:
 
 
 class Session:
-    """A loaded model and a context of it; of the last `decode` the micro-batches and their tensors are kept."""
+    """A loaded model with a context; keeps the micro-batches and tensors of the last `decode`."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Session:
         return np.stack([logits[row] for row in rows])
 
     def keep(self, recorder: Recorder, sequence: int, total: int) -> None:
-        """The sequence's rows of the last `decode`, step by step; `total` is what all its steps will come to."""
+        """Records the sequence's rows of the last `decode`, step by step; `total`: the rows of all its steps."""
         for rows, graph in self._batches:
             place = place_of(rows, sequence)
             if place is not None:
@@ -216,7 +216,7 @@ class Session:
         self.close()
 
     def _evaluated(self, pointer: int, asks: bool, data: int | None) -> bool:
-        """Called with each node: before it is computed, and after it if that was asked for."""
+        """Called with each node before it is computed, and afterwards if that was requested."""
         try:
             tensor = ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents
             if asks:
@@ -242,7 +242,7 @@ class Session:
         return bool(known) and is_computed
 
     def _taken(self, name: str, tensor: Any) -> dict[str, Any]:
-        """What is read at this node, of it and of what it reads."""
+        """What is read at this node, of it and of its inputs."""
         numbers = self._library.numbers
         first, second = sources_of(tensor)
         prefix, _, part = name.rpartition(".")
@@ -270,13 +270,13 @@ def sources_of(tensor: Any) -> list[Any]:
 
 
 def looked_at(keys: Any) -> Cells:
-    """Of a view of the cache's keys: ggml's axes are E, cells, heads, streams."""
+    """From a view of the cache's keys: ggml's axes are E, cells, heads, streams."""
     size = keys.nb[1]
     return Cells(keys.view_offs // size, keys.nb[3] // size, keys.ne[3], keys.ne[1])
 
 
 def require_split(rows: Sequence[Row], graph: dict[str, Any]) -> None:
-    """TargetError if llama.cpp evaluated other rows than these, or the last layer has them in another order."""
+    """TargetError if llama.cpp evaluated other rows, or the last layer has them in another order."""
     for what, expected in (
         ("tokens", [row.token for row in rows]),
         ("positions", [row.position for row in rows]),

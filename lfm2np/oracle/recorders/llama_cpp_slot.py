@@ -1,13 +1,14 @@
-"""llama.cpp's server, one slot of it: requests one after another, and what the last of them found of those before it.
+"""One slot of llama.cpp's server: requests one after another, and the state that the last of them found.
 
-The server's own decisions are written down here, as they are in update_slots and create_checkpoint of llama.cpp 0c1e570
-(tools/server/server-context.cpp), and name the lines they stand for: how much of the last prompt is kept, which
-checkpoint is taken and restored, what is removed, where a prompt is cut. All that they decide on is done by llama.cpp's
-own functions, which the server calls as well: llama_decode, llama_memory_seq_rm, llama_state_seq_get_data_ext and
-llama_state_seq_set_data_ext. That these decisions are the server's is seen in its log (llama-server -np 1 -lv 4).
+The server's decisions are written down here, as in update_slots and create_checkpoint of llama.cpp 0c1e570
+(tools/server/server-context.cpp), with the names of the originals: how much of the last prompt is kept, which
+checkpoint
+is taken and restored, what is removed, where a prompt is cut. Their effects are llama.cpp's own functions, which the
+server calls, too: llama_decode, llama_memory_seq_rm, llama_state_seq_get_data_ext and llama_state_seq_set_data_ext. Its
+log shows that the decisions are the same (llama-server -np 1 -lv 4).
 
-For its default settings (-ub 512 -b 2048 --ctx-checkpoints 32) and token ids on /completion. Left out: the prompts that
-the server keeps outside of its slots (--cache-ram), that a 33rd checkpoint pushes an old one out, and context shifts.
+For its default settings (-ub 512 -b 2048 --ctx-checkpoints 32) and token ids on /completion. Left out: prompts that the
+server keeps outside of its slots (--cache-ram), a 33rd checkpoint that replaces an old one, and context shifts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def record_restored(
 ) -> tuple[Recorder, list[list[int]]]:
     """The last of the prompts, which a slot serves one after another, each with `max_tokens` greedy tokens.
 
-    What the slot takes as cached is the recorder's prefix. Also returns the new tokens of every request.
+    The tokens that the slot takes as cached are the recorder's prefix. Also returns the new tokens of every request.
     """
     config = read_config(model)
     require_dense(config, "llama.cpp")
@@ -63,7 +64,7 @@ class Checkpoint:
 
 
 class Slot:
-    """What a slot holds: the tokens whose keys and values are in the cache, and checkpoints of the recurrent memory."""
+    """The tokens whose keys and values are in the cache, and checkpoints of the recurrent memory."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._api = session, session.api
@@ -72,7 +73,7 @@ class Slot:
         self._taken: list[int] | None = None
 
     def take(self, prompt: Sequence[int]) -> int:
-        """SLOT_STATE_STARTED: a request comes to the slot. How many of its tokens count as cached from now on."""
+        """SLOT_STATE_STARTED: a request enters the slot. Returns how many of its tokens count as cached."""
         past = common_prefix(self.tokens, prompt)  # get_common_prefix
         next_position = past
         threshold = max(0, next_position - (0 if past < len(prompt) else 1))
@@ -90,7 +91,7 @@ class Slot:
         return past
 
     def answer(self, prompt: Sequence[int], max_tokens: int, recorder: Recorder | None) -> list[int]:
-        """The request's new tokens, recorded if a recorder is given; `take` comes first, unless it came already."""
+        """The request's new tokens, recorded if a recorder is given; calls `take` unless it was called."""
         if self._taken != list(prompt):
             self.take(prompt)
         total, token_ids = len(prompt) + max_tokens - 1, []
@@ -107,7 +108,7 @@ class Slot:
         return [*token_ids, best]
 
     def _step(self, tokens: Sequence[int], recorder: Recorder | None, total: int) -> int:
-        """Decodes these after those that the slot has. The best token behind them."""
+        """Decodes these after the slot's tokens. Returns the best next token."""
         start = len(self.tokens)
         logits = self._session.decode([Row(SLOT, start + index, token) for index, token in enumerate(tokens)])
         self.tokens += tokens
@@ -142,7 +143,7 @@ class Slot:
 
 
 def chosen_checkpoint(checkpoints: Sequence[Checkpoint], next_position: int, threshold: int) -> Checkpoint | None:
-    """The last that fits by its positions. Whose tokens it was taken behind is not looked at: the server keeps none."""
+    """The last that fits by its positions. The server does not know whose tokens it was taken after."""
     for checkpoint in reversed(checkpoints):
         if checkpoint.pos_max <= next_position and (checkpoint.pos_min < threshold or checkpoint.pos_min == 0):
             return checkpoint

@@ -49,7 +49,7 @@ def cause_of(
 
     target     what `record` records, in words
     progress   called with (recordings done, the most that there may be)
-    An engine that can't be recorded is a cause without a finding: what the check found stays.
+    An engine that can't be recorded gives a cause without a finding: the check's result stays.
     """
     asks = wrong_asks(checked.positions)
     if not asks:
@@ -76,7 +76,7 @@ def cause_of(
 
 
 def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
-    """Of an engine that shows only its answers: which wrong request to dump, of what tensors, and what to run `then`.
+    """For an engine that shows only answers: which wrong request to dump, which tensors, and what to run `then`.
 
     None if no token or log-probability was wrong.
     """
@@ -110,7 +110,7 @@ def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
 
 
 def trials(checked: Checked, asks: Sequence[tuple[Ask, int]]) -> Iterator[Trial]:
-    """Each alone, then each that was asked so beside others of its case, which were in flight with it or near it."""
+    """Each alone, then each that ran in a batch beside others of its case that were in flight with it or near it."""
     for ask, row in asks[:MOST_ASKS]:
         yield alone(ask, row)
     for ask, row in [pair for pair in asks if pair[0].factors.get("beside")][:MOST_ASKS]:
@@ -128,12 +128,12 @@ def alone(ask: Ask, row: int) -> Trial:
 
 
 def new_tokens(ask: Ask, row: int) -> int:
-    """As many as it takes to compute that row."""
+    """As many as are needed to compute that row."""
     return max(1, row + 2 - len(ask.prompt_token_ids))
 
 
 def without_needless(trial: Trial, report: Report, report_of: Callable[[Trial], Report]) -> tuple[Trial, Report]:
-    """The trial without the neighbours that it is wrong without."""
+    """The trial without neighbours that are not needed for it to be wrong."""
     for index in reversed(range(len(trial.prompts))):
         if index != trial.request and len(trial.prompts) > 1:
             smaller = trial.without(index)
@@ -144,7 +144,7 @@ def without_needless(trial: Trial, report: Report, report_of: Callable[[Trial], 
 
 
 def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
-    """Of a report with a finding; or of none, and what hindered it."""
+    """Of a report with a finding; or of none, and the problem."""
     first = report.findings[0] if report else None
     tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
     others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"

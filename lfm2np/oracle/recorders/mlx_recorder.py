@@ -1,11 +1,11 @@
-"""mlx-lm's activations, in process: what its BatchGenerator computes, tapped at the modules of `mlx_lm.models.lfm2`
-and `lfm2_moe`.
+"""mlx-lm's activations, in process: what its BatchGenerator computes, at the modules of `mlx_lm.models.lfm2` and
+`lfm2_moe`.
 
-All requests run in one generator, as in mlx-lm's server: prompts but for their last tokens in batches that are padded
-on the right, in chunks; then a row of each request a step, in a batch whose keys are padded on the left. Each pass that
-has rows of the request is a step. What a module reads or makes is evaluated at once, where mlx would do so later.
+All requests run in one generator, as in mlx-lm's server: prompts without their last tokens in batches padded on the
+right, in chunks; then one row of each request per step, in a batch whose keys are padded on the left. Each pass with
+rows of the request is a step. Inputs and outputs of modules are evaluated at once, where mlx would do so later.
 
-Not tapped: attention's scores and weights, which mlx computes within one operation; a router's scores and weights.
+Not recorded: attention's scores and weights, which mlx computes within one operation; a router's scores and weights.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def sparse(network: Any) -> dict[str, Any]:
 
 
 def missing_keys(model: Path) -> dict[str, Any]:
-    """What mlx-lm demands of config.json and does not find there, as the checkpoint has it."""
+    """Keys that mlx-lm requires of config.json and that are missing there."""
     config, keys = load_config(model), json.loads((model / "config.json").read_text(encoding="utf-8"))
     same = ("num_key_value_heads", "max_position_embeddings", "norm_eps", "conv_bias", "conv_L_cache", "rope_theta")
     feed_forward = {
@@ -120,7 +120,7 @@ def missing_keys(model: Path) -> dict[str, Any]:
 
 
 def names_of(network: Any) -> dict[int, str]:
-    """By a module's identity our name of what it makes; of the whole that is the logits."""
+    """By a module's identity our name of its output; the whole network's are the logits."""
     names = {
         id(module): our_name(name)
         for name, module in network.named_modules()
@@ -150,7 +150,7 @@ class Pass:
 
 
 class Tap:
-    """What modules make of one request's rows, put into a recorder."""
+    """Records the request's rows of module outputs."""
 
     def __init__(self, names: Mapping[int, str], request: int, total: int, recorder: Recorder) -> None:
         self.names, self.recorder = names, recorder
@@ -215,12 +215,12 @@ class Tap:
 
 
 def valid_columns(left: Sequence[int], columns: int) -> list[int]:
-    """Of a batch padded on the right, how many columns each row has, if so many of its tokens are still to come."""
+    """Of a batch padded on the right, how many columns of each row are tokens."""
     return [max(0, min(count, columns)) for count in left]
 
 
 def within_layer(name: str) -> tuple[str, str]:
-    """model.layers.3.conv.conv -> model.layers.3 and conv.conv; of what is no part of a layer "" and the name."""
+    """model.layers.3.conv.conv -> model.layers.3 and conv.conv; outside of layers "" and the name."""
     parts = name.split(".", 3)
     return (".".join(parts[:3]), parts[3]) if name.startswith("model.layers.") and len(parts) == 4 else ("", name)
 
@@ -239,7 +239,7 @@ def numbers(array: Any) -> Array:
 
 @contextmanager
 def tapped(tap: Tap, network: Any) -> Iterator[None]:
-    """While it lasts, batches, passes, modules and attention tell the tap what they do."""
+    """While it lasts, batches, passes, modules and attention call the tap."""
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch
 
     def prompt(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,7 +286,7 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """owner.name is what `wrapped` makes of it, while it lasts."""
+    """While it lasts, owner.name is `wrapped` of the original."""
     original = getattr(owner, name)
     setattr(owner, name, wrapped(original))
     try:

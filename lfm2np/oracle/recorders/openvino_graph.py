@@ -1,8 +1,7 @@
 """Which node of the graph that optimum-intel exports is which of our tensors.
 
-Nodes within a module carry its name: what a module makes is its last node, what it reads comes from outside of it.
-What runs between modules (gates, rotation, the caches) is told by what it reads, since its names are numbers that
-differ from layer to layer.
+Nodes within a module carry its name: its output is its last node, its input comes from outside. Nodes between modules
+(gates, rotation, the caches) are identified by their inputs, since their names are numbers that differ between layers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Graph = Mapping[str, Node]  # by name, each node behind those that it reads
 
 
 def tensors_of(graph: Graph, config: ModelConfig) -> dict[str, str]:
-    """Our name of each tensor that can be tapped, in the model's order -> the node that makes it."""
+    """Our name of each tensor that can be recorded, in the model's order -> the node that computes it."""
     nodes = {"model.embed_tokens": made_by(graph, "model.embed_tokens")}
     for index, kind in enumerate(config.layer_types):
         prefix = f"model.layers.{index}"
@@ -49,7 +48,7 @@ def tensors_of(graph: Graph, config: ModelConfig) -> dict[str, str]:
 
 
 def convolution(graph: Graph, prefix: str) -> dict[str, str]:
-    """`state` is the convolution's whole input, u behind the state."""
+    """`state` is the convolution's whole input: the state, then u."""
     conv = f"{prefix}.conv"
     gated = read_by(graph, f"{conv}.out_proj")
     gated = graph[gated].reads[0] if graph[gated].op == "Transpose" else gated
@@ -103,7 +102,7 @@ def made_by(graph: Graph, module: str) -> str:
 
 
 def read_by(graph: Graph, module: str) -> str:
-    """The first node outside of a module that it reads, and that is no weight."""
+    """The first node outside of a module that it reads and that is no weight."""
     for name in within(graph, f"{module}/"):
         for read in graph[name].reads:
             if not read.startswith(f"{TOP}{module}/") and graph[read].op not in CONSTANT:
@@ -112,7 +111,7 @@ def read_by(graph: Graph, module: str) -> str:
 
 
 def the(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
-    """The one node of an operation, in a module, that fits."""
+    """The only node of an operation in a module for which `fits` holds."""
     names = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
     if len(names) != 1:
         raise TargetError(f"OpenVINO: {len(names)} fitting nodes {op} in {start.rstrip('/')}, expected one")
@@ -120,7 +119,7 @@ def the(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
 
 
 def first_behind(graph: Graph, start: str, module: str, op: str) -> str:
-    """The first node of an operation, in a module, that depends on the numbers of the node `start`."""
+    """The first node of an operation in a module that depends on the numbers of the node `start`."""
     behind = {start}
     for name, node in graph.items():
         if node.op not in MEASURES and not behind.isdisjoint(node.reads):

@@ -1,18 +1,18 @@
-"""Which engine a recorder's target means, and one request's dump of it, in memory.
+"""Recorders by a target's name, and one request's dump in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
-    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (and so for those that follow)
+    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (likewise for the following)
     mlx:[DIR]                       mlx-lm on a CPU
     llama.cpp:FILE.gguf             llama-cpp-python
     llama.cpp:slot:FILE.gguf        the same, one slot of its server: requests one after another, of which the last is
-                                    recorded with what it found of those before it
+                                    recorded with the state that it found
     openvino:DIR                    what `optimum-cli export openvino` wrote of the checkpoint
     lfm2np:[NUMERICS]               this package's engine
     package.module:factory          an engine of yours, whose object has `record`
 
-A factory is called as `lfm2np check` calls it, with a checkpoint directory and wishes, and its object's
-`record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and tells the
-recorder of one of them.
+A factory is called as by `lfm2np check`, with a checkpoint directory and size hints; its object's
+`record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and records
+one of them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PADDED, SLOT = "padded:", "slot:"
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
-    """How a target is recorded, computing in `format`. RequestError for one of no known form."""
+    """The recorder of a target, computing in `format`. RequestError for an unknown form."""
     kind, _, rest = target.partition(":")
     if kind in KINDS:
         record = KINDS[kind](rest, model, format)
@@ -70,12 +70,12 @@ def record_of(target: str, model: Path, format: str) -> Record:
 
 
 def shows_answers_only(target: str) -> bool:
-    """A server, a process or a file of answers: no recorder of ours sees what happens inside."""
+    """A server, a process or a file of answers: its activations can't be recorded."""
     return target.partition(":")[0] in ("http", "https", "exec") or (target.endswith(".jsonl") and ":" not in target)
 
 
 def format_of(target: str) -> str:
-    """What a target computes in unless another is asked for: llama.cpp what its file holds, all others float32."""
+    """The default format: for llama.cpp that of its file, else float32."""
     kind, _, rest = target.partition(":")
     path = Path(rest.removeprefix(SLOT))
     if kind != "llama.cpp" or not is_gguf(path) or not path.exists():
@@ -86,7 +86,7 @@ def format_of(target: str) -> str:
 
 @contextlib.contextmanager
 def guarded(target: str) -> Iterator[None]:
-    """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
+    """An engine's exception becomes a TargetError of one line; what it prints goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield

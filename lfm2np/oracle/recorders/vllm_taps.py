@@ -1,10 +1,12 @@
-"""Where vLLM keeps what `locate` reads: hooks on its modules, and its caches as they are read.
+"""Where vLLM has what `locate` reads: hooks on its modules, and its caches as they are read.
 
-A forward pass is one flat batch of the rows of all its requests; a request's rows are found by the runner's own list.
-What vLLM has otherwise than `locate`: q, k, v and w1, w3 are one product each; a norm adds the residual and returns the
-pair (norm, sum); `u` and the convolution's output are an argument and the result of a kernel, decodes apart from
-prefills; keys and values lie in blocks, in an order that the kernel chooses.
-Not there to be kept: attention's scores and weights, which no tensor of vLLM's holds.
+A forward pass is one flat batch of the rows of all its requests; the runner's list gives a request's rows. What differs
+from `locate`: q, k, v and w1, w3 are one product each; a norm adds the residual and returns the pair (norm, sum); `u`
+and
+the convolution's output are an argument and the result of a kernel, for decodes and prefills separately; keys and
+values
+are in blocks, in an order that the kernel chooses.
+Not available: attention's scores and weights, which no tensor of vLLM's holds.
 
 T rows of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, P tokens of a block of the cache, B
 blocks, C tokens that the request sees.
@@ -30,7 +32,7 @@ DIGIT = 128  # whole numbers up to it are exact in every format
 
 @dataclass
 class Step:
-    """What was kept of one pass, whose rows are those of the positions from `start` on."""
+    """The tensors of one pass, whose rows are the positions from `start` on."""
 
     start: int
     count: int
@@ -95,7 +97,7 @@ def as_list(tensor: Any, count: int) -> list[int]:
 
 
 def readings(model: Any) -> Iterator[tuple[Any, Reading]]:
-    """Modules of an Lfm2ForCausalLM, each with what its call tells."""
+    """Modules of an Lfm2ForCausalLM, each with what to record of its call."""
     last = f"model.layers.{len(model.model.layers) - 1}"
     yield model.model.embed_tokens, partial(named, "model.embed_tokens")
     for index, layer in enumerate(model.model.layers):
@@ -155,7 +157,7 @@ def parted(names: Sequence[str], widths: Sequence[int], given: Any, output: Any)
 
 
 class Tap:
-    """Of one request, what each pass that has rows of it makes."""
+    """Records the request's rows of each pass."""
 
     def __init__(self, runner: Any, name: str) -> None:
         self.model, self._runner, self._name = runner.model, runner, name
@@ -204,7 +206,7 @@ class Tap:
         self._put(f"{prefix}.state", states.new_zeros(1, *states.shape[1:]) if slot is None else states[[slot]])
 
     def keep_convolved(self, prefix: str, *_: Any) -> None:
-        """After a ShortConv ran: it calls the kernel for prefills first, and puts the rows of decodes first."""
+        """After a ShortConv ran: it calls the kernel for prefills first, but puts decodes' rows first."""
         import torch
 
         if self.convolved:
@@ -212,7 +214,7 @@ class Tap:
             self.keep({f"{prefix}.u": u, f"{prefix}.conv": mixed})
 
     def keep_reads(self, prefix: str, attention: Any, *_: Any) -> None:
-        """After attention ran: all that it saw [C, G*E]. Nothing of a cache in another format than the keys."""
+        """After attention ran: all that it saw [C, G*E]. Nothing if the cache's format differs from the keys'."""
         place, cache = self._place, attention.kv_cache
         if place is None or cache.dtype != attention.dtype:
             return
@@ -231,7 +233,7 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def metadata_of(layer_name: str) -> Any:
-    """What the pass tells this layer's kernel."""
+    """What the pass gives this layer's kernel."""
     from vllm.forward_context import get_forward_context
 
     return get_forward_context().attn_metadata[layer_name]
@@ -246,10 +248,11 @@ def unpacked(pages: Array, layout: Array) -> Array:
 
 
 def layout_of(attention: Any) -> tuple[Array, Array]:
-    """Where a block of this layer's cache has keys and values, found by having its kernel write their numbers.
+    """Where a block of this layer's cache has keys and values, found by letting its kernel write consecutive numbers.
 
     Each [P*E]: the place of number i of a head's [P, E] in the block's [P * 2 * E]. Written digit by digit, as not
-    every format holds all numbers.
+    every
+    format holds all numbers.
     """
     import torch
 
@@ -271,7 +274,7 @@ def layout_of(attention: Any) -> tuple[Array, Array]:
 
 @contextmanager
 def attached(tap: Tap) -> Iterator[None]:
-    """Hooks on the model's modules. Its Lfm2Model is none of them: vLLM calls the forward of that itself."""
+    """Hooks on the model's modules, except Lfm2Model, whose forward vLLM calls directly."""
     model = tap.model
     handles = [model.register_forward_pre_hook(tap.begin)]
     handles += [module.register_forward_hook(partial(tap.keep_called, read)) for module, read in readings(model)]
@@ -295,7 +298,7 @@ def attached(tap: Tap) -> Iterator[None]:
 
 @contextmanager
 def kernels_kept(into: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Appends what the convolution's kernels are called with and return; ShortConv imports them at each call."""
+    """Appends inputs and outputs of the convolution's kernels; ShortConv imports them at each call."""
     from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as kernels
 
     prefill, decode = kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu
