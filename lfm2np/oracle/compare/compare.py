@@ -1,4 +1,4 @@
-"""A whole comparison: the base's greedy answers, both predictions of every position, the weights' errors, figures."""
+"""A whole comparison: the base's greedy answers, both predictions at every position, the weights' errors, figures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lfm2np.progress import ProgressOf
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import Place, Source, Work, compute
 
-GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # what progress tells of
+GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # stages that progress reports
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A checkpoint to hold against the base: its files, which it is, and what has other numbers than the base."""
+    """A checkpoint to compare with the base: its files, their digest, and what differs from the base."""
 
     files: Files
     sha256: str
@@ -32,13 +32,13 @@ class Quantised:
 
     @property
     def changed(self) -> set[str]:
-        """Tensors with other numbers, a layer's experts as one."""
+        """Tensors with other numbers; a layer's experts count as one."""
         return {tensor_error.name for tensor_error in self.errors if tensor_error.error}
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What came of it. figures: one of each checkpoint, in their order; failed: why sequences could not be computed."""
+    """The result. figures: one entry per checkpoint, in their order; failed: why sequences could not be computed."""
 
     base: LoadedModel
     quantised: tuple[Quantised, ...]
@@ -63,7 +63,7 @@ class Compared:
 
 
 def quantised_of(base: Files, path: str, sha256: Callable[[Files], str], progress: ProgressOf) -> Quantised:
-    """RequestError unless it is the same network; the errors of its weights."""
+    """With the errors of its weights. RequestError unless it is the same network."""
     files = files_of(path)
     require_same_network(base, files)
     tensors = parts_of(base.config, files.config, list(base.tensors), "tensor")
@@ -81,9 +81,10 @@ def compare(
     place: Place,
     progress: ProgressOf,
 ) -> Compared:
-    """others: loaded, or where workers find them, by SHA-256. max_tokens: of greedy answers, 0: none.
-
-    RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any of them.
+    """others      loaded checkpoints, or where workers find them, by SHA-256
+    max_tokens  of greedy answers, 0: none
+    errors      RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any
+    checkpoint
     """
     base = files_of(model.path)
     parts = [parts_of(model.config, checkpoint.files.config, list(base.tensors), by) for checkpoint in quantised]
@@ -123,7 +124,7 @@ def part_is_changed(tensors: Sequence[str], checkpoint: Quantised) -> bool:
 def failures(
     base: LoadedModel, quantised: Sequence[Quantised], scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Each sequence that could not be computed, by which checkpoint, and why; where the base can't, that alone."""
+    """Each sequence that could not be computed, for which checkpoint, and why; if the base failed, only that."""
     failed = []
     for sequence, result in zip(scored, results, strict=True):
         sides = zip((other.files.path for other in quantised), result["quantised"], strict=True)
@@ -142,10 +143,11 @@ def failures(
 def greedy_answers(
     model: LoadedModel, scored: Sequence[Scored], max_tokens: int, most: int, place: Place, progress: ProgressOf
 ) -> list[Scored]:
-    """The prompts of requests with what the base writes behind them, as far as the context goes.
+    """The prompts of requests followed by the base's greedy answer, as far as the context goes.
 
-    The quantised network is then fed the base's answer: up to its first other greedy token it would have written the
-    same. RequestError if no prompt leaves room for a token.
+    The quantised network is fed the base's answer: up to the first different greedy token it would have written the
+    same.
+    RequestError if no prompt leaves room for a token.
     """
     prompts = [sequence for sequence in scored if sequence.source == REQUESTS]
     fitting = [sequence for sequence in prompts if sequence.prompt < most]
@@ -163,7 +165,7 @@ def greedy_answers(
 
 
 def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each prompt the greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
+    """Each prompt's greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
     engine = Engine(model, room_for=[len(item["prompt"]) + item["max_tokens"] for item in items])
     for number, item in enumerate(items):
         engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))

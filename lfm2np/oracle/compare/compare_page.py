@@ -1,4 +1,4 @@
-"""The figures of a comparison as one page that any browser opens: no script, no request, all from outside escaped."""
+"""The figures of a comparison as one page for any browser: no script, no request, foreign text escaped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def by_part(compared: Compared) -> str:
 
 
 def drawn(compared: Compared) -> list[str]:
-    """How the residual stream drifts, and what each layer alone costs, if that was asked for."""
+    """How the residual stream drifts, and the cost of each layer alone, if that was requested."""
     legends = [html.escape(visible(checkpoint.files.path.stem[-MOST_NAME:])) for checkpoint in compared.quantised]
     asked = [("layers", "error", "Relative RMS difference of the residual stream")]
     asked += [("parts", "kl", "Mean KL of one layer alone quantised")] if compared.by == "layer" else []

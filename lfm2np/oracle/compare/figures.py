@@ -1,7 +1,7 @@
-"""Figures of what was compared, and the digest of their bits.
+"""Figures of a comparison, and the digest of their bits.
 
-Sums over positions are math.fsum's, correctly rounded and so in any order alike; roots are IEEE's, exponentials
-elementary's; a percentile is the value of its rank. So every figure has the same bits on every machine.
+Sums over positions are math.fsum's, correctly rounded and so independent of order; roots are IEEE's, exponentials
+elementary's; a percentile is the value at its rank. So every figure has the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def figures_of(
     tried: Sequence[str],
     sparse_layers: Sequence[int],
 ) -> Figures:
-    """Of the quantised checkpoint of that number; `parts` are all, of which those `tried` have other numbers.
+    """Of the quantised checkpoint of that number; of all `parts` those in `tried` have other numbers.
 
-    Sequences with an error are left out, and counted under `failed`. What there is nothing to tell of is None.
+    Sequences with an error are left out, and counted under `failed`. Figures without data are None.
     """
     kept = [
         (sequence, result["base"], result["quantised"][number])
@@ -68,7 +68,7 @@ Kept = tuple[Scored, Result, Result]  # of one sequence the base's columns and t
 
 
 def flips(sequence: Scored, base: Result, other: Result) -> Iterator[Figures]:
-    """Where the greedy token is another. A near tie: the base's margin is at most a step of bfloat16 of its logits."""
+    """Where the greedy token differs. A near tie: the base's margin is at most a bfloat16 step of its logits."""
     for row in np.flatnonzero(base["best"] != other["best"]).tolist():
         margin, step = float(base["margins"][row]), float(base["steps"][row])
         yield {
@@ -84,7 +84,7 @@ def flips(sequence: Scored, base: Result, other: Result) -> Iterator[Figures]:
 
 
 def changes(compared: Sequence[Kept]) -> Figures | None:
-    """Of the log-probability of the token that is really there, nats: quantised minus base."""
+    """Of the log-probability of the given token, nats: quantised minus base."""
     changes = [value for _, base, other in compared for value in (other["logprobs"] - base["logprobs"]).tolist()]
     if not changes:
         return None
@@ -116,7 +116,7 @@ def perplexities(compared: Sequence[Kept]) -> list[Figures]:
 
 
 def by_layer(compared: Sequence[Kept]) -> list[Figures]:
-    """How the residual stream drifts: its relative RMS difference after the embedding, each layer, the last norm."""
+    """Relative RMS difference of the residual stream after the embedding, each layer and the last norm."""
     if not compared:
         return []
     count = compared[0][1]["squares"].shape[1]
@@ -130,7 +130,7 @@ def by_layer(compared: Sequence[Kept]) -> list[Figures]:
 
 
 def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figures] | None:
-    """In how many rows a token's experts are others, by sparse layer; None where there are none."""
+    """In how many rows a token's experts differ, by sparse layer; None without such layers."""
     if not compared or "elsewhere" not in compared[0][2]:
         return None
     moved = np.concatenate([other["elsewhere"] for _, _, other in compared])
@@ -139,9 +139,9 @@ def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figur
 
 
 def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:
-    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing.
+    """The cost of each part if only it is quantised; a part with the same numbers costs nothing.
 
-    None of a part that overflows in the base at any position, where both networks do not.
+    None for a part that overflows in the base at any position where both networks do not.
     """
     entries: list[Figures] = []
     for name in parts:
@@ -159,7 +159,7 @@ def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]
 
 
 def greedy(kept: Sequence[Kept]) -> Figures | None:
-    """Answers that the base and the quantised network write by themselves, up to where they first differ."""
+    """Greedy answers of the base and the quantised network, up to the first difference."""
     if not kept:
         return None
     answers = []
@@ -188,7 +188,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def ranked(values: Sequence[float], percent: int) -> float | None:
-    """The least value that so many of a hundred do not exceed."""
+    """The smallest value that at least `percent` of 100 do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else None
 
 
@@ -202,7 +202,7 @@ def exp(x: float) -> float | None:
 
 
 def digest(figures: Sequence[Figures]) -> str:
-    """SHA-256, in hex, of each figure's place and bits: float64, little-endian; texts as they are."""
+    """SHA-256, in hex, of each figure's path and bits: float64, little-endian; texts as they are."""
     sha = hashlib.sha256()
     for place, value in leaves(list(figures), ""):
         is_number = isinstance(value, int | float)
@@ -212,7 +212,7 @@ def digest(figures: Sequence[Figures]) -> str:
 
 
 def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Every number and text in objects and lists, by where it stands; names in the order of the alphabet."""
+    """Every number and text in objects and lists, with its path; names in alphabetical order."""
     if isinstance(value, dict):
         for name in sorted(value):
             yield from leaves(value[name], f"{place}.{name}")

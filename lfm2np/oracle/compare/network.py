@@ -1,4 +1,4 @@
-"""Networks to run over whole sequences: a checkpoint's own, or the base with some tensors of another checkpoint.
+"""Networks that run over whole sequences: a checkpoint's, or the base with some tensors of another checkpoint.
 
 T tokens of all sequences, D hidden, N layers, K experts of a token.
 """
@@ -36,14 +36,14 @@ from lfm2np.oracle.compare.pair import FINAL_NORM, Part, is_experts_output, with
 from lfm2np.oracle.judging.routes import routed
 
 Array = NDArray[Any]
-MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
+MOST_LAYERS = 512  # with one tensor changed, that are cached
 SMALL = 2**23  # weights of a model of which they are
 Tensors = dict[str, StoredTensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Each layer with the config that goes with its weights."""
+    """Each layer with the config of its weights."""
 
     embedding: StoredTensor
     layers: tuple[tuple[LayerWeights, ModelConfig], ...]
@@ -53,7 +53,7 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What came of some sequences in one network."""
+    """Results of some sequences in one network."""
 
     stream: list[Array]  # the residual stream [T, D]: of the embedding, after each layer; of a later start only its own
     states: Array  # [T, D] after the last norm
@@ -88,14 +88,14 @@ def tensors_of(model: LoadedModel) -> Tensors:
 
 
 def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """One layer of the base with some of its tensors changed; of small models it is kept for the next sequences."""
+    """One layer of the base with some tensors changed; for small models it is cached for the next sequences."""
     is_small = parameter_count(base.config) <= SMALL
     build = cached_layer if is_small else build_layer
     return build(base, other, part)
 
 
 def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """The other's own layer, if all of it is changed."""
+    """The other's layer, if all of it is changed."""
     index = part.layer
     assert index is not None
     prefix = f"model.layers.{index}."
@@ -126,7 +126,7 @@ cached_layer = lru_cache(maxsize=MOST_LAYERS)(build_layer)
 
 
 def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
-    """Those of a layer that are prepared already, by the first tensor in each."""
+    """Matrices of a layer that are packed already, by the first tensor in each."""
     operator, feed_forward = layer.operator, layer.feed_forward
     if isinstance(operator, ShortConvWeights):
         matrices = {"conv.in_proj": operator.in_proj, "conv.out_proj": operator.out_proj}
@@ -142,14 +142,14 @@ def dense_matrices(layer: LayerWeights, prefix: str) -> dict[str, Matrix]:
 def laid_out(
     network: Network, sequences: Sequence[Sequence[int]]
 ) -> tuple[list[ragged.Run], NDArray[np.int64], tuple[Array, Array]]:
-    """Their runs, the tokens [T] of all of them, and the angles of their positions."""
+    """Their runs, all their tokens [T], and the angles of their positions."""
     config = network.layers[0][1]
     runs, ids, positions = ragged.runs_of(sequences)
     return runs, ids, rotary_table(positions, config.head_dim, config.rope_theta)
 
 
 def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Pass:
-    """All of the network; an overflow that attention meets is the error of its own run."""
+    """All of the network; an overflow in attention is the error of its run only."""
     runs, ids, rotary = laid_out(network, sequences)
     wrapped, kept = routed(numerics)
     with np.errstate(all="ignore"):
@@ -162,7 +162,7 @@ def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence
 
 
 def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]], part: Part, base: Pass) -> Array:
-    """Final states [T, D] of a network that is the base but for one part: what comes before that is the base's."""
+    """Final states [T, D] of a network that differs from the base in one part; earlier layers are the base's."""
     runs, ids, rotary = laid_out(network, sequences)
     for run, before in zip(runs, base.runs, strict=True):
         run.error = before.error

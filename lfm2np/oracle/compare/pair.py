@@ -1,4 +1,6 @@
-"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to tell costs by."""
+"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to measure
+separately.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,14 @@ EXPERT = re.compile(r"experts\.[0-9]+\.")
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """A checkpoint whose weights are read where they are needed. tensors: HEAD is the embedding's where it is tied."""
+    """A checkpoint whose weights are read when needed. tensors: HEAD is the embedding's if it is tied."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
 
     def factor(self, name: str) -> float:
-        """What the network multiplies a tensor by beyond what is stored: outputs of experts, in their last matrix."""
+        """A factor of the network that is not in the stored tensor: outputs of experts, in their last matrix."""
         mixture = self.config.mixture
         return mixture.routed_scaling_factor if mixture and is_experts_output(name) else 1.0
 
@@ -87,9 +89,9 @@ def is_experts_output(name: str) -> bool:
 
 
 def require_same_network(base: Files, other: Files) -> None:
-    """RequestError names the first thing in which they are two networks.
+    """RequestError names the first difference between the networks.
 
-    The scale of the experts' outputs may stand in their weights; contexts and special tokens may differ, too.
+    The scale of the experts' outputs may be part of their weights; contexts and special tokens may differ, too.
     """
     ours, theirs = base.config, other.config
     for name in SIZES:
@@ -111,7 +113,7 @@ def require(name: str, expected: object, found: object, base: Files, other: File
 
 
 def require_same_tokens(base: LoadedModel, other: Files) -> None:
-    """RequestError for the first id that stands for something else; of a checkpoint without a tokenizer nothing."""
+    """RequestError for the first id that means something else; checkpoints without a tokenizer pass."""
     if not base.has_tokenizer or not has_tokenizer(other.path):
         return
     tokenizer = read_tokenizer(other.path, other.config)
@@ -123,7 +125,7 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
-    """The most tokens that all of them take."""
+    """The most tokens that all of them allow."""
     return min(config.max_position_embeddings for config in (base, *others))
 
 
@@ -133,7 +135,7 @@ def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
 def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: str) -> list[Part]:
     """All tensors, in the network's order, each in one part. A layer's experts are one tensor, as in a GGUF file.
 
-    An embedding that is the head in both checkpoints is one tensor, and costs what both uses cost.
+    An embedding that is the head in both checkpoints is one tensor, with the cost of both uses.
     """
     grouped: dict[str, list[str]] = {}
     for name in names:

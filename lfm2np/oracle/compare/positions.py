@@ -1,11 +1,11 @@
-"""Two predictions of each position held against each other: what is kept of a sequence, as work for any executor.
+"""Two predictions at each position compared: what is kept of a sequence, as work for any executor.
 
-An item is a sequence and the quantised checkpoints, with the parts to be tried alone in the base:
+An item is a sequence and the quantised checkpoints, with the parts to try alone in the base:
 
 {"token_ids": [...], "start": row, "stop": row, "quantised": [{"sha256": ..., "by": "layer", "parts": [name, ...]}]}
 
 Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
-a token that follows, V vocabulary, N layers, L sparse layers, U parts.
+a next token, V vocabulary, N layers, L sparse layers, U parts.
 
 All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
 """
@@ -51,7 +51,7 @@ def num_rows(item: Mapping[str, Any]) -> int:
 def compare_items(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Of each item `base` and `quantised`, whose arrays `of_base` and `of_other` describe, or `error`."""
+    """Of each item `base` and `quantised`, with the arrays of `of_base` and `of_other`, or `error`."""
     results: list[dict[str, Any]] = []
     for asked, group in groupby(items, key=lambda item: item["quantised"]):
         results += compared(others, model, list(group), asked)
@@ -70,7 +70,7 @@ def loaded(source: Source) -> LoadedModel:
 def compared(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]], asked: Any
 ) -> list[dict[str, Any]]:
-    """Of items that ask for the same checkpoints and parts: the base once, all in one ragged pass each."""
+    """Of items with the same checkpoints and parts: the base runs once, all in one ragged pass each."""
     sequences = [item["token_ids"][: item["stop"]] for item in items]
     network = network_of(model)
     first = run_whole(network, model.numerics, sequences)
@@ -94,7 +94,7 @@ def compared(
 
 
 def followers(item: Mapping[str, Any]) -> NDArray[np.int64]:
-    """[R] the token after each row, -1 where there is none."""
+    """[R] the token after each row, -1 if there is none."""
     ids = item["token_ids"][item["start"] + 1 : item["stop"] + 1]
     return np.array([*ids, *[-1] * (item["stop"] - item["start"] - len(ids))], np.int64)
 
@@ -105,7 +105,7 @@ def error_of(base_pass: Pass, number: int) -> str | None:
 
 
 def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
-    """One sequence's rows; or what is wrong with it."""
+    """One sequence's rows; or its error."""
     wrong = np.flatnonzero(columns["wrong"][span])
     if error is None and len(wrong):
         error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
@@ -125,7 +125,7 @@ Piece = tuple[slice, Array, Array, NDArray[np.bool_]]
 
 
 class Baseline:
-    """The base's predictions at R rows, computed in pieces, and kept if they are few."""
+    """The base's predictions at R rows, computed in pieces, and cached if they are few."""
 
     def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
         self.numerics, self.head, self.states, self.following = numerics, head, states, following
@@ -153,7 +153,7 @@ def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, N
 
 
 def own_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
-    """[r] those of the tokens that follow; of none that of token 0, which nobody reads."""
+    """[r] of the next tokens; without one that of token 0, which is never read."""
     return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""What was compared, as text and as an object for programs; the rows of its tables, which the page has as well."""
+"""A comparison as text and as an object for programs; the rows of its tables, which the page shares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTES = (
 
 
 def as_json(compared: Compared, command: str) -> dict[str, Any]:
-    """Every name is always there; what was not asked for is null or empty."""
+    """Every name is always there; what was not requested is null or empty."""
     return {
         "format_version": FORMAT_VERSION,
         "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
@@ -46,7 +46,7 @@ def as_json(compared: Compared, command: str) -> dict[str, Any]:
 
 
 def as_text(compared: Compared) -> str:
-    """The table, a row each; then by layer and by part, a column each."""
+    """The main table; then tables by layer and by part, one column per checkpoint."""
     lines = [f"base      {visible(str(compared.base.path))}", f"scored    {scored_words(compared)}", ""]
     lines += [*aligned([HEADER, *main_rows(compared)], left=(0,)), "", *NOTES]
     for title, header, rows in tables(compared):
@@ -68,7 +68,7 @@ def scored_words(compared: Compared) -> str:
 
 
 def names(compared: Compared) -> list[str]:
-    """The name of each file, or its path where others have that name, too."""
+    """The name of each file, or its path if others have the same name."""
     paths = [checkpoint.files.path for checkpoint in compared.quantised]
     count = Counter(path.name for path in paths)
     return [visible(path.name if count[path.name] == 1 else str(path)) for path in paths]
@@ -102,7 +102,7 @@ def ratio_cell(value: float | None) -> str:
 
 
 def main_perplexity(figures: Figures) -> Figures | None:
-    """On the text if there is one."""
+    """Of the text, if there is one."""
     perplexities: list[Figures] = figures["perplexities"]
     return next(
         (perplexity for perplexity in perplexities if perplexity["source"] == TEXT),
@@ -111,7 +111,7 @@ def main_perplexity(figures: Figures) -> Figures | None:
 
 
 def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
-    """Title, header, rows: whatever was asked for beside the main table."""
+    """Title, header, rows: what was requested beside the main table."""
     all_figures, columns = compared.figures, names(compared)
     result = [
         (
@@ -152,7 +152,7 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
 
 
 def cells(rows: Sequence[Figures | None], as_cell: Callable[[Figures], str]) -> Row:
-    """A dash for a checkpoint of which nothing could be computed."""
+    """A dash for a checkpoint without a result."""
     return ["-" if row is None else as_cell(row) for row in rows]
 
 
@@ -161,12 +161,12 @@ def part_cell(row: Figures) -> str:
 
 
 def cost(row: Figures) -> float:
-    """A part whose cost can't be told stands first."""
+    """A part with unknown cost comes first."""
     return math.inf if row["kl"] is None else float(row["kl"])
 
 
 def across(figures: Sequence[Figures], name: str) -> list[tuple[str, list[Figures | None]]]:
-    """The rows of each checkpoint side by side, by their name; None where nothing could be computed."""
+    """The rows of all checkpoints side by side, by their name; None for a missing one."""
     by_name: list[dict[str, Figures]] = []
     for figures_of_one in figures:
         by_name.append(

@@ -34,7 +34,7 @@ def weight_errors(
 ) -> list[WeightError]:
     """Of each part by tensor; `progress(done, total)` counts them.
 
-    CheckpointError names the first weight, or scale, that is no number.
+    CheckpointError names the first weight, or scale, that is not a number.
     """
     errors = []
     for done, part in enumerate(tensors, 1):
@@ -66,6 +66,6 @@ def types_of(files: Files, names: Sequence[str]) -> str:
 
 
 def stored_bits(files: Files) -> float:
-    """Bits of the file for a weight, over all tensors; a tied head counts once."""
+    """Bits of the file per weight, over all tensors; a tied head counts once."""
     tensors = {id(tensor.values): tensor for tensor in files.tensors.values()}.values()
     return 8 * sum(tensor.values.nbytes for tensor in tensors) / sum(math.prod(tensor.shape) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The report of a check as one page that any browser opens: no script, no request, everything from outside escaped."""
+"""The report of a check as one page for any browser: no script, no request, foreign text escaped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MEANS = {
     Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
     Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell the scores apart.",
     Verdict.TIE: "Some tokens differ from the oracle's, where the declared format can't tell the two apart.",
-    Verdict.INCONCLUSIVE: "The engine reports too little, or did not answer: neither right nor wrong can be shown.",
+    Verdict.INCONCLUSIVE: "The engine reports too little, or did not answer: it can't be shown to be right or wrong.",
     Verdict.DRIFT: "Errors are larger than the declared format explains, but another format explains all of them.",
     Verdict.BUG: "Errors are larger than any number format explains.",
 }
@@ -67,7 +67,7 @@ NUMBERS = ("positions", "reported", "RMS", "worst")
 
 
 def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """The page. `facts` are by default those of `report_parts.environment`."""
+    """The page. `facts` are by default those of `parts.environment`."""
     sections = [
         ("errors", "Errors by position", errors(checked)),
         ("first", "First wrong position", first_wrong(checked.total.first_wrong)),
@@ -122,7 +122,7 @@ def errors(checked: Checked) -> str:
 
 
 def plain(markup: str) -> str:
-    """Without the only element that a summary holds: a description of SVG is text."""
+    """Without the only element of a summary: a description in SVG is text."""
     return markup.replace("<bdi>", "").replace("</bdi>", "")
 
 
@@ -179,7 +179,7 @@ def first_wrong(position: Position | None) -> str:
 
 
 def cause(cause: Cause) -> str:
-    """The lines of `locate`, whose first 20 characters say what."""
+    """The lines of `locate`."""
     lines = "\n".join(foreign(line) for line in cause.lines)
     prompts = [[index, f"<code>{some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
     together = f"Requests that ran together; recorded was {cause.request}"
@@ -198,7 +198,7 @@ def suspected(checked: Checked) -> str:
 
 
 def by_factor(checked: Checked) -> str:
-    """A format errs everywhere alike, a bug depends on something."""
+    """Errors by each level of each factor."""
     bodies = {
         FACTOR_WORDS.get(factor, factor): [
             [foreign(level), *group_cells(group), group.bugs, state(group)]

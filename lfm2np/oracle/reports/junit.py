@@ -1,4 +1,4 @@
-"""The report of a check as JUnit XML: one test case a request, and a last one for the verdict on all of them."""
+"""The report of a check as JUnit XML: one test case per request, and a last one for the overall verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_POSITIONS = 20  # in the text of one failure
 
 
 def as_junit(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """A failure is a request with a token or log-probability that is wrong; what can't be told is skipped."""
+    """A failure is a request with a wrong token or log-probability; what can't be judged is skipped."""
     suite = Element("testsuite", name=SUITE)
     properties = SubElement(suite, "properties")
     named = {

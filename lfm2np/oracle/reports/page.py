@@ -68,7 +68,9 @@ def foreign(text: str, most: int = 1000) -> str:
 
 
 def table(caption: str, header: Sequence[str], bodies: Mapping[str, Sequence[Row]], words: Sequence[int] = (0,)) -> str:
-    """A table of escaped cells, its rows under headings ("": none). A row's first cell heads it; `words` stand left."""
+    """A table of escaped cells, its rows under headings ("": none). A row's first cell is its header; `words` are
+    left-aligned.
+    """
     head = "".join(f'<th scope="col"{word(index, words)}>{name}</th>' for index, name in enumerate(header))
     body = "".join(table_body(heading, rows, len(header), words) for heading, rows in bodies.items())
     return (
@@ -112,7 +114,7 @@ def versions(caption: str, facts: Iterable[tuple[str, str]], command: str) -> st
 
 
 def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str) -> str:
-    """A whole document; sections are (name, heading, content), and all but the title is escaped already."""
+    """A whole document; sections are (name, heading, content), all escaped except the title."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     links = bullets([f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections])

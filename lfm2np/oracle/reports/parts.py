@@ -1,4 +1,4 @@
-"""What every form of a check's report is made of: numbers as words, foreign text made harmless, rows of the tables."""
+"""Building blocks of a check's reports: numbers as words, foreign text made harmless, rows of the tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CaseRow:
 
 
 def environment() -> dict[str, str]:
-    """The versions that take part in a verdict, BLAS's kernels, and the platform; no names of machines or users."""
+    """The versions that affect a verdict, BLAS's kernels, and the platform; no names of machines or users."""
     kernel = blas_kernel()  # of which the noise is
     return {
         "lfm2np": lfm2np.__version__,
@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 
 def visible(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
-    """Foreign text on one line: whatever a terminal, a browser or XML would act on shows as its number, <U+202E>."""
+    """Foreign text on one line: what a terminal, a browser or XML would act on becomes its number, <U+202E>."""
     kept = "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text[:most])
     return kept if len(text) <= most else f"{kept}... ({len(text)} characters)"
 
@@ -81,7 +81,7 @@ def common_verdict(positions: Sequence[Position]) -> Verdict:
 
 
 def case_rows(checked: Checked) -> list[CaseRow]:
-    """Every case that was asked, also one without a usable answer, in the order of the workloads."""
+    """Every requested case, also without a usable answer, in the order of the workloads."""
     positions: dict[str, list[Position]] = {}
     for position in checked.positions:
         positions.setdefault(position.ask.case, []).append(position)
@@ -97,7 +97,7 @@ def case_rows(checked: Checked) -> list[CaseRow]:
 
 
 def in_order(cases: Iterable[str]) -> list[str]:
-    """As the workloads have them, unknown ones last."""
+    """In the order of the workloads, unknown ones last."""
     names = list(CASES)
     return sorted(dict.fromkeys(cases), key=lambda case: names.index(case) if case in CASES else len(names))
 
@@ -110,14 +110,14 @@ def left_words(checked: Checked) -> list[str]:
 
 
 def early_words(checked: Checked) -> list[str]:
-    """Of answers that ended before max_tokens, if any did; the tokens that stay lost are `not_tested`."""
+    """Answers that ended before max_tokens, if any did; tokens that stay lost are in `not_tested`."""
     early = early_ends(checked.pairs)
     short = f"{plural(early.answers, 'answer')}, {plural(early.tokens, 'token')} short"
     return [f"{short}: {early.tokens - early.lost} of them came in follow-up requests"] if early.answers else []
 
 
 def flips_of(checked: Checked) -> list[Position]:
-    """The furthest behind first: `total.flips` of them."""
+    """All `total.flips`, the furthest behind first."""
     return sorted(
         (position for position in checked.positions if position.is_flip), key=lambda position: -position.gap_ratio
     )
@@ -129,12 +129,12 @@ def wrong_of(checked: Checked) -> list[Position]:
 
 
 def suspects(checked: Checked) -> list[str]:
-    """The classes of bug that the errors point to, the first cause first; none where a number format explains them."""
+    """The suspected causes, the first one first; empty if a number format explains the errors."""
     return lines(checked.total.causes)
 
 
 def messages(checked: Checked) -> list[tuple[str, int]]:
-    """Why requests got no usable answer, in the engine's words or ours, and how many, the most frequent first."""
+    """Why requests got no usable answer, with counts, the most frequent first."""
     unanswered = set(checked.total.unanswered)
     counts: Counter[str] = Counter()
     for ask, answer in checked.pairs:
@@ -144,7 +144,7 @@ def messages(checked: Checked) -> list[tuple[str, int]]:
 
 
 def case_of(ask_id: str) -> str:
-    """The case of an ask of which there is only the id: `Writer.ask` numbers them."""
+    """The case of an ask by its id: `Writer.ask` numbers them."""
     return ask_id.rpartition("-")[0] or ask_id
 
 

@@ -1,7 +1,7 @@
-"""The report of a check for a terminal and for programs; junit.py and html_page.py make the other forms.
+"""The report of a check for a terminal and for programs; junit.py and html_page.py write the other forms.
 
-All are pure functions of what was checked, the command that did it, and facts of the environment: the same input, the
-same text. `facts` are by default those of `report_parts.environment`; a caller may add its own.
+All are pure functions of the check, the command, and facts of the environment: the same input, the same text. `facts`
+are by default those of `parts.environment`; a caller may add to them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chanc
 
 
 def exit_code(verdict: Verdict) -> int:
-    """0 for a right engine, 1 for a wrong one, 2 where it can't be told."""
+    """0 for a right engine, 1 for a wrong one, 2 if that is open."""
     if verdict is Verdict.INCONCLUSIVE:
         return 2
     return 1 if verdict in WRONG else 0
 
 
 def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """For a terminal: the verdict and why, a table by case, the first wrong position, flips, and what is missing."""
+    """For a terminal: the verdict and why, a table by case, the first wrong position, flips, and what was not
+    tested.
+    """
     blocks = [
         head_lines(checked),
         case_lines(checked),
@@ -100,14 +102,14 @@ def head_lines(checked: Checked) -> list[str]:
 
 
 def constant_lines(total: Total) -> list[str]:
-    """Of an engine that is not wrong: how closely its constants are right."""
+    """For an engine that is not wrong: how accurate its constants are known to be."""
     if total.constants is None or total.verdict in WRONG:
         return []
     return [f"constants  would show if off: {would_show(total.constants)}"]
 
 
 def route_lines(total: Total) -> list[str]:
-    """Of a mixture of experts, if any token is known to have gone elsewhere."""
+    """For a mixture of experts, if tokens are known to have gone elsewhere."""
     if not total.rerouted:
         return []
     likely = probability_words(total.route_chance)
@@ -115,7 +117,7 @@ def route_lines(total: Total) -> list[str]:
 
 
 def reasons_of(checked: Checked) -> list[str]:
-    """Why, and where it goes wrong if that is known."""
+    """Why, and the first wrong operation if it is known."""
     where = checked.cause.reason if checked.cause else None
     return [*checked.total.reasons, *([where] if where else [])]
 
@@ -153,7 +155,7 @@ def flip_lines(flips: Sequence[Position]) -> list[str]:
 
 
 def message_lines(checked: Checked) -> list[str]:
-    """The engine's words, counted."""
+    """The engine's messages, counted."""
     counted = messages(checked)
     if not counted:
         return []
@@ -177,7 +179,7 @@ def more(things: Sequence[Any]) -> list[str]:
 
 
 def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Everything that a program may want. Numbers that are not finite are text: they are no JSON."""
+    """Everything that a program may want. Numbers that are not finite become text, as JSON has none."""
     total = checked.total
     regions = described(checked.positions) if total.verdict is Verdict.BUG else None
     odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]

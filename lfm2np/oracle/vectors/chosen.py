@@ -1,6 +1,6 @@
-"""Which prompts are golden vectors, and why each of them is there.
+"""Which prompts are golden vectors, and why each of them is.
 
-Everything is drawn by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
+Everything is derived by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ TASKS = {  # as fixtures/corpus.py asks them: id, flag, question, new tokens, co
 class Chosen:
     """One vector before anything is computed.
 
-    keep  what goes into the tensors' file: "" nothing, "logits" the rows of the new tokens, "blocks" also what each
-          block puts out for the prompt, "all" every tensor that record.py names
+    keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
+    prompt,
+          "all" every tensor that recorders/own.py names
     """
 
     id: str
@@ -75,20 +76,20 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Draws prompts for one model; `label` tells draws apart."""
+    """Draws prompts for one model; `label` separates draws."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
     seed: int
 
     def random(self, length: int, label: str) -> tuple[int, ...]:
-        """Ids at random, but none of the special tokens, which stand at the front."""
+        """Random ids, without the special tokens, which come first."""
         low = min(8, self.config.vocab_size - 1)
         drawn = (self.number(f"{label}:{index}") for index in range(length))
         return tuple(low + number % (self.config.vocab_size - low) for number in drawn)
 
     def text(self, length: int, label: str) -> tuple[int, ...]:
-        """The beginning of a text of the tasks; ids at random without a tokenizer."""
+        """The beginning of a text of the tasks; random ids without a tokenizer."""
         if self.tokenizer is None:
             return self.random(length, label)
         start = self.number(label) % len(TEXTS)
@@ -104,7 +105,7 @@ class Prompts:
 
 
 def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> list[Chosen]:
-    """All vectors that the model's context has room for."""
+    """All vectors that fit into the model's context."""
     prompts = Prompts(config, tokenizer, seed)
     makers = (short, borders, decoding, chunks, prefixes, branches, slots, neighbours, repeated, tasks, long_ones)
     vectors = [vector for maker in makers for vector in maker(prompts)]
@@ -174,7 +175,7 @@ def decoding(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def chunks(prompts: Prompts) -> Iterator[Chosen]:
-    """One prompt, in several cuts: the answers have to be the same."""
+    """One prompt with several chunk sizes: the answers have to be the same."""
     ids = prompts.text(23, "chunks")
     whole = "The prompt in one step: what the same prompt in chunks has to equal."
     yield Chosen("chunks-none", ("chunk-state",), whole, ids, schedule=(alone(),), keep="blocks")
@@ -207,7 +208,7 @@ def prefixes(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def branches(prompts: Prompts) -> Iterator[Chosen]:
-    """One beginning and several ends, at the same time."""
+    """One beginning with several ends, at the same time."""
     start = prompts.text(2 * BLOCK + 1, "branches")
     names = [f"branch-{index}" for index in range(3)]
     for index, name in enumerate(names):
@@ -230,7 +231,7 @@ def slots(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def neighbours(prompts: Prompts) -> Iterator[Chosen]:
-    """Five prompts of unlike length in one batch, which they leave at different times."""
+    """Five prompts of different lengths in one batch, which they leave at different times."""
     lengths = (17, 1, 40, 3, 2)
     names = [f"beside-{length}" for length in lengths]
     for length, name in zip(lengths, names, strict=True):
@@ -252,7 +253,7 @@ def repeated(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def tasks(prompts: Prompts) -> Iterator[Chosen]:
-    """Questions of the trained fixture's corpus in the chat layout; as text they are tasks for any model."""
+    """Questions of the trained fixture's corpus in the chat layout; any model can take them as text."""
     if prompts.tokenizer is None:
         return
     for name, (flag, question, new, comment) in TASKS.items():

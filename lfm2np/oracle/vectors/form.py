@@ -1,7 +1,7 @@
 """Whether a vector set has the form that schemas/vectors.schema.json describes; each error names its JSON path.
 
-A check of those words of JSON Schema that the file uses, and of what no schema can say: names that refer to others,
-lists of one length. Values are not recomputed here: vectors.py does that.
+Checks the keywords of JSON Schema that the file uses, and what no schema can express: names that refer to others, lists
+of equal length. Values are not recomputed here: golden.py does that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS = {
 
 
 class VectorsError(Lfm2npError):
-    """A vector set is missing, can't be read, or is none."""
+    """A vector set is missing, can't be read, or is invalid."""
 
     exit_code = 3
 
@@ -46,7 +46,7 @@ def schema() -> Schema:
 
 
 def require_form(document: Any, source: str) -> None:
-    """VectorsError naming the file and the path of the first thing that is not as it should be."""
+    """VectorsError names the file and the path of the first violation."""
     try:
         check(document, schema(), "$")
         check_references(document)
@@ -55,7 +55,7 @@ def require_form(document: Any, source: str) -> None:
 
 
 def check(value: Any, rule: Schema, path: str) -> None:
-    """One value against one rule of the schema, and all that is in it."""
+    """One value against one rule of the schema, recursively."""
     require(set(rule) <= WORDS, path, sorted(rule), "only words of JSON Schema that this check knows")
     if "$ref" in rule:
         check(value, schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")], path)
@@ -102,7 +102,7 @@ def check_object(value: dict[str, Any], rule: Schema, path: str) -> None:
 
 
 def check_kind(value: Any, rules: list[Schema], path: str) -> None:
-    """One of several objects that their `kind` tells apart."""
+    """One of several objects distinguished by their `kind`."""
     named = [schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")] for rule in rules]
     kinds = {rule["properties"]["kind"]["const"]: rule for rule in named}
     kind = value.get("kind") if isinstance(value, dict) else value
@@ -116,7 +116,7 @@ def require(holds: bool, path: str, value: Any, expected: str) -> None:
 
 
 def check_references(document: dict[str, Any]) -> None:
-    """Names that have to be somewhere else in the set, ids below vocab_size, one position for each token."""
+    """Names that must occur elsewhere in the set, ids below vocab_size, one position per token."""
     names = [vector["id"] for vector in document["vectors"]]
     for index, vector in enumerate(document["vectors"]):
         path = f"$.vectors[{index}]"

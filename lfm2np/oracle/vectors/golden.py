@@ -1,9 +1,10 @@
-"""Golden vectors: prompts, and what a right engine answers, for engines' own tests; as Project Wycheproof has them for
-cryptography. `make` computes a set, `verify` computes it again and compares, bit for bit.
+"""Golden vectors: prompts with a right engine's answers, for engines' tests, like Project Wycheproof's for
+cryptography.
+`make` computes a set, `verify` computes it again and compares, bit for bit.
 
 The arithmetic is exact, so tokens, logits, log-probabilities and activations are the same on every machine. Bounds of
-noise are not, as the emulations behind them use the machine's float32 products: they are rounded to two digits, not
-compared, and what follows from them (`may_tie_in`) follows from the rounded ones.
+noise are not, as emulated engines use the machine's float32 products: they are rounded to two digits and not compared;
+`may_tie_in` follows from the rounded bounds.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that a set says and the model does not."""
+    """One disagreement between a set and the model."""
 
     vector: str | None  # None: of the set as a whole
     position: int | None
@@ -75,12 +76,12 @@ def make(
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> VectorSet:
-    """The set of a model; `only` some vectors, by their ids, and those that their schedules name.
+    """The set of a model; with `only` some vectors, by their ids, and those that their schedules name.
 
-    `executor` as for check.check: all but the engine's own run is computed there.
-
-    RequestError for another arithmetic than `exact`, an unknown id or a vocabulary of one token; ProofError if the
-    engine's tokens are not the reference's.
+    executor  as for check.check: all but the engine's run is computed there
+    errors    RequestError for an arithmetic other than `exact`, an unknown id or a vocabulary of one token; ProofError
+    if
+              the engine's tokens are not the reference's
     """
     require_exact(model)
     if seed < 0:
@@ -123,7 +124,7 @@ def require_exact(model: LoadedModel) -> None:
 
 
 def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chosen]:
-    """In their order, with all that the schedules of those picked name."""
+    """In their order, with all vectors that their schedules name."""
     by_id = {vector.id: vector for vector in chosen}
     wanted = set(by_id if only is None else only)
     for name in sorted(wanted - by_id.keys()):
@@ -134,7 +135,7 @@ def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chose
 
 
 def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
-    """New tokens of each, batched; `positions_of` holds them against the reference."""
+    """New tokens of each, batched; `positions_of` compares them with the reference."""
     engine, new_tokens = Engine(model), {}
     for vector in chosen:
         params = SamplingParams(temperature=0.0, max_tokens=vector.new, ignore_eos=True)
@@ -149,7 +150,7 @@ def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -
 def positions_of(
     model: LoadedModel, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: ProgressOf
 ) -> dict[Key, list[dict[str, Any]]]:
-    """What the set says of each new token of these sequences: what is exact, and bounds of noise."""
+    """The set's positions of these sequences: the exact part, and bounds of noise."""
     for (_, tokens), known in exact.items():
         for index, (token, position) in enumerate(zip(tokens, known, strict=True)):
             if position["top"][0][0] != token:
@@ -177,14 +178,14 @@ def positions_of(
 def own_noise(
     model: LoadedModel, truths: Sequence[Truth], format_name: str, place: Place, progress: Progress
 ) -> list[Noise]:
-    """Of engines that choose their experts themselves, where there are any: an answer to a vector tells no routes."""
+    """Of engines that choose their experts themselves, if there are any: answers to vectors report no routes."""
     sparse = model.config.mixture is not None
     noises = noise_of(model, truths, format_name, place=place, progress=progress, own_routes=sparse)
     return loosened(noises) if sparse else noises
 
 
 def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:
-    """A position with its bounds and with what follows from them."""
+    """A position with its bounds and what follows from them."""
     best, *others = (truth.at(row, token_id) for token_id, _, _ in exact["top"])
     here, noise = slice(row, row + 1), {}
     for name, format_noise in noises.items():
@@ -195,7 +196,7 @@ def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise],
 
 
 def rules_for(formats: Iterable[str]) -> dict[str, Any]:
-    """What judging an answer takes, beside the positions: see vectors_plain.py."""
+    """What is needed to judge an answer, beside the positions: see vectors_plain.py."""
     bits = {name: {"bits": FORMATS[name].bits} for name in formats}
     return {"limit": LIMIT, "float32_units": FLOAT32_UNITS, "formats": bits}
 
@@ -205,7 +206,7 @@ def two_digits(value: float) -> float:
 
 
 def ties(position: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
-    """`result` and `may_tie_in`: the formats under which another token of `top` is no further behind than they may."""
+    """`result` and `may_tie_in`: the formats under which another token of `top` may be chosen."""
     behind = [position["top"][0][2] - logit for _, _, logit in position["top"]]
     names = []
     for name in rules["formats"]:
@@ -243,7 +244,7 @@ def exact_rows(model: LoadedModel, key: Key) -> tuple[Array, Array]:
 
 
 def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:
-    """Of one row [V] of each: what is the same on every machine."""
+    """From one row [V] of each: what is the same on every machine."""
     best = np.argsort(-logits, kind="stable")[:TOP].tolist()
     return {
         "logprob": float(logprobs[best[0]]),
@@ -254,7 +255,7 @@ def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:
 
 
 def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
-    """The tensors that a Chosen.keep stands for; None: all that there are."""
+    """The tensors that a Chosen.keep stands for; None: all."""
     if keep == "all":
         return None
     blocks = [f"model.layers.{index}" for index in range(model.config.num_hidden_layers)]
@@ -263,13 +264,13 @@ def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
 
 
 def vector_item(key: Key, names: Sequence[str] | None) -> dict[str, Any]:
-    """One vector as work: what prompt and new tokens come to, and the tensors of these names; None: all."""
+    """One vector as work: prompt, new tokens, and the tensors of these names; None: all."""
     prompt, tokens = key
     return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": None if names is None else list(names)}
 
 
 def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each item the exact part of its positions, and its tensors; from reference.py, one after another."""
+    """Of each item the exact part of its positions, and its tensors; by reference.py, one after another."""
     results = []
     for item in items:
         prompt, names = item["prompt"], item["tensors"]
@@ -284,7 +285,7 @@ def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list
 
 
 def num_vector_tokens(item: Mapping[str, Any]) -> int:
-    """Tokens that go through the network: all but the last."""
+    """Tokens that are fed: all but the last."""
     return len(item["prompt"]) + len(item["token_ids"]) - 1
 
 
@@ -308,10 +309,10 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
 def verify(
     model: LoadedModel, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
 ) -> list[Difference]:
-    """All that the set says and the model does not, bit for bit; bounds of noise are taken as they are.
+    """All disagreements between the set and the model, bit for bit; bounds of noise are taken as they are.
 
-    If the model is another one, that alone. After a wrong token the rest of its vector is not looked at.
-    `executor` as for check.check.
+    For another model only that is reported. After a wrong token the rest of its vector is skipped. `executor` as for
+    check.check.
     """
     require_exact(model)
     document = known.document
@@ -348,7 +349,7 @@ def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:
 def verify_vector(
     model: LoadedModel, known: VectorSet, vector: Mapping[str, Any], computed: Mapping[str, Any] | None
 ) -> Iterator[Difference]:
-    """`made` is what the model computes; None: the vector does not fit."""
+    """`computed` is the model's result; None: the vector does not fit."""
     name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
@@ -387,12 +388,12 @@ def differing_tensor(vector: str, name: str, found: Array, expected: Array | Non
 
 
 def bits_of(values: Array) -> NDArray[np.uint32]:
-    """Of float32 numbers in either byte order: a set's are little-endian, those computed here are the machine's."""
+    """Of float32 numbers in either byte order: a set's are little-endian, computed ones are the machine's."""
     return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
 def differing(found: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """JSON path, and both values, of all that differs; numbers by their bits as float64."""
+    """JSON path and both values of all differences; numbers are compared by their bits as float64."""
     if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
         for name, item in expected.items():
             yield from differing(found[name], item, f"{path}.{name}".removeprefix("."))
