@@ -61,7 +61,7 @@ def test_each_direction_is_of_another_constant(model: Model) -> None:
     assert len(every) == 5 + 2 * model.config.num_hidden_layers + taps
 
 
-def test_a_share_is_found_again_and_held_against_right_engines(model: Model) -> None:
+def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:
     random = np.random.Generator(np.random.Philox(key=[3, 3]))
     size, share = 4000, 0.02
     effect, scales = random.normal(size=size), np.full(size, 1.0)

@@ -94,7 +94,7 @@ def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
     return change
 
 
-def test_what_an_answer_left_out_by_ending_early_is_asked_for_again(model: Model) -> None:
+def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> None:
     whole = checked(model, "float32", cases=("short-prompts",))
     result = check(model, Changed(model, ends_after(6)), "float32", at_once=4, cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT

@@ -194,7 +194,7 @@ def lines(found: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[st
     return in_lines(findings(found, repeats))
 
 
-def test_wrong_everywhere_is_said_only_if_every_request_is_wrong() -> None:
+def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert lines(positions(lambda one: True)) == [f"certain: {EVERYWHERE}"]
     names = [ask.id for one in PLAN for ask in one.asks if ask.id not in one.aborted]
     right = names[5]
@@ -270,7 +270,7 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 # --- what is noted of an ask
 
 
-def test_requests_that_are_wrong_beside_others_only_are_said_to_be_so() -> None:
+def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
     """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
     names = [one.asks[2].id for one in PLAN if len(one.asks) > 2][:2]
     found = positions(lambda one: one.ask.id in names)

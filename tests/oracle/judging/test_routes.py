@@ -77,7 +77,7 @@ def test_a_margin_is_the_gap_between_the_last_chosen_and_the_first_left(values: 
     assert found == (np.inf if count == 4 else pytest.approx((order[count - 1] - order[count]) / 2.0))
 
 
-def test_told_routes_come_in_several_forms(published: Model) -> None:
+def test_reported_routes_come_in_several_forms(published: Model) -> None:
     config, routes = published.config, own_routes(published)
     rows = len(routes) - 1
     sparse = config.sparse_layers
