@@ -46,7 +46,7 @@ def layer_figure(
         shape, colour = MARKS[number]
         points = [(x(place), y(value)) for place, value in enumerate(values) if value]
         at = LEFT + 128.0 * (number % 3), 14.0 + 18.0 * (number // 3)
-        drawn = "".join(f"M{at_x:.1f} {two:.1f}{shape}" for at_x, two in [at, *points])
+        drawn = "".join(f"M{left:.1f} {top:.1f}{shape}" for left, top in [at, *points])
         parts += [f'<path class="mark {colour}" d="{drawn}"/>\n', label(at[0] + 9, at[1] + 4, legend, "start")]
     more = f" The first {MOST_SERIES} of {len(series)} checkpoints." if len(series) > MOST_SERIES else ""
     about = f'<desc id="{name}-about">By layer, on a log scale; the numbers stand in the table below.</desc>'

@@ -96,13 +96,13 @@ def require_same_network(base: Files, other: Files) -> None:
     ours, theirs = base.config, other.config
     for name in SIZES:
         require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    for index, (base_kind, two) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
-        require(f"layer_types[{index}]", base_kind, two, base, other)
+    for index, (kind, other_kind) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
+        require(f"layer_types[{index}]", kind, other_kind, base, other)
     for name in REALS:
         if np.float32(getattr(ours, name)) != np.float32(getattr(theirs, name)):
             require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    base_kind, two = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
-    require("feed-forward", base_kind, two, base, other)
+    kind, other_kind = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
+    require("feed-forward", kind, other_kind, base, other)
     for name in MIXTURE if ours.mixture and theirs.mixture else ():
         require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
 

@@ -216,8 +216,10 @@ def of_other(
     columns = distances(baseline, network.head, again.states[index])
     columns["squares"] = np.stack(
         [
-            sum_of_squares(two[index].astype(np.float64) - base_stream[index])
-            for base_stream, two in zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
+            sum_of_squares(other_stream[index].astype(np.float64) - base_stream[index])
+            for base_stream, other_stream in zip(
+                (*first.stream, first.states), (*again.stream, again.states), strict=True
+            )
         ],
         axis=1,
     )

@@ -168,10 +168,8 @@ def cost(row: Figures) -> float:
 def across(figures: Sequence[Figures], name: str) -> list[tuple[str, list[Figures | None]]]:
     """The rows of all checkpoints side by side, by their name; None for a missing one."""
     by_name: list[dict[str, Figures]] = []
-    for figures_of_one in figures:
-        by_name.append(
-            {str(row.get("name", row.get("layer", row.get("source")))): row for row in figures_of_one[name] or ()}
-        )
+    for entry in figures:
+        by_name.append({str(row.get("name", row.get("layer", row.get("source")))): row for row in entry[name] or ()})
     return [
         (key, [rows.get(key) for rows in by_name]) for key in dict.fromkeys(key for rows in by_name for key in rows)
     ]

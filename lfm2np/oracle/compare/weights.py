@@ -46,13 +46,13 @@ def weight_errors(
             require_finite(theirs)
             weights += math.prod(ours.shape)
             for rows in pieces(ours.shape[0], math.prod(ours.shape[1:])):
-                base_values, two = (
+                base_values, other_values = (
                     widen(side.values[rows], side.dtype).astype(np.float64).reshape(rows.stop - rows.start, -1)
                     * files.factor(name)
                     for side, files in ((ours, base), (theirs, other))
                 )
                 squares += sum_of_squares(base_values).tolist()
-                differences += sum_of_squares(two - base_values).tolist()
+                differences += sum_of_squares(other_values - base_values).tolist()
         size = math.fsum(squares)
         error = math.sqrt(math.fsum(differences) / (size or 1.0))
         errors.append(WeightError(part.name, types_of(base, names), types_of(other, names), weights, error))

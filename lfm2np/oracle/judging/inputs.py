@@ -11,7 +11,7 @@ product once more, to their largest scale, and of integers with zero points it j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,35 +63,25 @@ def in_blocks_for(dtype: str, draw: int) -> Rounding:
 def stated_inputs(
     form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int
 ) -> Inputs:
-    stated = input_roundings(path, config)
-    if not stated:
+    known = input_roundings(path, config)
+    if not known:
         raise RequestError(f"format {form.name}: {path} does not tell how inputs are rounded")
     inputs: dict[str, Input] = {}
     for names in matrix_parts(config):
-        roundings_of_parts = [stated.get(name) for name in names]
+        stated = [known.get(name) for name in names]
         if draw % 2:
-            roundings_of_parts = of_one_scale(roundings_of_parts)
-        roundings: dict[InputRounding | None, Rounding] = {
-            rounding: rounding_of(rounding, draw) for rounding in roundings_of_parts
-        }
+            stated = of_one_scale(stated)
+        roundings = {each: rounding_of(each, draw) for each in stated}  # equal ones are one object
         inputs |= {
-            name: Input(tensors[name].shape[0], roundings[rounding])
-            for name, rounding in zip(names, roundings_of_parts, strict=True)
+            name: Input(tensors[name].shape[0], roundings[each]) for name, each in zip(names, stated, strict=True)
         }
     return inputs
 
 
-def of_one_scale(roundings: Iterable[InputRounding | None]) -> list[InputRounding | None]:
+def of_one_scale(stated: Sequence[InputRounding | None]) -> list[InputRounding | None]:
     """With the largest of their static scales for all."""
-    roundings_of_parts = list(roundings)
-    largest = max(
-        (rounding.scale for rounding in roundings_of_parts if rounding is not None and rounding.scale is not None),
-        default=None,
-    )
-    return [
-        rounding if rounding is None or rounding.scale is None else replace(rounding, scale=largest)
-        for rounding in roundings_of_parts
-    ]
+    largest = max((each.scale for each in stated if each is not None and each.scale is not None), default=None)
+    return [each if each is None or each.scale is None else replace(each, scale=largest) for each in stated]
 
 
 def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:

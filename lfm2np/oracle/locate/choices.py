@@ -43,9 +43,9 @@ def places(preferred: Measured, count: int, by_place: bool) -> Measured:
 
 def as_places(ids: Array, experts: int) -> Array:
     """[t, K] -> [t, N]"""
-    found_places = np.zeros((len(ids), experts))
-    np.put_along_axis(found_places, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
-    return found_places
+    places_of_experts = np.zeros((len(ids), experts))
+    np.put_along_axis(places_of_experts, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
+    return places_of_experts
 
 
 def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
@@ -143,12 +143,12 @@ def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
 
 def describe_experts(wrong: NDArray[np.bool_], chosen: Array, experts: int) -> str:
     """The experts with wrong numbers: mask and ids, both [t, K]. Empty if all are wrong."""
-    experts_wrong = [int(expert) for expert in np.unique(chosen[wrong])]
-    if len(experts_wrong) == 1:
-        return f"expert {experts_wrong[0]}: {share_of(int(wrong.sum()), int((chosen == experts_wrong[0]).sum()))}"
-    if len(experts_wrong) == len(np.unique(chosen)):
+    wrong_experts = [int(expert) for expert in np.unique(chosen[wrong])]
+    if len(wrong_experts) == 1:
+        return f"expert {wrong_experts[0]}: {share_of(int(wrong.sum()), int((chosen == wrong_experts[0]).sum()))}"
+    if len(wrong_experts) == len(np.unique(chosen)):
         return ""
-    return described(np.isin(np.arange(experts), experts_wrong), "expert")
+    return described(np.isin(np.arange(experts), wrong_experts), "expert")
 
 
 def describe_common(wrong: NDArray[np.bool_], chosen: Array) -> str:

@@ -214,7 +214,7 @@ def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precisio
     values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
-    dumped = rounded(values, max(stored, precision, key=lambda precision_: precision_.unit))
+    dumped = rounded(values, max(stored, precision, key=lambda form: form.unit))
     return joined_rows([expected[:first], dumped]) if first else dumped
 
 
