@@ -1,6 +1,5 @@
 """Answers that must agree with another one, or with themselves: text with its tokens and stop strings, tokens drawn
-with
-the same seed.
+with the same seed.
 
 A stop string is taken from the engine's answer without it, which the oracle judges by itself. So a token that may tie
 is no mismatch here. Nor is a draw that rounding decides: see seed_mismatches.
@@ -28,8 +27,7 @@ def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str 
     """Characters from the middle or end of this text that do not occur earlier in it; None if there are none.
 
     In the middle preferably such that end within a token. The text ends before the first token that adds none, such as
-    a
-    special one, which servers show in different ways.
+    a special one, which servers show in different ways.
     """
     text, borders = "", set()
     for count in range(1, len(ids) + 1):
@@ -69,8 +67,7 @@ def with_mismatches(
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
     """Without requests with a stop string if all of them were refused, and likewise those with a seed: an engine
-    without such a
-    feature is not wrong, and it is not tested.
+    without such a feature is not wrong, and it is not tested.
     """
     refused = {
         name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
@@ -145,8 +142,7 @@ def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dic
     """By id, answers that differ from the first one to the same prompt and seed, if rounding can't explain so many.
 
     With the same random numbers two runs that differ by rounding draw other tokens with a probability of about the
-    error
-    of the log-probabilities. Requests alone and in batches are counted separately: one may be right.
+    error of the log-probabilities. Requests alone and in batches are counted separately: one may be right.
     """
     scales: dict[str, list[float]] = {}
     for position in positions:

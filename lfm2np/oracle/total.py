@@ -222,9 +222,7 @@ def explaining_format(
     too exact for the other one: with several bugs no factor may be free of errors, though no format makes them.
     """
     regions = described(positions)
-    worst = max(
-        positions, key=lambda position: max(position.gap_ratio * position.is_flip, abs(position.error_ratio or 0.0))
-    )
+    worst = max(positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
     is_quantised = any(tensor.is_quantised for tensor in tensors.values())
@@ -233,24 +231,17 @@ def explaining_format(
         try:
             if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
-            under_format = judge(model, name, pairs, progress, known)
+            judged = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        size = size_of(under_format)
-        spared = [
-            position
-            for position in under_format
-            if regions is not None and (position.ask.id, position.row) in regions.inside
-        ]
-        everywhere = factors.is_uniform(under_format) and not factors.group_of(spared).is_below_a_format
-        likely = min(flip_probability(under_format)[1], route_probability(under_format)[1]) >= FLIPS_LIMIT
-        flips = [position.flip_chance for position in under_format if position.flip_chance is not None]
-        tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
+        spared = [position for position in judged if regions is not None and position.place in regions.inside]
+        everywhere = factors.is_uniform(judged) and not factors.group_of(spared).is_below_a_format
+        likely = min(flip_probability(judged)[1], route_probability(judged)[1]) >= FLIPS_LIMIT
+        flips = [position.flip_chance for position in judged if position.flip_chance is not None]
+        is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
-        if size >= least and everywhere and likely and tells:
-            seen = constants_of(
-                model, name, pairs, under_format, known, is_wrong=True, is_wanted=False, progress=progress
-            )
+        if size_of(judged) >= least and everywhere and likely and is_telling:
+            seen = constants_of(model, name, pairs, judged, known, is_wrong=True, is_wanted=False, progress=progress)
             if seen is None or not seen.found:
                 return name
     return None

@@ -127,26 +127,21 @@ def allowances(position: Mapping[str, Any], format_name: str, rules: Mapping[str
 
 def result(judged: list[Judged]) -> int:
     """The exit code."""
-    verdicts = {judged_position.verdict for judged_position in judged}
+    verdicts = {position.verdict for position in judged}
     return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
 
 
 def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
     """A line for each position that is not exact, then the sum."""
     lines = []
-    for judged_position in judged:
-        if judged_position.verdict != EXACT:
-            place = "" if judged_position.position is None else f" position {judged_position.position}"
-            lines.append(f"{judged_position.verdict:<12}  {judged_position.id}{place}: {judged_position.detail}")
-    counts = {
-        verdict: sum(judged_position.verdict == verdict for judged_position in judged)
-        for verdict in (EXACT, TIE, DRIFT, BUG)
-    }
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    open_ends = sum(judged_position.verdict == INCONCLUSIVE for judged_position in judged)
-    lines.append(
-        f"{len(answers)} answers: {summary or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends)
-    )
+    for id, position, verdict, detail in judged:
+        if verdict != EXACT:
+            lines.append(f"{verdict:<12}  {id}{'' if position is None else f' position {position}'}: {detail}")
+    verdicts = [position.verdict for position in judged]
+    counts = {verdict: verdicts.count(verdict) for verdict in (EXACT, TIE, DRIFT, BUG)}
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing judged"
+    open_ends = verdicts.count(INCONCLUSIVE)
+    lines.append(f"{len(answers)} answers: {summary}" + f", {open_ends} not judged" * bool(open_ends))
     if not any(answer.get("logprobs") for answer in answers):
         lines.append("tokens only: no log-probabilities were reported, and errors that flip no token can't be seen")
     return lines

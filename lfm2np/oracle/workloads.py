@@ -1,6 +1,5 @@
 """The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
-cold
-and warm, long after short, beside aborted requests. CASES says which case is there for what.
+cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
 
 Everything is drawn from one seed, so two checks of one model send the same requests.
 """
@@ -222,8 +221,7 @@ def stops(writer: Writer) -> Iterator[Round]:
 
 def seeds(writer: Writer) -> Iterator[Round]:
     """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
-    are random:
-    a token that is certain is drawn with any seed.
+    are random: a token that is certain is drawn with any seed.
     """
     low = min(8, writer.config.vocab_size - 1)
     lengths = [min(writer.longest, length) for length in (*SEEDS, *[4] * DRAWN)]

@@ -3,8 +3,7 @@
 A region is a cut of one factor or the intersection of cuts of two or three: "decode", "prefill, alone or first of a
 batch". Of all regions the one is taken that says most of whether a position is wrong (mutual information, each request
 with the same weight); of nearly equal ones the one with the fewest factors. If the region is wrong, one bug needs all
-of
-its cuts; if it is right, each cut excludes something that is wrong by itself.
+of its cuts; if it is right, each cut excludes something that is wrong by itself.
 
 There are many regions, so one may separate by chance: it counts only if requests inside and outside would hardly ever
 differ so much by accident (Fisher's exact test), and if the right side has at least half of the right positions.
@@ -116,9 +115,8 @@ class Positions:
 
 
 def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDArray[np.float64]:
-    """1 per request, and little for a right position after a wrong one of its request: state, keys and values continue
-    from
-    what is wrong, so such a position is right by luck.
+    """Per request 1, and little for a right position after a wrong one of its request: it is right by luck, as state,
+    keys and values continue from what is wrong.
     """
     if not positions:
         return np.zeros(0)
@@ -126,9 +124,7 @@ def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDA
     for position in positions:
         if position.is_wrong:
             first[position.ask.id] = min(position.row, first.get(position.ask.id, position.row))
-    lucky = [
-        not position.is_wrong and position.row > first.get(position.ask.id, position.row) for position in positions
-    ]
+    lucky = [not at.is_wrong and at.row > first.get(at.ask.id, at.row) for at in positions]
     weights = np.where(lucky, LUCKY, 1.0)
     return np.asarray(weights / np.bincount(request, weights)[request])
 
@@ -168,8 +164,7 @@ def gains(
     inside: NDArray[np.float64], wrong: NDArray[np.float64], all_of: float, all_wrong: float
 ) -> NDArray[np.float64]:
     """Information gains of regions, from the weight of their positions and of their wrong ones; WHOLE times that where
-    nothing
-    is wrong on the right side; -1 where that side is a sliver.
+    nothing is wrong on the right side; -1 where that side is a sliver.
     """
     outside = np.maximum(all_of - inside, 0.0)
     within = wrong / np.maximum(inside, 1e-12)
@@ -220,38 +215,33 @@ def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> li
     for of_size in sets:
         top = max((gain for _, gain in of_size), default=0.0)
         if top > 0.0:
-            alike = [scored for scored in of_size if scored[1] >= ALIKE * top]
-            best.append(
-                min(alike, key=lambda scored: (sorted(factor[list(scored[0])].tolist()), -scored[1], scored[0]))
-            )
+            alike = [
+                (sorted(factor[list(cuts)].tolist()), -gain, cuts) for cuts, gain in of_size if gain >= ALIKE * top
+            ]
+            _, gain, cuts = min(alike)
+            best.append((cuts, -gain))
     most = max((gain for _, gain in best), default=0.0)
     first = sorted(best, key=lambda scored: (scored[1] < NEARLY * most, len(scored[0])))
-    rest = sorted(
-        (scored for of_size in sets for scored in of_size if scored[1] > 0.0),
-        key=lambda scored: (-scored[1], scored[0]),
-    )
-    return [*first, *rest[:MOST_TRIED]]
+    rest = sorted((-gain, cuts) for of_size in sets for cuts, gain in of_size if gain > 0.0)
+    return [*first, *((cuts, -gain) for gain, cuts in rest[:MOST_TRIED])]
 
 
 def described(positions: Sequence[Position]) -> Description | None:
     """None if nothing is wrong, or nothing separates wrong from right by more than chance."""
     whole = with_rest(positions)
-    wrong = {(position.ask.id, position.row) for position in positions if position.is_wrong}
+    wrong = {position.place for position in positions if position.is_wrong}
     return None if whole is None else replace(whole, inside=whole.inside - wrong)
 
 
 def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Description | None:
     """Wrong positions in the right region are described by themselves: a bug may be too rare to be seen beside another.
-    By one
-    cut less: what takes three may be a later effect of the first bug.
+    By one cut less: what takes three may be a later effect of the first bug.
     """
     judged = Positions(positions)
     first = next(filter(None, (description(judged, region) for region in regions(judged, most_cuts))), None)
     if first is None or not first.wrong_outside or len(first.parts) >= MOST_PARTS:
         return first
-    rest = with_rest(
-        [position for position in positions if (position.ask.id, position.row) in first.inside], MOST_CUTS - 1
-    )
+    rest = with_rest([position for position in positions if position.place in first.inside], MOST_CUTS - 1)
     if rest is None:
         return first
     right = (*first.right, *rest.right) if first.right else ()
@@ -271,7 +261,7 @@ def description(judged: Positions, region: Region) -> Description | None:
     parts = wrong_parts(judged, region.choices) if is_right else [whole_part(judged, region.choices)]
     return Description(
         right=region.choices if is_right else single_rest(region.choices),
-        inside=frozenset((position.ask.id, position.row) for position in judged.at(right)),
+        inside=frozenset(position.place for position in judged.at(right)),
         of=len(judged.positions),
         parts=tuple(sorted(parts, key=lambda part: -part.size)),
         explained=explained(judged, mask),
@@ -337,8 +327,7 @@ def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
 
 def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
     """Each level that a right region excludes and that is off where all else is as in the region; of one factor, those
-    under
-    the same circumstances together.
+    under the same circumstances together.
     """
     parts = []
     for choice in region:

@@ -224,14 +224,10 @@ def contradictions(pairs: Sequence[Pair]) -> list[str]:
     for ask, answer in pairs:
         for index, top in enumerate(answer.top_logprobs or ()):
             token = (answer.token_ids or ())[index]
-            chosen_logprob = None if answer.logprobs is None else answer.logprobs[index]
+            chosen = None if answer.logprobs is None else answer.logprobs[index]
             where = f"{ask.id}, new token {index}"
-            if (
-                chosen_logprob is not None
-                and token in top
-                and math.exp(-abs(chosen_logprob - top[token])) < 2.0 - LEAST_SUM
-            ):
-                twice.append(f"{where}: {chosen_logprob:.4g} by itself, {top[token]:.4g} among the alternatives")
+            if chosen is not None and token in top and math.exp(-abs(chosen - top[token])) < 2.0 - LEAST_SUM:
+                twice.append(f"{where}: {chosen:.4g} by itself, {top[token]:.4g} among the alternatives")
             among = math.fsum(math.exp(min(logprob, 700.0)) for logprob in top.values())
             if among > LEAST_SUM:
                 sums.append(f"{where}: {among:.4g}")

@@ -29,8 +29,7 @@ def constants_of(
     progress: Progress | None = None,
 ) -> ConstantSearch | None:
     """What can be said of constants: None if that takes too long and was not requested (`is_wanted`), if nothing is
-    off, or
-    if the errors are those of other experts.
+    off, or if the errors are those of other experts.
     """
     size = size_of(positions)
     not_reported = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(

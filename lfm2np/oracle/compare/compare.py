@@ -81,34 +81,30 @@ def compare(
     place: Place,
     progress: ProgressOf,
 ) -> Compared:
-    """others      loaded checkpoints, or where workers find them, by SHA-256
+    """The whole comparison of some checkpoints with the base.
+
+    others      loaded checkpoints, or where workers find them, by SHA-256
     max_tokens  of greedy answers, 0: none
-    errors      RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any
-    checkpoint
+    errors      RequestError if nothing is left to compare; NumericsError if no sequence can be computed
     """
-    base = files_of(model.path)
-    parts = [parts_of(model.config, checkpoint.files.config, list(base.tensors), by) for checkpoint in quantised]
+    base, sparse = files_of(model.path), model.config.sparse_layers
+    parts = [parts_of(model.config, each.files.config, list(base.tensors), by) for each in quantised]
     tried = [
-        [part.name for part in checkpoint_parts if part_is_changed(part.tensors, checkpoint)]
-        for checkpoint_parts, checkpoint in zip(parts, quantised, strict=True)
+        [part.name for part in checkpoint_parts if part_is_changed(part.tensors, each)]
+        for checkpoint_parts, each in zip(parts, quantised, strict=True)
     ]
-    most = longest(model.config, [checkpoint.files.config for checkpoint in quantised])
+    most = longest(model.config, [each.files.config for each in quantised])
     answers = greedy_answers(model, scored, max_tokens, most, place, progress) if max_tokens else []
     everything = [*scored, *answers]
-    asked = [
-        {"sha256": checkpoint.sha256, "by": by, "parts": names}
-        for checkpoint, names in zip(quantised, tried, strict=True)
-    ]
+    asked = [{"sha256": each.sha256, "by": by, "parts": names} for each, names in zip(quantised, tried, strict=True)]
     nothing = [{**entry, "by": "none", "parts": []} for entry in asked]
     items = [sequence.item(nothing if sequence.source == GREEDY else asked) for sequence in everything]
     results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
     figures = [
-        figures_of(
-            everything, results, number, [part.name for part in checkpoint_parts], names, model.config.sparse_layers
-        )
-        | {"bits_a_weight": stored_bits(quantised[number].files)}
-        | {"tensors": [asdict(tensor_error) for tensor_error in quantised[number].errors]}
-        for number, (checkpoint_parts, names) in enumerate(zip(parts, tried, strict=True))
+        figures_of(everything, results, number, [part.name for part in parts[number]], tried[number], sparse)
+        | {"bits_a_weight": stored_bits(checkpoint.files)}
+        | {"tensors": [asdict(error) for error in checkpoint.errors]}
+        for number, checkpoint in enumerate(quantised)
     ]
     failed = failures(model, quantised, everything, results)
     if not any(entry["positions"] for entry in figures):
@@ -127,13 +123,10 @@ def failures(
     """Each sequence that could not be computed, for which checkpoint, and why; if the base failed, only that."""
     failed = []
     for sequence, result in zip(scored, results, strict=True):
-        sides = zip((other.files.path for other in quantised), result["quantised"], strict=True)
-        tried = [(base.path, result["base"])] if "error" in result["base"] else sides
-        failed += [
-            f"{sequence.source} {sequence.name}: {path}: {columns['error']}"
-            for path, columns in tried
-            if "error" in columns
-        ]
+        others = zip((checkpoint.files.path for checkpoint in quantised), result["quantised"], strict=True)
+        for path, columns in [(base.path, result["base"])] if "error" in result["base"] else others:
+            if "error" in columns:
+                failed.append(f"{sequence.source} {sequence.name}: {path}: {columns['error']}")
     return tuple(failed)
 
 
@@ -146,8 +139,7 @@ def greedy_answers(
     """The prompts of requests followed by the base's greedy answer, as far as the context goes.
 
     The quantised network is fed the base's answer: up to the first different greedy token it would have written the
-    same.
-    RequestError if no prompt leaves room for a token.
+    same. RequestError if no prompt leaves room for a token.
     """
     prompts = [sequence for sequence in scored if sequence.source == REQUESTS]
     fitting = [sequence for sequence in prompts if sequence.prompt < most]
@@ -171,10 +163,7 @@ def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list
         engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))
     finished = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
     ended = [finished[str(number)] for number in range(len(items))]
-    return [
-        {"error": str(completion.error)} if completion.error else {"token_ids": list(completion.token_ids)}
-        for completion in ended
-    ]
+    return [{"error": str(end.error)} if end.error else {"token_ids": list(end.token_ids)} for end in ended]
 
 
 def num_tokens(item: Mapping[str, Any]) -> int:

@@ -8,8 +8,7 @@ With logits a of the base and b of the other, p = softmax(a) and d = a - b:
 Logits are float32, so d is off by a rounding of itself, and no term of S cancels another: a KL of 1e-15 has six right
 digits, where sum p (log p - log q) has none. The neglected sum p d' is a rounding of the largest d. Where exp(-d') is
 too large for a float64, or p too small, the term is exp(log p - d'), beside which p (d' - 1) is negligible; where that
-is
-too large as well, KL = m + log sum exp(log p - d' - m), m the largest of these.
+is too large as well, KL = m + log sum exp(log p - d' - m), m the largest of these.
 """
 
 from __future__ import annotations

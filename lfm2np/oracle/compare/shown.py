@@ -104,10 +104,8 @@ def ratio_cell(value: float | None) -> str:
 def main_perplexity(figures: Figures) -> Figures | None:
     """Of the text, if there is one."""
     perplexities: list[Figures] = figures["perplexities"]
-    return next(
-        (perplexity for perplexity in perplexities if perplexity["source"] == TEXT),
-        perplexities[0] if perplexities else None,
-    )
+    of_text = [perplexity for perplexity in perplexities if perplexity["source"] == TEXT]
+    return next(iter(of_text or perplexities), None)
 
 
 def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:

@@ -29,19 +29,14 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
     positions = []
     for row, logprob in enumerate(prompt):
-        judged_position = judged_token(
-            ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose
-        )
-        positions.append(with_route(judged_position, scored, routes, layers))
+        token_id = ask.prompt_token_ids[row + 1]
+        positions.append(judged_token(ask, row, token_id, False, {}, logprob, scored, strict, loose))
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
-        logprob = None if answer.logprobs is None else answer.logprobs[index]
+        row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        judged_position = judged_token(
-            ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, strict, loose
-        )
-        positions.append(with_route(judged_position, scored, routes, layers))
-    return positions
+        positions.append(judged_token(ask, row, token_id, is_greedy, tops, logprob, scored, strict, loose))
+    return [with_route(position, scored, routes, layers) for position in positions]
 
 
 def judged_token(

@@ -224,9 +224,8 @@ def effects(
     effects_by_name, changes = {}, list(directions(model.config, every))
     for done, direction in enumerate(changes):
         other = numerics if direction.arithmetic is None else direction.arithmetic(numerics)
-        effects_by_name[direction.name] = (
-            logprobs(*direction.change(weights, model.config), other) - base
-        ) / direction.step
+        changed = logprobs(*direction.change(weights, model.config), other)
+        effects_by_name[direction.name] = (changed - base) / direction.step
         if progress:
             progress(done + 1, len(changes))
     return effects_by_name

@@ -65,8 +65,7 @@ def drawn_wrongly(
     """The id of the request by which it shows, and how the engine seems to sample; None if it may be right.
 
     Of each seed the first answer counts: others may use the same random numbers. Each token is taken to be as likely as
-    any
-    engine of the format may have it.
+    any engine of the format may have it.
     """
     by_seed: dict[int | None, Pair] = {}
     for ask, answer in pairs:

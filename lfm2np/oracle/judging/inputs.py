@@ -2,11 +2,11 @@
 
 llama.cpp's kernels round inputs to a type that goes with the weights' (vec_dot_type in ggml-cpu.c): integers of 8 bits
 in blocks of 32, or of 256 for the K-quants. Its GPU kernels use blocks of 32 for both (block_q8_1 in ggml-cuda/mmq.cu),
-so every second emulated engine does.
-A checkpoint of compressed-tensors may state how inputs are rounded. Of tensors that share a product and have static
-scales vLLM takes the largest, so every second engine does; of one scale for all inputs of a step every second engine
-sees a single token. Not modelled: of float8 weights with one scale per tensor vLLM also rounds those that share a
-product once more, to their largest scale, and of integers with zero points it joins the ranges.
+so every second emulated engine does. A checkpoint of compressed-tensors may state how inputs are rounded. Of tensors
+that share a product and have static scales vLLM takes the largest, so every second engine does; of one scale for all
+inputs of a step every second engine sees a single token. Not modelled: of float8 weights with one scale per tensor vLLM
+also rounds those that share a product once more, to their largest scale, and of integers with zero points it joins the
+ranges.
 """
 
 from __future__ import annotations

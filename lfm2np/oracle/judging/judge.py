@@ -39,8 +39,7 @@ def judge(
     """All positions that the answers allow to judge, in the order of the asks.
 
     By the first of `stages` where that decides, else by the others, of which the last is all DRAWS. If one answer is
-    clearly
-    wrong, the others need not go through all stages.
+    clearly wrong, the others need not go through all stages.
     """
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
@@ -70,8 +69,7 @@ def is_far_off(
     model: LoadedModel, format_name: str, pairs: Sequence[Pair], progress: Progress | None, known: Known | None
 ) -> bool:
     """Whether two emulated engines already show that the answers are not of this format, as weights that are drawn for
-    each
-    engine are expensive. Never for a mixture of experts, where routes may explain large errors.
+    each engine are expensive. Never for a mixture of experts, where routes may explain large errors.
     """
     if model.config.sparse_layers:
         return False
@@ -112,8 +110,7 @@ def judged_by_share(
     progress: Progress | None,
 ) -> list[Position]:
     """For a mixture of experts in a format where near ties are everywhere, if routes are not reported: the share of
-    engines
-    with other routes counts, so all are emulated, once with the truth's routes and once with their own.
+    engines with other routes counts, so all are emulated, once with the truth's routes and once with their own.
     """
     add_noises(model, form.name, of_answers, known, DRAWS, progress)
     distinct = list(dict.fromkeys(without_routes))

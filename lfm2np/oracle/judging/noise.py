@@ -82,8 +82,7 @@ class Noise:
 
     def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
-        row's
-        token at a column, `ones` [R], and all its tokens.
+        row's token at a column, `ones` [R], and all its tokens.
         """
         errors = self.errors[:, rows]
         difference = errors.astype(np.float64) - np.take_along_axis(errors, ones[None, :, None], axis=2)

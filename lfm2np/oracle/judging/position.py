@@ -106,8 +106,7 @@ def position(
 
 def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
     """What rounding the logits themselves may do, by the largest of each row: one unit in its last place in the format,
-    and
-    a few of float32, in which log-probabilities are computed as a logit minus a sum of exponentials.
+    and a few of float32, in which log-probabilities are computed as a logit minus a sum of exponentials.
     """
     exponent = np.frexp(largest)[1]
     return np.asarray(np.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * np.ldexp(1.0, exponent - 24))
@@ -120,8 +119,7 @@ def without_normaliser(
 
     Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: log-probabilities of
     llama.cpp and mlx-lm are off by as much, all of a position by the same. Of all shifts up to that size the one is
-    removed
-    that leaves the smallest errors; with several reported, one shift can't hide the others.
+    removed that leaves the smallest errors; with several reported, one shift can't hide the others.
     """
     if not errors:
         return errors

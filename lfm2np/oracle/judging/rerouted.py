@@ -35,10 +35,8 @@ def rerouted(
     """The positions if one near-tied route changed, or a few one after another, explains the answer; else as they were.
 
     A change is of one token at one layer: its last expert becomes the first that was not chosen. It explains an error
-    if
-    the exact network with it, including all that later tokens inherit, agrees with the engine up to there and beyond.
-    At
-    most MOST_CHANGES, of MOST_TRIES near ties each.
+    if the exact network with it, including all that later tokens inherit, agrees with the engine up to there and
+    beyond. At most MOST_CHANGES, of MOST_TRIES near ties each.
     """
     ask, answer = pair
     layers, bits = model.config.sparse_layers, format_named(format_name).bits

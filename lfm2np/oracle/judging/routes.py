@@ -69,32 +69,24 @@ def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
     """Reported routes of `rows` positions and the sparse layers; RequestError if they can't be those.
 
     Engines may report more: the last token's, those of dense layers (which are dropped), all layers in one. OWN stands
-    for
-    all experts of a position and layer that are not reported.
+    for all experts of a position and layer that are not reported.
     """
-    mixture, layers = config.mixture, config.sparse_layers
-    if mixture is None or not layers:
+    mixture, sparse = config.mixture, config.sparse_layers
+    if mixture is None or not sparse:
         raise RequestError("routes: the model has no experts")
     if len(routes) < rows:
         raise RequestError(f"routes: {len(routes)} positions, expected {rows}")
     count, fitting = mixture.num_experts_per_tok, []
-    for row, experts_by_layer in enumerate(routes[:rows]):
-        if len(experts_by_layer) == 1 and len(experts_by_layer[0]) in (
-            len(layers) * count,
-            config.num_hidden_layers * count,
-        ):
-            experts_by_layer = tuple(
-                experts_by_layer[0][start : start + count] for start in range(0, len(experts_by_layer[0]), count)
-            )
-        if len(experts_by_layer) == config.num_hidden_layers:
-            experts_by_layer = tuple(experts_by_layer[layer] for layer in layers)
-        if len(experts_by_layer) != len(layers):
-            raise RequestError(
-                f"routes[{row}]: {len(experts_by_layer)} layers, expected the {len(layers)} sparse ones, or all"
-            )
-        for layer, experts in zip(layers, experts_by_layer, strict=True):
+    for row, layers in enumerate(routes[:rows]):
+        if len(layers) == 1 and len(layers[0]) in (len(sparse) * count, config.num_hidden_layers * count):
+            layers = tuple(layers[0][start : start + count] for start in range(0, len(layers[0]), count))
+        if len(layers) == config.num_hidden_layers:
+            layers = tuple(layers[layer] for layer in sparse)
+        if len(layers) != len(sparse):
+            raise RequestError(f"routes[{row}]: {len(layers)} layers, expected the {len(sparse)} sparse ones, or all")
+        for layer, experts in zip(sparse, layers, strict=True):
             require_experts(experts, mixture, f"routes[{row}], layer {layer}")
-        fitting.append(experts_by_layer)
+        fitting.append(layers)
     return tuple(fitting)
 
 

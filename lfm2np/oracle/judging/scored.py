@@ -25,8 +25,7 @@ class Scored:
 
     In a mixture of experts the noise is that of engines that take the truth's routes. `loose` is that of engines that
     choose their own, for answers without routes in a format with many near ties. `margins` [T, L] are how far each
-    route is
-    from a tie, in units of its noise.
+    route is from a tie, in units of its noise.
     """
 
     truth: Truth
@@ -92,8 +91,7 @@ def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
 
 def judged_tokens(ask: Ask, answer: Answer, is_mixture: bool) -> dict[int, set[int]]:
     """The tokens whose log-probabilities an answer reports, by row: its own, alternatives, and its prompt's. In a
-    mixture of
-    experts all: each token's route counts (noise.loosened).
+    mixture of experts all: each token's route counts (noise.loosened).
     """
     ids, start = spoken(ask, answer).token_ids, len(ask.prompt_token_ids) - 1
     has_prompt = answer.prompt_logprobs is not None or is_mixture

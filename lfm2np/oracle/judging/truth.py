@@ -40,8 +40,7 @@ class Truth:
     """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
 
     Of rows that are not wanted only the routes are known; their columns are UNKNOWN. `best` and `squares` are over the
-    whole
-    vocabulary. L sparse layers, N experts, K of a token; without a mixture `routes` and `preferred` are None.
+    whole vocabulary. L sparse layers, N experts, K of a token; without a mixture `routes` and `preferred` are None.
     """
 
     spoken: Spoken

@@ -66,6 +66,10 @@ class Position:
     flip_chance: float | None = None  # that a right engine's token is another than `best`; None: by margin_ratio
 
     @property
+    def place(self) -> tuple[str, int]:
+        return self.ask.id, self.row
+
+    @property
     def is_wrong(self) -> bool:
         return self.verdict in WRONG
 
@@ -101,8 +105,7 @@ def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
     """How many flips there are, and the probability that a right engine of this format has that many or more.
 
     Each position flips with the probability that noise of its scale, times SPREAD, exceeds the oracle's margin to any
-    of
-    its rivals; the distribution of the sum is computed exactly (Poisson binomial).
+    of its rivals; the distribution of the sum is computed exactly (Poisson binomial).
     """
     new = [position for position in positions if position.is_new]
     flips = sum(position.is_flip for position in new)

@@ -86,8 +86,7 @@ class Judged:
 
 def judged(dumped: Array, preferred: Measured) -> Judged:
     """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is compared with the missing one that
-    gives the
-    largest error.
+    gives the largest error.
     """
     experts, count = preferred.values.shape[1], dumped.shape[1]
     rows_preferred = preferred[len(preferred.values) - len(dumped) :]

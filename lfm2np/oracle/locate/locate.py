@@ -152,8 +152,7 @@ def computed(
     question).
 
     Either explains the dump: all products before it that are not dumped round their inputs, or none does. `exact` gets
-    what
-    the latter gives for operations that are not dumped, where it differs from `known`.
+    what the latter gives for operations that are not dumped, where it differs from `known`.
     """
     expected = step.compute(oracle, *(known[name] for name in step.inputs))
     may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])

@@ -2,13 +2,13 @@
 
 `gate` is the router's module in transformers; the other names are ours: `scores` (its sigmoid), `experts_chosen` (ids,
 best first), `expert_weights`, `expert_outputs` (of each chosen expert, before its weight), `mixed` (their sum). Weights
-and outputs are in the order of the dumped ids, whatever that is.
-Source: transformers 5.23, models/lfm2_moe, Lfm2MoeTopKRouter, Lfm2MoeExperts and Lfm2MoeSparseMoeBlock.
+and outputs are in the order of the dumped ids, whatever that is. Source: transformers 5.23, models/lfm2_moe,
+Lfm2MoeTopKRouter, Lfm2MoeExperts and Lfm2MoeSparseMoeBlock.
 
 A choice is `Measured` as places [T, N]: 0 for an expert that a token does not go to, else from 1 on, best first; its
 spread is 1 where a near tie leaves that open, else 0 (see choices.py). What depends on an open choice has the
-difference
-to the farthest possible expert as its spread, so that bounds hold for several at once. A dumped choice is not open.
+difference to the farthest possible expert as its spread, so that bounds hold for several at once. A dumped choice is
+not open.
 
 T tokens, N experts, K experts of a token, D hidden.
 """

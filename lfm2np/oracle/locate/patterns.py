@@ -1,8 +1,7 @@
 """Which rows and channels of a tensor are wrong, in words: the shape of an error often names its cause.
 
 Rows from a chunk's border on point to state between steps, wrong single heads to grouping or strides, a channel
-together
-with the one half a head further to the rotation.
+together with the one half a head further to the rotation.
 """
 
 from __future__ import annotations

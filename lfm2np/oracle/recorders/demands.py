@@ -52,8 +52,7 @@ def require_dense(config: ModelConfig, engine: str) -> None:
 
 def require_directory(path: Path, engine: str) -> Path:
     """RequestError for a GGUF file, for engines that run checkpoint directories. (transformers reads some such files,
-    but
-    widens all weights to float32: that is what `lfm2np:float32` does.)
+    but widens all weights to float32: that is what `lfm2np:float32` does.)
     """
     if is_gguf(path):
         raise RequestError(f"{path}: {engine} is recorded of a checkpoint directory, not of a GGUF file ({engine}:DIR)")

@@ -1,9 +1,8 @@
 """Nodes of the graph that llama.cpp evaluates: which tensor each is, and its numbers.
 
 A node is identified by its operation and its inputs: a weight, whose name GGUF fixes, or another node. llama.cpp's
-names
-of nodes are not used: most have none, and one is wrong (`ffn_out` is the norm before it). Source: llama.cpp 0c1e570,
-src/models/lfm2.cpp, src/llama-graph.cpp, ggml/include/ggml.h.
+names of nodes are not used: most have none, and one is wrong (`ffn_out` is the norm before it). Source: llama.cpp
+0c1e570, src/models/lfm2.cpp, src/llama-graph.cpp, ggml/include/ggml.h.
 """
 
 from __future__ import annotations

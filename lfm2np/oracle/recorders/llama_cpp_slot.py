@@ -2,10 +2,9 @@
 
 The server's decisions are written down here, as in update_slots and create_checkpoint of llama.cpp 0c1e570
 (tools/server/server-context.cpp), with the names of the originals: how much of the last prompt is kept, which
-checkpoint
-is taken and restored, what is removed, where a prompt is cut. Their effects are llama.cpp's own functions, which the
-server calls, too: llama_decode, llama_memory_seq_rm, llama_state_seq_get_data_ext and llama_state_seq_set_data_ext. Its
-log shows that the decisions are the same (llama-server -np 1 -lv 4).
+checkpoint is taken and restored, what is removed, where a prompt is cut. Their effects are llama.cpp's own functions,
+which the server calls, too: llama_decode, llama_memory_seq_rm, llama_state_seq_get_data_ext and
+llama_state_seq_set_data_ext. Its log shows that the decisions are the same (llama-server -np 1 -lv 4).
 
 For its default settings (-ub 512 -b 2048 --ctx-checkpoints 32) and token ids on /completion. Left out: prompts that the
 server keeps outside of its slots (--cache-ram), a 33rd checkpoint that replaces an old one, and context shifts.

@@ -2,11 +2,9 @@
 
 A forward pass is one flat batch of the rows of all its requests; the runner's list gives a request's rows. What differs
 from `locate`: q, k, v and w1, w3 are one product each; a norm adds the residual and returns the pair (norm, sum); `u`
-and
-the convolution's output are an argument and the result of a kernel, for decodes and prefills separately; keys and
-values
-are in blocks, in an order that the kernel chooses.
-Not available: attention's scores and weights, which no tensor of vLLM's holds.
+and the convolution's output are an argument and the result of a kernel, for decodes and prefills separately; keys and
+values are in blocks, in an order that the kernel chooses. Not available: attention's scores and weights, which no
+tensor of vLLM's holds.
 
 T rows of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, P tokens of a block of the cache, B
 blocks, C tokens that the request sees.
@@ -251,8 +249,7 @@ def layout_of(attention: Any) -> tuple[Array, Array]:
     """Where a block of this layer's cache has keys and values, found by letting its kernel write consecutive numbers.
 
     Each [P*E]: the place of number i of a head's [P, E] in the block's [P * 2 * E]. Written digit by digit, as not
-    every
-    format holds all numbers.
+    every format holds all numbers.
     """
     import torch
 

@@ -63,12 +63,8 @@ def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]
 
 
 def scale_of(reported: Sequence[Position]) -> Scale:
-    sizes = [
-        abs(position.error_ratio)
-        for position in reported
-        if position.error_ratio is not None and math.isfinite(position.error_ratio)
-    ]
-    largest = math.ceil(math.log10(max(sizes, default=0.0) or 1.0))
+    sizes = [abs(position.error_ratio or 0.0) for position in reported]
+    largest = math.ceil(math.log10(max(filter(math.isfinite, sizes), default=0.0) or 1.0))
     return Scale(max((position.row for position in reported), default=0), min(HIGHEST, max(2, largest)))
 
 

@@ -113,14 +113,10 @@ def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> l
     kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
     while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
         kept = {name: vector for name, vector in kept.items() if name not in lost}
-    if tokenizer is None:
-        return list(kept.values())
-    return [
-        vector
-        if vector.prompt_text is not None
-        else replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
-        for vector in kept.values()
-    ]
+    for name, vector in kept.items():
+        if tokenizer is not None and vector.prompt_text is None:
+            kept[name] = replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
+    return list(kept.values())
 
 
 def mentioned(vector: Chosen) -> set[str]:

@@ -1,6 +1,5 @@
 """Golden vectors: prompts with a right engine's answers, for engines' tests, like Project Wycheproof's for
-cryptography.
-`make` computes a set, `verify` computes it again and compares, bit for bit.
+cryptography. `make` computes a set, `verify` computes it again and compares, bit for bit.
 
 The arithmetic is exact, so tokens, logits, log-probabilities and activations are the same on every machine. Bounds of
 noise are not, as emulated engines use the machine's float32 products: they are rounded to two digits and not compared;
@@ -31,7 +30,7 @@ from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
-from lfm2np.oracle.judging.truth import Truth, truths_of
+from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
@@ -156,9 +155,8 @@ def positions_of(
             if position["top"][0][0] != token:
                 raise ProofError(f"new token {index}: the engine's is {token}, the reference's {position['top'][0][0]}")
     scoring = functools.partial(progress, "scoring")
-    by_ids = {
-        truth.token_ids: truth for truth in truths_of(model, {(*key[0], *key[1]): {} for key in exact}, place, scoring)
-    }
+    wanted: dict[Ids, Wanted] = {(*prompt, *tokens): {} for prompt, tokens in exact}
+    by_ids = {truth.token_ids: truth for truth in truths_of(model, wanted, place, scoring)}
     truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
@@ -166,13 +164,11 @@ def positions_of(
             noises[name] = own_noise(model, truths, name, place, functools.partial(progress, name))
         except NumericsError:
             continue  # the format can't hold this model's numbers: there are no bounds for it
-    positions_by_key = {}
-    for index, ((prompt, tokens), positions) in enumerate(exact.items()):
-        position_noise, first = {name: each[index] for name, each in noises.items()}, len(prompt) - 1
-        positions_by_key[prompt, tokens] = [
-            bounded(position, truths[index], position_noise, first + row) for row, position in enumerate(positions)
-        ]
-    return positions_by_key
+    positions = {}
+    for index, (key, known) in enumerate(exact.items()):
+        noise, truth = {name: each[index] for name, each in noises.items()}, truths[index]
+        positions[key] = [bounded(position, truth, noise, row) for row, position in enumerate(known, len(key[0]) - 1)]
+    return positions
 
 
 def own_noise(
@@ -324,17 +320,14 @@ def verify(
     if of_model:
         return of_model
     rules = rules_for(document["formats"])
-    differences = [
-        Difference(None, None, *difference) for difference in differing({name: document[name] for name in rules}, rules)
-    ]
-    fitting = {vector["id"]: vector for vector in document["vectors"] if fits(model, vector)}
-    items = [
-        vector_item((vector["prompt_token_ids"], vector["token_ids"]), vector["tensors"]) for vector in fitting.values()
-    ]
-    computed = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
-    computed_by_id = dict(zip(fitting, computed, strict=True))
+    stated = {name: document[name] for name in rules}
+    differences = [Difference(None, None, *values) for values in differing(stated, rules)]
+    fitting = [vector for vector in document["vectors"] if fits(model, vector)]
+    items = [vector_item((vector["prompt_token_ids"], vector["token_ids"]), vector["tensors"]) for vector in fitting]
+    results = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
+    computed = {vector["id"]: result for vector, result in zip(fitting, results, strict=True)}
     for vector in document["vectors"]:
-        differences += verify_vector(model, known, vector, computed_by_id.get(vector["id"]))
+        differences += verify_vector(model, known, vector, computed.get(vector["id"]))
     if known.tensors_sha256 != document["tensors"]["sha256"]:
         what = ("tensors.sha256", document["tensors"]["sha256"], f"{known.tensors_sha256}, that of {TENSORS}")
         differences.append(Difference(None, None, *what))
