@@ -152,7 +152,7 @@ def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, N
     return logits, wrong
 
 
-def own_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
+def next_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
     """[r] of the next tokens; without one that of token 0, which is never read."""
     return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
 
@@ -180,7 +180,7 @@ def of_base(baseline: Baseline, base_pass: Pass, index: Array) -> dict[str, Arra
                 "best": best.astype(np.int64),
                 "margins": np.where(np.isfinite(second), top - second, 0.0),
                 "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS),
-                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "logprobs": next_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,
             }
         )
@@ -248,7 +248,7 @@ def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Arra
             {
                 "kl": divergence(base_logits, base_logprobs, logits),
                 "best": np.argmax(logits, axis=1).astype(np.int64),
-                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "logprobs": next_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,
             }
         )

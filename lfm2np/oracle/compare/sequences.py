@@ -79,7 +79,7 @@ def cut_at_lines(text: str, most: int) -> Iterator[str]:
         start = stop
 
 
-def own_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
+def check_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
     """Those of `lfm2np check`, each alone, all of its tokens."""
     sequences = []
     for number, text in enumerate(TEXTS):

@@ -50,7 +50,7 @@ class Truth:
     squares: NDArray[np.float64]  # [T] sum of p^2
     largest: NDArray[np.float64]  # [T] the largest logit, in absolute value
     vocab_size: int
-    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: those told, the network's own otherwise
+    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: reported, else the network's
     preferred: NDArray[np.float32] | None = None  # [T, L, N] scores by which they are chosen
 
     @property

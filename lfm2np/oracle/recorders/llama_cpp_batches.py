@@ -104,7 +104,7 @@ def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens
     return np.pad(rows.transpose(1, 0, 2), [(0, 0), (0, 0), (0, tokens - len(cells))])
 
 
-def own_tensors(
+def sequence_tensors(
     graph: Mapping[str, Any], place: Place, cells: Sequence[int], tokens: int
 ) -> Iterator[tuple[str, Array]]:
     """A sequence's part of each tensor of a micro-batch.

@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.config import ModelConfig
 from lfm2np.checkpoint.files import read_config
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
-from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
+from lfm2np.oracle.recorders.llama_cpp_batches import (
+    LOOKS_AT,
+    OUTPUTS,
+    Cells,
+    Row,
+    place_of,
+    sequence_tensors,
+    split_equal,
+)
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
@@ -200,7 +208,7 @@ class Session:
                 request_rows = rows[place.start : place.stop]
                 cells = [self._cells[sequence, position] for position in range(request_rows[-1].position + 1)]
                 recorder.step([row.token for row in request_rows])
-                for name, values in own_tensors(graph, place, cells, total):
+                for name, values in sequence_tensors(graph, place, cells, total):
                     recorder.keep(name, values)
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ def existing(path: str, form: str) -> Path:
     return Path(path)
 
 
-def own(rest: str, model: Path, format: str) -> Record:
+def this_package(rest: str, model: Path, format: str) -> Record:
     """In the arithmetic that `rest` names, whatever the format."""
     numerics = rest or "exact"
     if numerics not in NAMES:
@@ -177,5 +177,5 @@ KINDS: dict[str, Kind] = {
     "mlx": of_directory("mlx", record_mlx),
     "llama.cpp": llama_cpp,
     "openvino": openvino,
-    "lfm2np": own,
+    "lfm2np": this_package,
 }

@@ -161,7 +161,7 @@ def positions_of(
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
         try:
-            noises[name] = own_noise(model, truths, name, place, functools.partial(progress, name))
+            noises[name] = vector_noise(model, truths, name, place, functools.partial(progress, name))
         except NumericsError:
             continue  # the format can't hold this model's numbers: there are no bounds for it
     positions = {}
@@ -171,7 +171,7 @@ def positions_of(
     return positions
 
 
-def own_noise(
+def vector_noise(
     model: LoadedModel, truths: Sequence[Truth], format_name: str, place: Place, progress: Progress
 ) -> list[Noise]:
     """Of engines that choose their experts themselves, if there are any: answers to vectors report no routes."""
