@@ -36,7 +36,7 @@ from lfm2np.oracle.judging.formats import FORMATS, KV
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.locating import cause_of, cause_to_dump
-from lfm2np.oracle.recorders.record import FORMS, Record, record_of, shows_answers_only
+from lfm2np.oracle.recorders.registry import FORMS, Record, record_of, shows_answers_only
 from lfm2np.oracle.reports.html_page import as_html
 from lfm2np.oracle.reports.junit import as_junit
 from lfm2np.oracle.reports.report import as_json, as_text, exit_code

@@ -21,7 +21,7 @@ from lfm2np.loading import Model, load
 from lfm2np.oracle.compare.compare import COMPARING, GENERATING, Compared, Quantised, compare, quantised_of
 from lfm2np.oracle.compare.compare_page import as_html
 from lfm2np.oracle.compare.pair import BY, files_of, longest, require_same_tokens
-from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, of_request, of_text, own_texts
+from lfm2np.oracle.compare.sequences import MOST_WINDOW, Scored, check_texts, of_request, of_text
 from lfm2np.oracle.compare.shown import as_json, as_text
 from lfm2np.oracle.reports.parts import plural
 from lfm2np.values import require_count
@@ -103,7 +103,7 @@ def what_is_scored(model: Model, quantised: list[Quantised], arguments: argparse
         text = read_file(arguments.text)
         window = arguments.window
         scored += of_text(model.tokenizer, model.config.vocab_size, text, arguments.text, window, most)
-    return scored or own_texts(model.tokenizer, most)
+    return scored or check_texts(model.tokenizer, most)
 
 
 def add_compare(commands: Commands) -> None:

@@ -12,7 +12,7 @@ from lfm2np.cli.shared.terminal import parse_ids, terminal_text
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.demands import require_request
-from lfm2np.oracle.recorders.record import FORMS, format_of, record_of
+from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
 from lfm2np.whole_file import write_whole
 
 EXIT_CODES = """exit codes:

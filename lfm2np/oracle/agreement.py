@@ -1,8 +1,8 @@
-"""Answers that must agree with another one, or with themselves: text that is that of the tokens and ends before a stop
-string, tokens drawn with the same seed.
+"""Answers that must agree with another one, or with themselves: text with its tokens and stop strings, tokens drawn
+with the same seed.
 
-A stop string is taken from what the engine answered without it, which the oracle judges by itself. So a token that may
-be another one is no mismatch here. Nor is a draw that rounding decides: see seed_mismatches.
+A stop string is taken from the engine's answer without it, which the oracle judges by itself. So a token that may tie
+is no mismatch here. Nor is a draw that rounding decides: see seed_mismatches.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from lfm2np.oracle.targets.records import Answer, Ask
 from lfm2np.oracle.texts import text_fault
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
-SEEDS_LIMIT = 1e-6  # probability below which so many draws that differ are no rounding
+SEEDS_LIMIT = 1e-6  # probability below which so many different draws are not rounding
 
 
 def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str | None:
-    """Characters of this text, from its middle or its end, which are not in it any earlier; None if it has none.
+    """Characters from the middle or end of this text that do not occur earlier in it; None if there are none.
 
-    In the middle rather such that end within a token. The text ends before the first token that adds none, such as a
-    special one: servers show those in different ways.
+    In the middle preferably such that end within a token. The text ends before the first token that adds none, such as
+    a special one, which servers show in different ways.
     """
     text, borders = "", set()
     for count in range(1, len(ids) + 1):
@@ -53,10 +53,10 @@ def with_mismatches(
     ends: Collection[int] = (),
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> Sequence[Pair]:
-    """The same pairs; instead of an answer that disagrees with another, or with itself, what is wrong with it.
+    """The same pairs, with an error in place of each answer that disagrees with another or with itself.
 
     ends  end-of-sequence tokens
-    more  what else is wrong, by id
+    more  other errors, by id
     """
     faults = seed_mismatches(pairs, positions) | dict(more)
     if tokenizer is not None:
@@ -66,8 +66,9 @@ def with_mismatches(
 
 
 def without_refusals(pairs: Sequence[Pair]) -> list[Pair]:
-    """Without requests with a stop string, if all of them were refused, and likewise those with a seed: an engine that
-    has no such thing is not wrong, and these are not tested."""
+    """Without requests with a stop string if all of them were refused, and likewise those with a seed: an engine
+    without such a feature is not wrong, and it is not tested.
+    """
     refused = {
         name: all(answer.error is not None and not answer.refuted for ask, answer in pairs if special(ask) == name)
         for name in ("stop", "seed")
@@ -80,7 +81,7 @@ def special(ask: Ask) -> str:
 
 
 def ignores_stops(pairs: Sequence[Pair]) -> bool:
-    """Whether each answer goes on behind its stop string to max_tokens: the engine has none, or none that works."""
+    """Whether each answer continues after its stop string to max_tokens: stop strings are missing or broken."""
     stopped = [(ask, answer) for ask, answer in pairs if ask.stop and answer.token_ids]
     return bool(stopped) and all(goes_on(ask, answer) for ask, answer in stopped)
 
@@ -92,7 +93,7 @@ def goes_on(ask: Ask, answer: Answer) -> bool:
 
 
 def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, str]:
-    """By id, what is wrong with each text that does not end where its stop string begins, or whose tokens go on."""
+    """By id, texts that do not end where their stop string begins, or whose tokens continue."""
     plain = {(ask.prompt_token_ids, ask.max_tokens): answer for ask, answer in pairs if not special(ask)}
     faults = {}
     for ask, answer in pairs:
@@ -105,9 +106,9 @@ def stop_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, st
 
 
 def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collection[int]) -> dict[str, str]:
-    """By id, the whole answers without a stop string whose text or finish_reason is not that of their tokens.
+    """By id, complete answers without a stop string whose text or finish_reason contradicts their tokens.
 
-    An engine all of whose texts are empty tells none.
+    An engine all of whose texts are empty reports none.
     """
     faults = {}
     if not any(answer.text for _, answer in pairs):
@@ -121,9 +122,9 @@ def text_mismatches(pairs: Sequence[Pair], tokenizer: Tokenizer, ends: Collectio
 
 
 def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Tokenizer) -> str | None:
-    """`whole` are the tokens without the stop string; where the engine chose others before it, nothing can be said.
+    """`whole` are the tokens without the stop string; if the engine chose others before it, nothing can be said.
 
-    What is behind the text, in tokens, is the engine's business: some return those of the stop string, some do not.
+    Tokens after the text are up to the engine: some return those of the stop string, some do not.
     """
     ends = [count for count in range(1, len(whole) + 1) if stop in tokenizer.decode(whole[:count])]
     ids = tuple(answer.token_ids or ())
@@ -138,10 +139,10 @@ def stop_fault(stop: str, answer: Answer, whole: Sequence[int], tokenizer: Token
 
 
 def seed_mismatches(pairs: Sequence[Pair], positions: Sequence[Position]) -> dict[str, str]:
-    """By id, the answers that are not the first one to the same prompt and seed, if rounding can't explain so many.
+    """By id, answers that differ from the first one to the same prompt and seed, if rounding can't explain so many.
 
     With the same random numbers two runs that differ by rounding draw other tokens with a probability of about the
-    error of the log-probabilities. Requests alone and in batches are counted apart: one may be right.
+    error of the log-probabilities. Requests alone and in batches are counted separately: one may be right.
     """
     scales: dict[str, list[float]] = {}
     for position in positions:

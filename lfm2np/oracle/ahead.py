@@ -1,4 +1,4 @@
-"""Answers are scored while the next are asked for: for engines in processes of their own, which stay anyway."""
+"""Scores answers while later requests run; for engines in separate processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ AT_ONCE = 256  # tokens: more than one answer at once while there are as many
 
 @contextlib.contextmanager
 def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
-    """What `known` lacks of the answers so far is computed in a thread. No one else may use `known` meanwhile.
+    """A thread computes what `known` lacks of the answers so far. Nothing else may use `known` meanwhile.
 
-    At the end, and after an error, what is under way is waited for, and no more is begun; an interrupt does not wait.
-    What goes wrong there is met again, and said, when the answers are judged.
+    At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
+    Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
     """
     waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
     ended, taken = threading.Event(), 0

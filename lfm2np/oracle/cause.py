@@ -1,4 +1,4 @@
-"""What a wrong request looks like from within: plain data that a report prints; recorders/locating.py finds it."""
+"""Where a wrong request first goes wrong: plain data for reports, found by recorders/locating.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cause:
-    """One wrong request, run again where its activations can be seen."""
+    """One wrong request, run again with its activations recorded."""
 
     recorder: str  # the target that was recorded
     ask: str  # id of the request

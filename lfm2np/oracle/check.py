@@ -1,8 +1,8 @@
-"""A whole check: ask the engine, score what it says, and say what comes of it. Data flows one way:
+"""A whole check: send requests to an engine, score the answers, give the verdict. Data flows one way:
 
 workloads -> target -> transcript -> judge (truth, noise) -> total -> report
 
-What is told of some answers may be judged while others are still to come: see While.
+Answers may be judged while others are still to come: see While.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
-While = Callable[[Sequence[Pair]], bool]  # of all answers so far, after each round: whether to ask on
+While = Callable[[Sequence[Pair]], bool]  # given all answers so far, after each round: whether to go on
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -50,37 +50,37 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def always(pairs: Sequence[Pair]) -> bool:
-    """Asks all there is."""
+    """Sends every request."""
     return True
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check saw and what it says."""
+    """What a check saw, and its verdict."""
 
     abilities: Abilities
     format: str
     pairs: tuple[Pair, ...]
-    not_put: tuple[str, ...]  # ids of asks that this engine can't be asked: it takes texts, and they have none
+    not_put: tuple[str, ...]  # ids of asks without a text, which this engine needs
     positions: tuple[Position, ...]
     total: Total
-    cause: Cause | None = None  # where it goes wrong, if that was looked for
+    cause: Cause | None = None  # where it goes wrong, if that was located
     why_format: str = ""  # where it was not declared
-    left: int = 0  # asks that were not needed, as what came before them is wrong
+    left: int = 0  # asks that were not needed after a wrong answer
     repeats: tuple[Repeats, ...] = ()  # of wrong requests, where the first cause is not certain
 
     @property
     def not_tested(self) -> list[str]:
-        """What the verdict says nothing of, in words."""
-        found = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
+        """What the verdict does not cover, in words."""
+        words = not_tested(self.abilities, self.pairs, self.not_put, self.left, self.positions)
         if self.total.constants is None and self.total.rms > 0.0 and self.total.verdict not in WRONG:
-            found.append(f"constants that are off by less than {self.format} rounds (--constants)")
-        return found
+            words.append(f"constants that are off by less than {self.format} rounds (--constants)")
+        return words
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What an engine answered; it is not needed any more."""
+    """All answers of an engine, which is not needed any more."""
 
     abilities: Abilities
     pairs: tuple[Pair, ...]
@@ -99,14 +99,14 @@ def check(
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> Checked:
-    """Asks what the workloads ask, and judges the answers: `ask_all`, then `judged`.
+    """Sends the workloads and judges the answers: `ask_all`, then `judged`.
 
-    The answers are scored here, or on a concurrent.futures.Executor; a function that makes one goes on where workers
-    died, and a work.Place may have a record. TargetError if the engine can't be run.
+    The answers are scored here or on a concurrent.futures.Executor; with a function that makes one, scoring survives
+    workers that die, and a work.Place may keep a record. TargetError if the engine can't be run.
     """
-    found = ask_all(model, target, at_once, seed, cases, transcript, progress)
+    asked = ask_all(model, target, at_once, seed, cases, transcript, progress)
     known = Known(place=place_of(executor))
-    result = judged(model, found.abilities, format_name, found.pairs, found.not_put, progress, known)
+    result = judged(model, asked.abilities, format_name, asked.pairs, asked.not_put, progress, known)
     return repeated(model, target, result, known) if needs_repeats(result) else result
 
 
@@ -120,35 +120,36 @@ def ask_all(
     progress: ProgressOf = silent,
     on: While = always,
 ) -> Asked:
-    """Asks what the workloads ask, as long as `on` says so.
+    """Sends the workloads, as long as `on` says so.
 
-    `at_once` are the most in flight together; None: as many as the engine has slots. `transcript` keeps each answer as
-    it comes, and those that it has already are not asked for again. TargetError if the engine can't be run.
+    at_once     most requests in flight together; None: as many as the engine has slots
+    transcript  keeps each answer as it comes; requests that it has an answer to are not sent again
+    errors      TargetError if the engine can't be run
     """
     abilities = target.probe()
     together = max(1, min(in_flight(at_once, abilities.slots), abilities.at_once))
     writer = Writer(model.config, model.tokenizer if model.has_tokenizer else None, together, seed)
-    split = [possible_asks(one, abilities) for one in rounds(writer, cases)]
+    split = [possible_asks(batch, abilities) for batch in rounds(writer, cases)]
     not_put = [ask.id for _, impossible in split for ask in impossible]
     plan = noted(possible for possible, _ in split)
     pairs: list[Pair] = []
-    for done, one in enumerate(plan):
+    for done, batch in enumerate(plan):
         progress("asking", done, len(plan))
-        pairs += whole_answers(model, target, one, abilities, transcript)
+        pairs += whole_answers(model, target, batch, abilities, transcript)
         if not on(pairs):
             break
     else:
-        for one in stop_rounds(model, pairs, abilities):
-            pairs += answered(target, one, transcript)
+        for batch in stop_rounds(model, pairs, abilities):
+            pairs += answered(target, batch, transcript)
     progress("asking", len(plan), len(plan))
     if transcript:
         transcript.end()
-    every = [ask.id for one in plan for ask in one.asks if ask.id not in one.aborted]
+    every = [ask.id for batch in plan for ask in batch.asks if ask.id not in batch.aborted]
     return Asked(abilities, tuple(pairs), tuple(not_put), len(set(every) - {ask.id for ask, _ in pairs}))
 
 
 def until_wrong(model: Model, format_name: str, known: Known) -> While:
-    """Judges the answers since it last did, whenever there is as much again; none is needed after one that is wrong."""
+    """Judges the new answers whenever the number of tokens has doubled; ends the check at a wrong one."""
     done = 0
 
     def on(pairs: Sequence[Pair]) -> bool:
@@ -156,7 +157,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
         before, now = num_tokens(pairs[:done]), num_tokens(pairs)
         if now < max(LEAST_JUDGED, 2 * before):
             return True
-        from_here = 0 if model.config.sparse_layers else done  # of a mixture all answers count for each
+        from_here = 0 if model.config.sparse_layers else done  # in a mixture all answers count for each
         new = [(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[from_here:]]
         done = len(pairs)
         return not (any(answer.refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known)))
@@ -165,7 +166,7 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
 
 
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:
-    """Answers that are all there: those that `on` would have asked for, one after another."""
+    """Of complete answers, those that `on` would have asked for."""
     return next((pairs[:count] for count in range(1, len(pairs)) if not on(pairs[:count])), pairs)
 
 
@@ -183,7 +184,7 @@ def judged(
     known: Known | None = None,
     every_constant: bool = False,
 ) -> Checked:
-    """The verdict on answers that are there: of this run, or recorded earlier. `every_constant` as in total."""
+    """The verdict on answers, of this run or recorded earlier. `every_constant` as in total."""
 
     def scoring(done: int, count: int) -> None:
         progress(SCORING, done, count)
@@ -205,70 +206,70 @@ def judged(
 
 
 def needs_repeats(result: Checked) -> bool:
-    """Whether it is wrong, and repeats may tell more of why."""
+    """Whether it is wrong, and repeats may show more of the cause."""
     causes = result.total.causes
-    return bool(causes) and causes[0].sure != CERTAIN and any(one.verdict in WRONG for one in result.positions)
+    return bool(causes) and causes[0].sure != CERTAIN and any(position.is_wrong for position in result.positions)
 
 
 def repeated(model: Model, target: Target, result: Checked, known: Known) -> Checked:
-    """The same, with what repeats of wrong requests tell: each in the company that it had, MOST_ROUNDS at most.
+    """The result with repeats of wrong requests, each beside the same requests as before; MOST_ROUNDS at most.
 
-    Rounds with cancelled requests can't be repeated: when those end is not told.
+    Rounds with cancelled requests can't be repeated: it is not known when those ended.
     """
-    wrong = {one.ask.id for one in result.positions if one.verdict in WRONG}
+    wrong = {position.ask.id for position in result.positions if position.is_wrong}
     companies: dict[tuple[int, int], list[Ask]] = {}
     for ask, _ in result.pairs:
         order, place = int(ask.factors.get("order", 0)), int(ask.factors.get("place", 0))
         companies.setdefault((order - place, int(ask.factors.get("together", 1))), []).append(ask)
     whole = [asks for (_, together), asks in companies.items() if len(asks) == together and wrong & ids_of(asks)]
-    found: list[Repeats] = []
+    repeats: list[Repeats] = []
     for asks in sorted(whole, key=len)[:MOST_ROUNDS]:
         failed = failures(model, target, result.format, asks, known)
         for ask in asks:
             if ask.id in wrong:
                 alone = failures(model, target, result.format, [ask], known)[ask.id] if len(asks) > 1 else None
-                found.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
-    causes = findings(result.positions, found)
-    return replace(result, repeats=tuple(found), total=with_causes(result.total, causes))
+                repeats.append(Repeats(ask.id, failed[ask.id], TIMES, alone))
+    causes = findings(result.positions, repeats)
+    return replace(result, repeats=tuple(repeats), total=with_causes(result.total, causes))
 
 
 def failures(model: Model, target: Target, format_name: str, asks: Sequence[Ask], known: Known) -> dict[str, int]:
-    """How often each is wrong when these are put together TIMES times. What was wrong before may be right at first."""
-    found = dict.fromkeys([ask.id for ask in asks], 0)
+    """How often each is wrong when these are sent together TIMES times, after one run to fill caches."""
+    counts = dict.fromkeys([ask.id for ask in asks], 0)
     for turn in range(1 + TIMES):
         for ask, answer in zip(asks, target.answer(asks), strict=True):
             if turn:
                 pair = ask, fitting(ask, answer, model.config)
-                found[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
-    return found
+                counts[ask.id] += is_wrong(judge(model, format_name, [pair], known=known))
+    return counts
 
 
 def ids_of(asks: Sequence[Ask]) -> set[str]:
     return {ask.id for ask in asks}
 
 
-def possible_asks(one: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
-    """The round without what the engine can't be asked, and that; if it can't abort, without what was to be aborted."""
-    impossible = [ask for ask in one.asks if not abilities.takes_token_ids and ask.prompt_text is None]
-    asks = [ask for ask in one.asks if ask not in impossible]
+def possible_asks(batch: Round, abilities: Abilities) -> tuple[Round, list[Ask]]:
+    """The round without what the engine can't do (requests to abort included), and requests that it can't take."""
+    impossible = [ask for ask in batch.asks if not abilities.takes_token_ids and ask.prompt_text is None]
+    asks = [ask for ask in batch.asks if ask not in impossible]
     if not abilities.takes_seeds:
         asks = [ask for ask in asks if ask.seed is None]
     if not abilities.takes_stops:
         asks = [ask for ask in asks if ask.case != "stops"]
     if not abilities.can_abort:
-        asks = [ask for ask in asks if ask.id not in one.aborted]
+        asks = [ask for ask in asks if ask.id not in batch.aborted]
     if not abilities.tells_prompt_logprobs:
         asks = [replace(ask, prompt_logprobs=False) for ask in asks]
-    aborted = tuple(name for name in one.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
+    aborted = tuple(name for name in batch.aborted if abilities.can_abort and any(ask.id == name for ask in asks))
     return Round(tuple(asks), aborted), impossible
 
 
 def whole_answers(
-    model: Model, target: Target, one: Round, abilities: Abilities, transcript: Transcript | None
+    model: Model, target: Target, batch: Round, abilities: Abilities, transcript: Transcript | None
 ) -> list[Pair]:
-    """The answers of a round, and what those that ended early say when they are asked to go on."""
+    """The answers of a round, and continuations of those that ended early."""
     tokenizer = model.tokenizer if model.has_tokenizer else None
-    newest = answered(target, one, transcript)
+    newest = answered(target, batch, transcript)
     pairs = list(newest)
     for _ in range(MOST_TIMES):
         more = continuations(newest, tokenizer, abilities.takes_token_ids)
@@ -280,7 +281,7 @@ def whole_answers(
 
 
 def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> Iterator[Round]:
-    """The requests of the case "stops" once more, each with a stop string out of its answer; the last at its end."""
+    """The requests of the case "stops" again, each with a stop string from its answer; the last one's is at its end."""
     plain = [(ask, answer) for ask, answer in pairs if ask.case == "stops" and CONTINUES not in ask.factors]
     for ask, answer in plain if abilities.takes_stops else ():
         stop = agreement.stop_string(model.tokenizer, answer.token_ids or (), ask is plain[-1][0])
@@ -288,25 +289,25 @@ def stop_rounds(model: Model, pairs: Sequence[Pair], abilities: Abilities) -> It
             yield Round((replace(ask, id=f"{ask.id}:stop", stop=stop, factors={**ask.factors, "prefix": "warm"}),))
 
 
-def answered(target: Target, one: Round, transcript: Transcript | None) -> list[Pair]:
-    """Asks and answers of a round, without those that were aborted. A round known in full is not put again."""
-    judged_asks = [ask for ask in one.asks if ask.id not in one.aborted]
+def answered(target: Target, batch: Round, transcript: Transcript | None) -> list[Pair]:
+    """Asks and answers of a round, without the aborted. A round whose answers are all known is not sent again."""
+    judged_asks = [ask for ask in batch.asks if ask.id not in batch.aborted]
     known: dict[str, Answer] = {}
     for ask in judged_asks if transcript else ():
         answer = transcript.known(ask) if transcript else None
         if answer is not None and answer.error is None:
             known[ask.id] = answer
     if len(known) < len(judged_asks):
-        found = {answer.id: answer for answer in target.answer(one.asks, one.aborted)} if one.asks else {}
+        answers = {answer.id: answer for answer in target.answer(batch.asks, batch.aborted)} if batch.asks else {}
         for ask in judged_asks:
             if transcript and ask.id not in known:
-                transcript.append(ask, found[ask.id])
-        known = found | known
+                transcript.append(ask, answers[ask.id])
+        known = answers | known
     return [(ask, known[ask.id]) for ask in judged_asks]
 
 
 def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
-    """The answer, with its routes in the oracle's form; or what is wrong with it: see fitting_tokens, routes.fitted."""
+    """The answer with its routes in the oracle's form, or what is wrong with it: see fitting_tokens, routes.fitted."""
     answer = fitting_tokens(ask, answer, config.vocab_size)
     if answer.error is not None or answer.token_ids is None or answer.routes is None:
         return answer
@@ -318,12 +319,11 @@ def fitting(ask: Ask, answer: Answer, config: ModelConfig) -> Answer:
 
 
 def fitting_tokens(ask: Ask, answer: Answer, vocab_size: int) -> Answer:
-    """The answer, or what is wrong with it: ids outside the vocabulary, more tokens than were asked for, positive
-    log-probabilities."""
+    """The answer, or what is wrong with it: ids outside the vocabulary, too many tokens, positive log-probabilities."""
     if answer.error is not None or answer.token_ids is None:
         return answer
-    told = [*answer.token_ids, *(one for top in answer.top_logprobs or () for one in top)]
-    for token_id in told:
+    token_ids = [*answer.token_ids, *(token_id for top in answer.top_logprobs or () for token_id in top)]
+    for token_id in token_ids:
         if token_id >= vocab_size:
             return failed(ask, f"token id {token_id}: expected 0 to {vocab_size - 1}", refuted=True)
     if len(answer.token_ids) > ask.max_tokens:

@@ -1,7 +1,7 @@
-"""Answers that ended early: fewer tokens than were asked for, and no stop string was.
+"""Answers that ended early: fewer tokens than requested, without a stop string.
 
-A server that ends at an end-of-sequence token, though it was to go on, leaves out what it would say afterwards. What is
-left is requested again, behind the prompt and the answer so far; what can't be requested again was not tested.
+Some servers stop at an end-of-sequence token although ignore_eos was requested. The missing tokens are requested again,
+with the prompt and the answer so far as the prompt; what can't be requested again counts as not tested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTINUES = "continues"  # the factor of such a request: the id of the one that 
 
 @dataclass(frozen=True)
 class EarlyEnds:
-    """Answers that ended early, the tokens that they left out, and those of them that no continuation has."""
+    """Answers that ended early, the tokens that are missing, and those of them that no continuation has."""
 
     answers: int
     tokens: int
@@ -28,7 +28,7 @@ class EarlyEnds:
 
 
 def missing_tokens(pair: Pair) -> int:
-    """Of an answer that has tokens, but fewer than were asked for."""
+    """How many an answer with some tokens lacks."""
     ask, answer = pair
     if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason == "abort":
         return 0
@@ -36,7 +36,7 @@ def missing_tokens(pair: Pair) -> int:
 
 
 def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_token_ids: bool) -> tuple[Ask, ...]:
-    """Requests for what these answers left out; not for what was sampled, as a seed would begin anew."""
+    """Requests for the missing tokens; none for sampled answers, as a seed would start again."""
     asks = []
     for ask, answer in pairs:
         missing, ids = missing_tokens((ask, answer)), (*ask.prompt_token_ids, *(answer.token_ids or ()))
@@ -51,7 +51,7 @@ def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_toke
 
 
 def without_vain(pairs: Sequence[Pair]) -> list[Pair]:
-    """Without continuations that brought nothing: their tokens are lost, and no answer is missing."""
+    """Without continuations that brought no token: those tokens are lost, but no answer is missing."""
     return [
         (ask, answer) for ask, answer in pairs if CONTINUES not in ask.factors or answer.token_ids or answer.refuted
     ]

@@ -1,8 +1,8 @@
-"""What of an engine was judged, and what was not: a verdict covers what was tested and nothing else.
+"""What a check tested and what it did not: a verdict covers nothing else.
 
-A kind of position is a phase, the company and the beginning of the prompt: ("decode", "batches", "after a prefix").
-Errors that change no token show in log-probabilities alone. So a case or a kind that was asked for, and of which no
-log-probability was reported, leaves the whole check inconclusive. What was never asked for is only said: not_tested.
+A kind of position is a phase, alone or in a batch, and whether the prompt's beginning was seen before: ("decode",
+"batches", "after a prefix"). Errors that change no token show in log-probabilities only. So a tested case or kind
+without any reported log-probability leaves the whole check inconclusive. What was never requested is listed only.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def kind(ask: Ask, is_decode: bool) -> Kind:
 
 
 def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
-    """Cases, and kinds of position, that were asked for and of which no log-probability was reported; in words.
+    """Requested cases and kinds of position without any reported log-probability; in words.
 
-    The first new token is prefill's: a server that reports no log-probabilities of prompts is judged there.
+    The first new token belongs to prefill: a server that reports no log-probabilities of prompts is judged there.
     """
     reported = [position for position in positions if position.error_ratio is not None]
     seen_cases = {position.ask.case for position in reported}
@@ -47,7 +47,7 @@ def unseen(pairs: Sequence[Pair], positions: Sequence[Position]) -> list[str]:
 
 
 def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
-    """The missing kinds by as few levels as tell them: ("decode",) if nothing of that phase was seen."""
+    """The missing kinds by as few levels as possible: ("decode",) if nothing of that phase was seen."""
     left = set(missing)
     for count in (1, 2, 3):
         for levels in sorted({levels for unseen_kind in missing for levels in combinations(unseen_kind, count)}):
@@ -58,7 +58,7 @@ def smallest(missing: set[Kind], asked: set[Kind]) -> Iterator[tuple[str, ...]]:
 
 
 def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
-    """The most requests that were in flight together, as far as adapter and engine take so many at once."""
+    """The most requests that were in flight together, limited by what adapter and engine take at once."""
     places = [int(ask.factors.get("place") or 0) for ask, _ in pairs if ask.factors.get("beside")]
     most = abilities.at_once if abilities.slots is None else min(abilities.at_once, abilities.slots)
     return min(most, 1 + max(places, default=0))
@@ -67,7 +67,7 @@ def largest_batch(abilities: Abilities, pairs: Sequence[Pair]) -> int:
 def not_tested(
     abilities: Abilities, pairs: Sequence[Pair], not_put: Sequence[str], left: int, positions: Sequence[Position]
 ) -> list[str]:
-    """What this check says nothing of, in words, whether it was not wanted, not possible, or not answered."""
+    """What this check does not cover, in words: not wanted, not possible, or not answered."""
     batch, early = largest_batch(abilities, pairs), early_ends(pairs)
     silent = sum(position.error_ratio is None for position in positions)
     asked = {ask.case for ask, _ in pairs}
@@ -75,9 +75,9 @@ def not_tested(
     cases = [case for case in CASES if case not in excused]
     lines = []
     if left:
-        lines.append(f"{left} requests after one that is wrong beyond doubt")
+        lines.append(f"{left} requests after one that is certainly wrong")
     if not_put:
-        lines.append(f"{len(not_put)} requests whose tokens no text makes")
+        lines.append(f"{len(not_put)} requests whose token ids no text encodes to")
     if early.lost:
         lines.append(f"{early.lost} of {early.tokens} tokens that {early.answers} answers left out by ending early")
     if silent and silent < len(positions):

@@ -45,7 +45,7 @@ def serve(numerics: str) -> None:
 
 
 def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
-    """Whether it can be met; if not, it is answered at once."""
+    """Whether it can run; if not, it is answered at once with an error."""
     prompt_logprobs = 0 if ask["prompt_logprobs"] else None
     try:
         params = lfm2np.SamplingParams(
@@ -63,7 +63,7 @@ def add(engine: lfm2np.Engine, ask: dict[str, Any]) -> bool:
 
 
 def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
-    """All requests to their ends, each answered when it has come to its own."""
+    """All requests to their ends, each answered when it finishes."""
     for name in [name for name, limit in limits.items() if limit == 0]:
         answer(engine.abort(name))
     while engine.has_unfinished:
@@ -75,20 +75,20 @@ def run(engine: lfm2np.Engine, limits: dict[str, int]) -> None:
 
 
 def answer(output: lfm2np.RequestOutput) -> None:
-    (one,) = output.outputs
-    if one.error is not None:
-        write({"kind": "answer", "id": output.request_id, "error": one.error})
+    (completion,) = output.outputs
+    if completion.error is not None:
+        write({"kind": "answer", "id": output.request_id, "error": completion.error})
         return
-    logprobs = one.logprobs or ()
+    logprobs = completion.logprobs or ()
     line: dict[str, Any] = {
         "kind": "answer",
         "id": output.request_id,
-        "token_ids": one.token_ids,
+        "token_ids": completion.token_ids,
         "logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [dict(each.top) for each in logprobs],
-        "finish_reason": one.finish_reason,
+        "finish_reason": completion.finish_reason,
     }
-    if output.prompt_logprobs is not None and one.finish_reason != "abort":
+    if output.prompt_logprobs is not None and completion.finish_reason != "abort":
         line["prompt_logprobs"] = [each.logprob for each in output.prompt_logprobs if each]  # the first has none
     write(line)
 

@@ -1,8 +1,8 @@
-"""Format or bug? The size of an error does not tell them apart; what it depends on does.
+"""Format or bug? The size of an error does not decide; what it depends on does.
 
-A number format errs everywhere alike. A bug depends on something: the first row or later ones, alone or beside others,
-cold or warm, prompt or generated, before or after a border. So the judged positions are grouped by each such factor;
-findings.py says in which groups the errors are what the format explains and in which they are not.
+A number format errs alike everywhere. A bug depends on something: the row, other requests in a batch, a cached prefix,
+prefill or decode, a border of blocks. So the judged positions are grouped by each such factor; causes/findings.py says
+in which groups the format explains the errors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, largest_error, root_mean_square
+from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, largest_error, root_mean_square
 
 FINE = 3.0  # root mean square, in units of the noise: right engines stay below 2 in any group of some size
 OFF = 5.0
@@ -24,7 +24,7 @@ class Group:
     """The positions at one level of one factor."""
 
     count: int
-    told: int  # of them with a log-probability
+    told: int  # of them with a reported log-probability; the name is that of the JSON field
     rms: float  # of the errors, in units of the noise
     worst: float
     bugs: int
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def is_below_a_format(self) -> bool:
-        """Far smaller errors than those of an engine in the format that these were judged under."""
+        """Errors far smaller than the declared format's."""
         return self.told >= 4 * LEAST and self.rms < LEAST_NOISE
 
 
@@ -59,7 +59,7 @@ def phase_of(position: Position) -> str:
 
 
 def place_of(position: Position) -> str:
-    """Among those asked together; workloads.noted tells it."""
+    """Its request's place in the round; see workloads.noted."""
     if not position.ask.factors.get("beside"):
         return "alone"
     return "later" if position.ask.factors.get("place") else "first"
@@ -74,11 +74,11 @@ def length_bin(length: int) -> str:
 
 
 FACTORS: dict[str, Callable[[Position], str]] = {
-    "case": lambda one: one.ask.case,
+    "case": lambda position: position.ask.case,
     "row": row_bin,
-    "prompt length": lambda one: length_bin(len(one.ask.prompt_token_ids)),
-    "company": lambda one: "beside others" if one.ask.factors.get("beside") else "alone",
-    "prefix": lambda one: str(one.ask.factors.get("prefix", "cold")),
+    "prompt length": lambda position: length_bin(len(position.ask.prompt_token_ids)),
+    "company": lambda position: "beside others" if position.ask.factors.get("beside") else "alone",
+    "prefix": lambda position: str(position.ask.factors.get("prefix", "cold")),
     "phase": phase_of,
     "place": place_of,
     "abort": abort_of,
@@ -87,8 +87,8 @@ FACTORS: dict[str, Callable[[Position], str]] = {
 
 def grouped(positions: Iterable[Position], factor: str) -> dict[str, Group]:
     levels: dict[str, list[Position]] = {}
-    for one in positions:
-        levels.setdefault(FACTORS[factor](one), []).append(one)
+    for position in positions:
+        levels.setdefault(FACTORS[factor](position), []).append(position)
     return {level: group_of(levels[level]) for level in sorted(levels, key=level_order)}
 
 
@@ -98,19 +98,19 @@ def level_order(level: str) -> tuple[int, str]:
 
 
 def group_of(positions: Sequence[Position]) -> Group:
-    told = [one for one in positions if one.error_size is not None]
+    reported = [position for position in positions if position.error_size is not None]
     return Group(
         count=len(positions),
-        told=len(told),
-        rms=root_mean_square([one.error_size or 0.0 for one in told]),
-        worst=largest_error(told),
-        bugs=sum(one.verdict is Verdict.BUG for one in positions),
+        told=len(reported),
+        rms=root_mean_square([position.error_size or 0.0 for position in reported]),
+        worst=largest_error(reported),
+        bugs=sum(position.verdict is Verdict.BUG for position in positions),
     )
 
 
 def is_uniform(positions: Sequence[Position]) -> bool:
-    """Whether the errors are those of the format that these positions were judged under: everywhere, no less."""
-    if any(one.verdict in WRONG for one in positions):
+    """Whether the errors are the size that this format has, everywhere, and not smaller."""
+    if any(position.is_wrong for position in positions):
         return False
     for factor in FACTORS:
         for group in grouped(positions, factor).values():

@@ -1,6 +1,6 @@
-"""The text and the finish_reason of an answer against its own tokens.
+"""Compares the text and the finish_reason of an answer with its tokens.
 
-Judged only where each token has a text: servers leave special tokens out, or do not.
+Judged only if every token has a text: some servers leave special tokens out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.targets.records import Answer
 
-UNFINISHED = "\ufffd"  # how many stand for bytes that are no character is each decoder's own choice
+UNFINISHED = "\ufffd"  # for bytes that are no character; how many of them, each decoder chooses
 
 
 def text_fault(
     tokenizer: Tokenizer, ends: Collection[int], stop: str | None, max_tokens: int, answer: Answer
 ) -> str | None:
-    """What of a whole answer's text or finish_reason does not go with its tokens.
+    """Where a whole answer's text or finish_reason contradicts its tokens; None if it does not.
 
     ends  end-of-sequence tokens: the last may be one, whose text is not shown
     """
@@ -47,4 +47,4 @@ def excerpt(text: str, most: int = 80) -> str:
 
 
 def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    return all(tokenizer.token_bytes(one) for one in ids)
+    return all(map(tokenizer.token_bytes, ids))

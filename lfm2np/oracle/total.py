@@ -12,13 +12,13 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.packed.activations import input_roundings
 from lfm2np.errors import NumericsError
 from lfm2np.oracle import factors
-from lfm2np.oracle.causes.constants import constant_cause, constants_of
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, findings, lines
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
+from lfm2np.oracle.causes.wrong_constants import constant_cause, constants_of
 from lfm2np.oracle.coverage import unseen
 from lfm2np.oracle.judging.answer import is_wrong
-from lfm2np.oracle.judging.constants import Sought
+from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
 from lfm2np.oracle.judging.scored import Known, Pair
@@ -37,7 +37,7 @@ from lfm2np.oracle.judging.verdict import (
 from lfm2np.oracle.workloads import CASES
 from lfm2np.progress import Progress
 
-MOST_FLIPS = 0.5  # of an engine's new tokens, expected of a format that it is said to err like
+MOST_FLIPS = 0.5  # of an engine's new tokens: a format that flips more explains anything
 LEAST_SIZE, MOST_SIZE = 0.3, 1.5  # root mean square of right engines' errors in units of their own format's noise
 LEAST_OF_STEPS = 0.5  # the least where it is not known how weights are quantised: such noise explains too much
 
@@ -52,20 +52,20 @@ class Total:
     rms: float  # of the errors of log-probabilities, in units of the format's noise
     worst: float
     flips: int
-    flip_chance: float  # that a right engine of this format flips so often
+    flip_chance: float  # that a right engine of this format has as many
     first_wrong: Position | None
     unanswered: tuple[str, ...]  # ids of asks that got no usable answer
     rerouted: int = 0  # tokens that went to other experts, as far as that is known
-    route_chance: float = 1.0  # that a right engine of this format sends so many elsewhere
+    route_chance: float = 1.0  # that a right engine of this format sends as many elsewhere
     causes: tuple[Suspicion, ...] = ()  # of a bug, the first one first
-    constants: Sought | None = None  # what was seen of them; None: not looked for
+    constants: ConstantSearch | None = None  # what was seen of them; None: not looked for
 
 
-def with_causes(found: Total, causes: Sequence[Suspicion]) -> Total:
-    """With these causes instead of those that it has: the first stands before all other reasons, the rest behind."""
-    before, (first, more) = lines(found.causes), (lines(causes)[:1], lines(causes)[1:])
-    reasons = (*first, *(one for one in found.reasons if one not in before), *more)
-    return replace(found, causes=tuple(causes), reasons=reasons)
+def with_causes(verdict: Total, causes: Sequence[Suspicion]) -> Total:
+    """With these causes in place of its own: the first stands before all other reasons, the rest after them."""
+    before, (first, more) = lines(verdict.causes), (lines(causes)[:1], lines(causes)[1:])
+    reasons = (*first, *(reason for reason in verdict.reasons if reason not in before), *more)
+    return replace(verdict, causes=tuple(causes), reasons=reasons)
 
 
 def total(
@@ -77,19 +77,19 @@ def total(
     known: Known | None = None,
     every_constant: bool = False,
 ) -> Total:
-    """All positions together; where they drift, ways of telling, constants and other formats are tried as explanations.
+    """All positions together; where they drift, ways of reporting, constants and other formats are tried as reasons.
 
     every_constant  look for constants that the format hides, in each layer, however long it takes
     """
     flips, chance = flip_probability(positions)
     rerouted, route_chance = route_probability(positions)
-    wrong = [one for one in positions if one.verdict in WRONG]
+    wrong = [position for position in positions if position.is_wrong]
     unanswered = tuple(ask.id for ask, answer in pairs if answer.error is not None or not answer.token_ids)
     known = Known() if known is None else known
     is_off = bool(wrong) or size_of(positions) > factors.OFF
     causes = findings(positions) if is_off else []
     cause = reply_cause(model, format_name, pairs, positions, known) if wrong else None
-    seen: Sought | None = None
+    seen: ConstantSearch | None = None
     if cause is None and not (causes and causes[0].sure == CERTAIN and causes[0].explained):  # a region tells all
         seen = constants_of(model, format_name, pairs, positions, known, is_off, every_constant, progress)
         cause = constant_cause(seen, positions, is_off)
@@ -104,21 +104,21 @@ def total(
         reasons = refuted_reasons(pairs, reasons if verdict in WRONG else None)
         verdict = Verdict.BUG
         causes = causes if 2 * len(refuted) < len(pairs) else []  # they are of the few answers that were judged
-    found = Total(
+    result = Total(
         verdict=verdict,
         reasons=tuple(reasons),
-        counts=dict(Counter(str(one.verdict) for one in positions)),
+        counts=dict(Counter(str(position.verdict) for position in positions)),
         rms=size_of(positions),
         worst=largest_error(positions),
         flips=flips,
         flip_chance=chance,
         rerouted=rerouted,
         route_chance=route_chance,
-        first_wrong=min(wrong, key=lambda one: (one.verdict is not Verdict.BUG, one.row), default=None),
+        first_wrong=min(wrong, key=lambda position: (position.verdict is not Verdict.BUG, position.row), default=None),
         unanswered=unanswered,
         constants=seen,
     )
-    return with_causes(found, causes)
+    return with_causes(result, causes)
 
 
 def decided(
@@ -142,68 +142,65 @@ def decided(
         return Verdict.INCONCLUSIVE, [unanswered_words(pairs, unanswered)]
     if not positions:
         return Verdict.INCONCLUSIVE, ["no answer reported the ids of its tokens: nothing could be judged"]
-    if all(one.error is None for one in positions):
+    if all(position.error is None for position in positions):
         return Verdict.INCONCLUSIVE, ["no log-probabilities were reported: errors that change no token can't be seen"]
     if missing := unseen(pairs, positions):
         return Verdict.INCONCLUSIVE, [f"no log-probability was reported in {'; in '.join(missing)}"]
-    if any(one.verdict is Verdict.TIE for one in positions):
+    if any(position.verdict is Verdict.TIE for position in positions):
         return Verdict.TIE, [f"every flip is within what {format_name} explains, and so are all of them together"]
-    if any(one.is_rerouted for one in positions):
+    if any(position.is_rerouted for position in positions):
         return Verdict.ROUTE, ["tokens went to other experts only where the format can't tell the scores apart"]
     return Verdict.EXACT, ["every token is the oracle's"]
 
 
 def refuted_reasons(pairs: Sequence[Pair], others: Sequence[str] | None) -> list[str]:
-    """Of answers that no right engine gives: the first of them, and what else is wrong; if nothing is, the cases that
-    they are in, unless those are most of what was asked."""
+    """The first answer that no right engine gives, and what else is wrong; if nothing is, the cases of such answers,
+    unless those are most of the cases."""
     refuted = [(ask, answer) for ask, answer in pairs if answer.refuted]
     ask, answer = refuted[0]
-    told = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
+    summary = f"{len(refuted)} answers that no right engine gives, first of {ask.id}: {answer.error}"
     wrong = {ask.case for ask, _ in refuted}
     asked = dict.fromkeys(ask.case for ask, _ in pairs)
     named = [case for case in asked if case in wrong and case in CASES] if 2 * len(wrong) <= len(asked) else []
-    return [told, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
+    return [summary, *([f"wrong in {case}: {CASES[case].suspect}" for case in named] if others is None else others)]
 
 
 def wrong_reasons(format_name: str, positions: Sequence[Position]) -> list[str]:
-    """How much is wrong, in words, by kind."""
-    bugs = [one for one in positions if one.verdict is Verdict.BUG]
-    drifts = sum(one.verdict is Verdict.DRIFT for one in positions)
+    """How much is wrong, by kind."""
+    drifts = sum(position.verdict is Verdict.DRIFT for position in positions)
     chance, route_chance = flip_probability(positions)[1], route_probability(positions)[1]
-    reasons = bug_reasons(bugs, format_name)
+    reasons = bug_reasons([position for position in positions if position.verdict is Verdict.BUG], format_name)
     if drifts:
         reasons.append(f"{drifts} log-probabilities are further off than {format_name} explains")
     if chance < FLIPS_LIMIT:
-        reasons.append(
-            f"so many flips have a probability of {probability_words(chance)} together, though each may be a tie"
-        )
+        together = f"{probability_words(chance)} together, though each alone could be a tie"
+        reasons.append(f"this many flips have a probability of {together}")
     if route_chance < FLIPS_LIMIT:
-        reasons.append(
-            f"that so many tokens go to other experts has a probability of {probability_words(route_chance)}"
-        )
+        likely = probability_words(route_chance)
+        reasons.append(f"this many tokens routed to other experts have a probability of {likely}")
     return reasons
 
 
 def unanswered_words(pairs: Sequence[Pair], unanswered: Sequence[str]) -> str:
-    """How many requests got no usable answer, the first of them, and why."""
+    """How many requests got no usable answer, and the first with its reason."""
     why = next((answer.error for ask, answer in pairs if ask.id == unanswered[0]), None)
     first = f"{unanswered[0]}: {why or 'no answer reported the ids of its tokens'}"
     return f"{len(unanswered)} of {len(pairs)} requests got no usable answer, first {first}"
 
 
 def bug_reasons(bugs: Sequence[Position], format_name: str) -> list[str]:
-    """Tokens that are too far behind, and tokens that went to experts that are."""
-    sent = [one for one in bugs if one.route is not None and one.route.ratio > LIMIT]
+    """Tokens that are too far behind, and tokens routed to experts that are."""
+    routes = [position.route for position in bugs if position.route is not None and position.route.ratio > LIMIT]
     reasons = []
-    if len(sent) < len(bugs):
-        count = len(bugs) - len(sent)
+    if len(routes) < len(bugs):
+        count = len(bugs) - len(routes)
         reasons.append(f"{count} tokens are further behind the oracle's than {format_name} explains")
-    if sent:
-        worst = max((one.route for one in sent if one.route), key=lambda one: one.ratio)
+    if routes:
+        worst = max(routes, key=lambda route: route.ratio)
+        example = f"in layer {worst.layer} one to expert {worst.expert} instead of {worst.instead_of}"
         reasons.append(
-            f"{len(sent)} tokens went to experts whose scores are further behind than {format_name} explains; in layer "
-            f"{worst.layer} one to expert {worst.expert} instead of {worst.instead_of}, {worst.ratio:.3g} times the "
-            "noise behind"
+            f"{len(routes)} tokens went to experts whose scores are further behind than {format_name} explains; "
+            f"{example}, {worst.ratio:.3g} times the noise behind"
         )
     return reasons
 
@@ -216,37 +213,35 @@ def explaining_format(
     progress: Progress | None,
     known: Known,
 ) -> str | None:
-    """Another format under which all errors are as they should be, everywhere, no less; the first of `others`.
+    """The first of `others` under which all errors have the right size everywhere, and are not too small.
 
-    One under which a right engine's tokens were mostly others explains whatever is said, and so nothing. Nor does one
-    under which a constant shows that is a little off: no rounding errs in its direction.
+    A format under which a right engine would choose mostly other tokens explains anything, so it is not named. Nor is
+    one under which a constant is seen to be off: rounding has no direction.
 
-    The answer that is furthest off is tried first, alone: a format that does not explain it need not be tried further.
-    Where a region is right under the declared format, so must it err under another: several bugs may leave no factor
-    without errors, and still no format has them.
+    The answer that is furthest off is tried alone first. A region that is right under the declared format must not be
+    too exact for the other one: with several bugs no factor may be free of errors, though no format makes them.
     """
     regions = described(positions)
-    worst = max(positions, key=lambda one: max(one.gap_ratio * one.is_flip, abs(one.error_ratio or 0.0)))
+    worst = max(positions, key=lambda at: max(at.gap_ratio * at.is_flip, abs(at.error_ratio or 0.0)))
     first = [pair for pair in pairs if pair[0].id == worst.ask.id]
     tensors = read_tensors(model.path, model.config)
-    is_quantised = any(one.is_quantised for one in tensors.values())
-    is_told = bool(input_roundings(model.path, model.config))
-    for name in others(declared, is_quantised and is_gguf(model.path), is_told, is_quantised):
+    is_quantised = any(tensor.is_quantised for tensor in tensors.values())
+    states_inputs = bool(input_roundings(model.path, model.config))
+    for name in others(declared, is_quantised and is_gguf(model.path), states_inputs, is_quantised):
         try:
             if is_far_off(model, name, first, progress, known) or is_wrong(judge(model, name, first, progress, known)):
                 continue
-            found = judge(model, name, pairs, progress, known)
+            judged = judge(model, name, pairs, progress, known)
         except NumericsError:
             continue  # it can't hold this model's numbers
-        size = size_of(found)
-        spared = [one for one in found if regions is not None and (one.ask.id, one.row) in regions.inside]
-        everywhere = factors.is_uniform(found) and not factors.group_of(spared).is_below_a_format
-        likely = min(flip_probability(found)[1], route_probability(found)[1]) >= FLIPS_LIMIT
-        flips = [one.flip_chance for one in found if one.flip_chance is not None]
-        tells = math.fsum(flips) <= MOST_FLIPS * len(flips)
+        spared = [position for position in judged if regions is not None and position.place in regions.inside]
+        everywhere = factors.is_uniform(judged) and not factors.group_of(spared).is_below_a_format
+        likely = min(flip_probability(judged)[1], route_probability(judged)[1]) >= FLIPS_LIMIT
+        flips = [position.flip_chance for position in judged if position.flip_chance is not None]
+        is_telling = math.fsum(flips) <= MOST_FLIPS * len(flips)
         least = LEAST_OF_STEPS if format_named(name).levels else LEAST_SIZE
-        if size >= least and everywhere and likely and tells:
-            seen = constants_of(model, name, pairs, found, known, is_wrong=True, is_wanted=False, progress=progress)
-            if seen is None or not seen.found:  # rounding has no direction
+        if size_of(judged) >= least and everywhere and likely and is_telling:
+            seen = constants_of(model, name, pairs, judged, known, is_wrong=True, is_wanted=False, progress=progress)
+            if seen is None or not seen.found:
                 return name
     return None

@@ -1,23 +1,23 @@
-"""An engine's recorded answers against a vector set, without NumPy and without the model: comparisons only.
+"""An engine's recorded answers compared with a vector set, without NumPy and without the model.
 
     python vectors_plain.py vectors.json answers.jsonl --format bfloat16
 
-One file, of the standard library alone, so that an engine's own CI can copy it beside a vector set. One answer a line:
-{"id": a vector's id, "token_ids": [...], "logprobs": [...]}, the log-probabilities where the engine tells them, or
+One file that needs the standard library only, for copying into an engine's CI beside a vector set. One answer a line:
+{"id": a vector's id, "token_ids": [...], "logprobs": [...]}, with log-probabilities if the engine reports them, or
 {"id": ..., "error": why there is none}. A vector that was run in several ways may have several lines.
 
 With b a bound of the format (a standard deviation, stored in the set), and u one unit in the last place of the largest
 logit in that format and `float32_units` in float32, a difference x is more than the format explains if
-x > u + limit * b; the set says what its limit and its float32_units are.
+x > u + limit * b; the set contains limit and float32_units.
 
-EXACT         the expected token; its log-probability, where it is told, is off by no more than that
+EXACT         the expected token; its log-probability, if reported, is off by no more than that
 TIE           another token, whose logit is behind by no more than that: only where the set says may_tie for the format
 DRIFT         a log-probability that is further off
 BUG           a token that is further behind
 INCONCLUSIVE  no answer, fewer tokens than expected, or a token that the set can't judge
 
-After a token that is not the expected one the context is another, so nothing behind it is judged. Exit code: 0 right,
-1 wrong, 2 inconclusive, 3 could not run.
+After a token that is not the expected one the context differs, so the rest is not judged. Exit code: 0 right, 1 wrong,
+2 inconclusive, 3 could not run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_TOKENS = "no token_ids"
 
 
 class PlainError(Exception):
-    """A file that can't be read, or is no vector set, or no answers to it."""
+    """A file that can't be read, is no vector set, or has no answers to it."""
 
 
 class Judged(NamedTuple):
@@ -103,15 +103,15 @@ def judge_token(
             return INCONCLUSIVE, f"token {token} is none of the {len(top)} likeliest, and the last of them may tie"
         return BUG, f"token {token}, expected {top[0][0]}: it is none of the {len(top)} likeliest"
     if rank and (format_name not in position["may_tie_in"] or behind[rank] > allowed[rank]):
-        told = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
-        return BUG, f"token {token}, expected {top[0][0]}: {told}"
+        explanation = f"its logit is {behind[rank]:.6g} behind, {format_name} explains {allowed[rank]:.2g}"
+        return BUG, f"token {token}, expected {top[0][0]}: {explanation}"
     if logprob is not None:
         error = abs(logprob - top[rank][1])
         explained = allowed[rank] + rules["limit"] * position["noise"][format_name]["logprob"]
         explained += math.ldexp(rules["model"]["vocab_size"], -25)  # a float32 sum loses terms below 2**-25 of it
         if error > explained:
-            told = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
-            return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {told}"
+            explanation = f"off by {error:.3g}, {format_name} explains {explained:.2g}"
+            return DRIFT, f"log-probability {logprob:.9g} of token {token}, expected {top[rank][1]:.9g}: {explanation}"
     return (TIE, f"token {token} for {top[0][0]}, {behind[rank]:.3g} behind") if rank else (EXACT, "")
 
 
@@ -127,35 +127,37 @@ def allowances(position: Mapping[str, Any], format_name: str, rules: Mapping[str
 
 def result(judged: list[Judged]) -> int:
     """The exit code."""
-    verdicts = {one.verdict for one in judged}
+    verdicts = {position.verdict for position in judged}
     return 1 if verdicts & {BUG, DRIFT} else 2 if INCONCLUSIVE in verdicts or not verdicts else 0
 
 
 def report(judged: list[Judged], answers: list[dict[str, Any]]) -> list[str]:
     """A line for each position that is not exact, then the sum."""
     lines = []
-    for one in judged:
-        if one.verdict != EXACT:
-            place = "" if one.position is None else f" position {one.position}"
-            lines.append(f"{one.verdict:<12}  {one.id}{place}: {one.detail}")
-    counts = {verdict: sum(one.verdict == verdict for one in judged) for verdict in (EXACT, TIE, DRIFT, BUG)}
-    found = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    open_ends = sum(one.verdict == INCONCLUSIVE for one in judged)
-    lines.append(f"{len(answers)} answers: {found or 'nothing judged'}" + f", {open_ends} not judged" * bool(open_ends))
+    for id, position, verdict, detail in judged:
+        if verdict != EXACT:
+            lines.append(f"{verdict:<12}  {id}{'' if position is None else f' position {position}'}: {detail}")
+    verdicts = [position.verdict for position in judged]
+    counts = {verdict: verdicts.count(verdict) for verdict in (EXACT, TIE, DRIFT, BUG)}
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "nothing judged"
+    open_ends = verdicts.count(INCONCLUSIVE)
+    lines.append(f"{len(answers)} answers: {summary}" + f", {open_ends} not judged" * bool(open_ends))
     if not any(answer.get("logprobs") for answer in answers):
-        lines.append("tokens only: no log-probabilities were told, and errors that flip no token can't be seen")
+        lines.append("tokens only: no log-probabilities were reported, and errors that flip no token can't be seen")
     return lines
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """vectors.json, as its checksum says; that it is one shows when it is used. `lfm2np vectors verify` is strict."""
+    """vectors.json with a valid checksum; its form is checked when it is used. `lfm2np vectors verify` is strict."""
     document = parse(read_text(path), path)
     if not isinstance(document, dict) or document.get("format_version") != 2:
         raise PlainError(f"{path}: not a vector set of format_version 2")
     others = {name: value for name, value in document.items() if name != "sha256"}
-    found = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    if (told := document.get("sha256")) != found:
-        raise PlainError(f"{path}: sha256 {told!r}, expected {found} of its other fields: changed since it was written")
+    expected = hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    if (stated := document.get("sha256")) != expected:
+        raise PlainError(
+            f"{path}: sha256 {stated!r}, expected {expected} of its other fields: changed since it was written"
+        )
     return others
 
 
@@ -175,10 +177,10 @@ def require_answer(answer: Any, where: str) -> dict[str, Any]:
         if name not in FIELDS:
             raise PlainError(f"{where}: field {name!r}, expected one of {', '.join(FIELDS)}")
     tokens, logprobs, error = (answer.get(name) for name in FIELDS[1:])
-    if tokens is not None and not (isinstance(tokens, list) and all(type(one) is int for one in tokens)):
+    if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
         raise PlainError(f"{where}: token_ids: expected a list of whole numbers")
     if logprobs is not None:
-        if not (isinstance(logprobs, list) and all(type(one) in (int, float) for one in logprobs)):
+        if not (isinstance(logprobs, list) and all(type(logprob) in (int, float) for logprob in logprobs)):
             raise PlainError(f"{where}: logprobs: expected a list of numbers")
         if len(logprobs) != len(tokens or []):
             raise PlainError(f"{where}: logprobs: {len(logprobs)} for {len(tokens or [])} token_ids, expected one each")
@@ -196,7 +198,7 @@ def read_text(path: str) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """Strict JSON: no NaN, no infinity, also not as a number that overflows."""
+    """Strict JSON: no NaN, no infinity, no number that overflows."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"{name} is no JSON number")

@@ -1,7 +1,7 @@
-"""What to ask an engine, so that each class of bug shows: lengths around the borders, alone and beside others, cold and
-warm, long after short, beside requests that are aborted. See CASES for which case is there for what.
+"""The requests of a check, chosen so that each class of bug shows: lengths around borders, alone and beside others,
+cold and warm, long after short, beside aborted requests. CASES says which case is there for what.
 
-Everything is drawn from one seed, so two checks of one model ask the same.
+Everything is drawn from one seed, so two checks of one model send the same requests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Writer:
         return max(1, self.config.max_position_embeddings - 2 * NEW)
 
     def ids(self, length: int) -> tuple[int, ...]:
-        """A prompt of that many tokens: a text, as far as it reaches, in every other one; else ids at random."""
+        """A prompt of that many tokens: of a text, as far as it reaches, every other time; else random ids."""
         length = min(length, self.longest)
         low = min(8, self.config.vocab_size - 1)  # special tokens stand at the front
         drawn = self.random.integers(low, self.config.vocab_size, length)
@@ -103,10 +103,14 @@ class Writer:
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
-    """A text that has exactly these ids, if there is one; never an empty one, which servers take differently."""
+    """A text that encodes to exactly these ids, if there is one; never an empty one, which servers take differently."""
+    return exact_text(tokenizer, ids) or None
+
+
+def exact_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str | None:
     bos = tokenizer.bos_token_id
     text = tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-    return text if text and tokenizer.encode(text) == list(ids) else None
+    return text if tokenizer.encode(text) == list(ids) else None
 
 
 def short_prompts(writer: Writer) -> Iterator[Round]:
@@ -149,7 +153,7 @@ def slot_reuse(writer: Writer) -> Iterator[Round]:
 
 
 def prefixes(writer: Writer) -> Iterator[Round]:
-    """The same prompt three times, then a longer one, one that leaves it midway, and one that begins differently."""
+    """The same prompt three times, then a longer one, one that branches off, and one with another first token."""
     for length in (17, 32, 50, 64, 96):
         ids = writer.ids(length)
         for temperature in ("cold", "warm", "warm"):
@@ -163,7 +167,7 @@ def prefixes(writer: Writer) -> Iterator[Round]:
 
 
 def families(writer: Writer) -> Iterator[Round]:
-    """Prompts with one beginning and different ends, all at once."""
+    """Prompts with a common beginning and different ends, all at once."""
     if writer.at_once < 2:
         return
     for length in (16, 33):
@@ -176,7 +180,7 @@ def families(writer: Writer) -> Iterator[Round]:
 
 
 def aborts(writer: Writer) -> Iterator[Round]:
-    """Half of the requests are cancelled midway; the others, and those that come after, must not notice."""
+    """Half of the requests are cancelled midway; neither the others nor later ones may be affected."""
     if writer.at_once < 2:
         return
     for turn in range(3):
@@ -200,14 +204,14 @@ def long_prompts(writer: Writer) -> Iterator[Round]:
 
 
 def wide_batches(writer: Writer) -> Iterator[Round]:
-    """As many short requests together as the engine takes, and two more: rows and slots beyond those of other cases."""
+    """As many short requests together as the engine takes, and two more: rows and slots that no other case uses."""
     if writer.most_at_once > BATCH:
         lengths = [1 + index % 18 for index in range(writer.most_at_once + 2)]
         yield Round(tuple(writer.ask("wide-batches", writer.ids(n), BATCH, beside=True) for n in lengths))
 
 
 def stops(writer: Writer) -> Iterator[Round]:
-    """Texts, each alone; check.stop_rounds asks for each once more, with a stop string out of the answer."""
+    """Texts, each alone; check.stop_rounds sends each again, with a stop string from the answer."""
     if writer.tokenizer is None:
         return
     for index in STOPPED:
@@ -216,8 +220,9 @@ def stops(writer: Writer) -> Iterator[Round]:
 
 
 def seeds(writer: Writer) -> Iterator[Round]:
-    """Tokens that are drawn, twice with the same seed alone, then beside each other; and more of them with other seeds.
-    Of random prompts: a token that is certain is drawn with any seed."""
+    """Sampled tokens, twice with the same seed alone, then beside each other; and more with other seeds. The prompts
+    are random: a token that is certain is drawn with any seed.
+    """
     low = min(8, writer.config.vocab_size - 1)
     lengths = [min(writer.longest, length) for length in (*SEEDS, *[4] * DRAWN)]
     prompts = [tuple(map(int, writer.random.integers(low, writer.config.vocab_size, length))) for length in lengths]
@@ -263,32 +268,32 @@ def rounds(writer: Writer, cases: Sequence[str] | None = None) -> Iterator[Round
 
 
 def noted(plan: Iterable[Round]) -> list[Round]:
-    """The same asks; each one's factors say what only the whole plan knows, by which several bugs are told apart:
+    """The same asks, with factors that only the whole plan knows, by which bugs are distinguished:
 
     order  its index among all
-    place  its index among those asked together, and `together` how many these are
-    seen   how many tokens its prompt begins like one that was asked before it, or before it in the same round
+    place  its index in its round, and `together` the size of that
+    seen   how many of its first tokens an earlier prompt, or one before it in the round, shares
     abort  "beside" requests that are cancelled, or "after" such, or "none"
     tenant "first" if never before so many were in flight, so that its slot may be new; else "later"
     """
-    found: list[Round] = []
+    batches: list[Round] = []
     prompts: list[tuple[int, ...]] = []
     abort, most = "none", 0
-    for one in plan:
+    for batch in plan:
         asks = []
-        for place, ask in enumerate(one.asks):
-            seen = max((common(ask.prompt_token_ids, other) for other in prompts), default=0)
-            now = "beside" if one.aborted else abort
-            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(one.asks)}
+        for place, ask in enumerate(batch.asks):
+            seen = max((common_prefix(ask.prompt_token_ids, other) for other in prompts), default=0)
+            now = "beside" if batch.aborted else abort
+            notes = {"place": place, "seen": seen, "abort": now, "order": len(prompts), "together": len(batch.asks)}
             notes["tenant"] = "first" if place >= most else "later"
             asks.append(replace(ask, factors={**ask.factors, **notes}))
             prompts.append(ask.prompt_token_ids)
-        abort, most = "after" if one.aborted else abort, max(most, len(one.asks))
-        found.append(replace(one, asks=tuple(asks)))
-    return found
+        abort, most = "after" if batch.aborted else abort, max(most, len(batch.asks))
+        batches.append(replace(batch, asks=tuple(asks)))
+    return batches
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(prompt: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two prompts begin with alike."""
-    most = min(len(one), len(other))
-    return next((index for index in range(most) if one[index] != other[index]), most)
+    shorter = min(len(prompt), len(other))
+    return next((index for index in range(shorter) if prompt[index] != other[index]), shorter)

@@ -4,9 +4,9 @@
     lfm2np check lfm2np.oracle.wrong_engine:mended
 
 Plain NumPy in float32, greedy, one request at a time: the prompt in one step, then a step for each token, with a cache.
-It has the reading of checkpoints from this package, and no arithmetic. The bug is one that hybrids have: what a step
-leaves of a convolution for the next step is taken from its own tokens alone, with zeros before them. After a prompt
-that is right; after a step of one token the token before it is forgotten. The tutorial is docs/engine/1-tutorial.md.
+It reads checkpoints with this package, and shares no arithmetic with it. The bug is typical of hybrids: the convolution
+state for the next step is taken from this step's tokens alone, with zeros before them. After a prompt that is right;
+after a step of one token the token before it is forgotten. The tutorial is docs/engine/1-tutorial.md.
 
 T tokens of a step, C of the sequence up to them, D hidden, H query heads, G key/value heads, E head_dim, V vocabulary,
 L convolution taps.
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 
 def state_of_the_step(window: Array, u: Array) -> Array:
-    """What the next step's convolution has to know, [L-1, D]. Wrong: `u` [T, D] is what this step put in."""
+    """The convolution state for the next step, [L-1, D]. Wrong: `u` [T, D] is this step's input alone."""
     return np.pad(u, ((len(window) - len(u), 0), (0, 0)))[len(u) :]
 
 
@@ -58,12 +58,12 @@ class SmallEngine:
         if self.config.mixture is not None:
             raise ValueError("a mixture of experts: this engine computes dense layers only")
         self.weights: dict[str, Array] = {
-            name.removesuffix(".weight"): widen(one.values, one.dtype).astype(np.float32, copy=False)
-            for name, one in read_tensors(Path(model), self.config).items()
+            name.removesuffix(".weight"): widen(tensor.values, tensor.dtype).astype(np.float32, copy=False)
+            for name, tensor in read_tensors(Path(model), self.config).items()
         }
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        return [[self.run(one.prompt_token_ids, one.params.max_tokens or 1)] for one in requests]
+        return [[self.run(request.prompt_token_ids, request.params.max_tokens or 1)] for request in requests]
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         return list(self.run(token_ids, 1).prompt_logprobs or ())
@@ -73,9 +73,9 @@ class SmallEngine:
         self.run(prompts[request], max_tokens, recorder)
 
     def run(self, prompt: Sequence[int], new: int, recorder: Recorder | None = None) -> Completion:
-        """The greedy completion by `new` tokens; the recorder is told of some tensors, step by step."""
+        """The greedy completion by `new` tokens; the recorder gets some tensors, step by step."""
         cache: dict[str, Any] = {}
-        recorder = recorder or Recorder()  # what it keeps is not looked at
+        recorder = recorder or Recorder()  # discarded
         rows = log_softmax(self.step(prompt, 0, cache, recorder))
         prompt_logprobs = tuple(float(rows[row, token]) for row, token in enumerate(prompt[1:]))
         ids, logprobs = [int(rows[-1].argmax())], [float(rows[-1].max())]
@@ -167,9 +167,9 @@ def log_softmax(logits: Array) -> Array:
     return normalised
 
 
-def dump(path: str, made: Callable[[str, dict[str, Any]], SmallEngine] = factory, new: int = 8) -> None:
-    """What the engine computed for one request on the trained model, as `lfm2np locate` reads it."""
+def dump(path: str, make_engine: Callable[[str, dict[str, Any]], SmallEngine] = factory, new: int = 8) -> None:
+    """Records one request on the trained model, in the form that `lfm2np locate` reads."""
     model = lfm2np.load()
     prompt = model.tokenizer.encode("copy: tivu zo sa")
     with Recorder(path) as recorder:
-        made(str(model.path), {}).run(prompt, new, recorder)
+        make_engine(str(model.path), {}).run(prompt, new, recorder)

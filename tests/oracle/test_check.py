@@ -81,14 +81,14 @@ def test_another_format_than_declared_is_named(model: Model) -> None:
 
 FAULTS = {
     "head-norm-reads-strided-rows-as-contiguous": "rows of a step are mixed up",
-    "slot-index-wraps-modulo-2": "requests of a batch get at each other's rows",
+    "slot-index-wraps-modulo-2": "requests of a batch read or write each other's rows",
     "prefix-hit-without-its-state": "wrong in prompts whose first 8 tokens were asked before",
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bug_is_told_by_what_it_depends_on(model: Model, fault: str) -> None:
+def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> None:
     cases = ("short-prompts", "prefixes") if "prefix" in fault else QUICK
     target = PythonTarget("engines:chunked", model.path)
     with inject(fault):
@@ -122,7 +122,9 @@ class Racing(PythonTarget):
 
 
 @pytest.mark.parametrize(("every", "fails"), [(23, False), (5, True)])
-def test_wrong_requests_that_are_right_when_repeated_are_said_to_be_so(model: Model, every: int, fails: bool) -> None:
+def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
+    model: Model, every: int, fails: bool
+) -> None:
     result = check(model, Racing(model, every), "float32", at_once=4, cases=QUICK)
     first = result.total.causes[0]
     assert result.total.verdict is Verdict.BUG
@@ -135,7 +137,7 @@ def test_wrong_requests_that_are_right_when_repeated_are_said_to_be_so(model: Mo
     assert sum(one["times"] for one in written["repeats"]) == times
 
 
-def test_a_certain_cause_is_not_asked_about_again(model: Model) -> None:
+def test_a_certain_cause_needs_no_repeats(model: Model) -> None:
     with inject("state-dropped-after-the-prompt"):
         target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
         result = check(model, target, "float32", at_once=4, cases=QUICK)
@@ -288,7 +290,7 @@ def test_all_rivals_of_a_token_may_flip_it(rivals: int, gap: float) -> None:
     assert noise.gap_scales(np.zeros(1, np.int64))[0, 1] == 1.0
 
 
-def test_a_chance_is_told_however_small() -> None:
+def test_a_chance_is_reported_however_small() -> None:
     one = 0.5 * math.erfc(8.0 / (SPREAD * math.sqrt(2)))
     assert flip_probability([position(8.0, True)] * 20)[1] == pytest.approx(one**20, rel=1e-9)
     assert probability_words(one**20) == "1e-90"

@@ -10,8 +10,8 @@ from engines import checked
 
 import lfm2np
 from lfm2np.loading import Model
-from lfm2np.oracle.causes.constants import constant_cause, would_show
-from lfm2np.oracle.judging.constants import Constant, Sought, Told, directions, held
+from lfm2np.oracle.causes.wrong_constants import constant_cause, would_show
+from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Reported, directions, fit_direction
 from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.report import as_json, as_text
 
@@ -61,17 +61,17 @@ def test_each_direction_is_of_another_constant(model: Model) -> None:
     assert len(every) == 5 + 2 * model.config.num_hidden_layers + taps
 
 
-def test_a_share_is_found_again_and_held_against_right_engines(model: Model) -> None:
+def test_a_share_is_measured_and_compared_with_right_engines(model: Model) -> None:
     random = np.random.Generator(np.random.Philox(key=[3, 3]))
     size, share = 4000, 0.02
     effect, scales = random.normal(size=size), np.full(size, 1.0)
     others = [random.normal(size=size) for _ in range(24)]
-    told = Told([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
-    found = held("x", effect, told, others)
+    told = Reported([Sizes(512)], [], share * 50 * effect + random.normal(size=size), scales)  # type: ignore[list-item]
+    found = fit_direction("x", effect, told, others)
     assert found.share == pytest.approx(1.0, abs=0.1) and 30.0 < found.sure < 120.0
     assert found.explained == pytest.approx(0.5, abs=0.05)
     biased = [one + 0.8 * effect for one in others]  # right engines that all err along it
-    assert held("x", effect, told, biased).share == pytest.approx(0.2, abs=0.1)
+    assert fit_direction("x", effect, told, biased).share == pytest.approx(0.2, abs=0.1)
 
 
 class Sizes:
@@ -81,7 +81,7 @@ class Sizes:
 
 def test_what_explains_little_of_a_wrong_engine_is_not_its_cause() -> None:
     some, other = Constant("norm_eps", -0.9, 40.0, 0.5), Constant("rope_theta", 0.01, 30.0, 0.49)
-    found = Sought((some, other), {})
+    found = ConstantSearch((some, other), {})
     assert constant_cause(found, [], is_wrong=True) is None
     impossible = replace(found, found=(Constant("norm_eps", -300.0, 90.0, 0.9), other))
     assert constant_cause(impossible, [], is_wrong=True) is None

@@ -94,14 +94,14 @@ def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
     return change
 
 
-def test_what_an_answer_left_out_by_ending_early_is_asked_for_again(model: Model) -> None:
+def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> None:
     whole = checked(model, "float32", cases=("short-prompts",))
     result = check(model, Changed(model, ends_after(6)), "float32", at_once=4, cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT
     assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
     assert not any("ending early" in words for words in result.not_tested)
-    assert "early ends 10 answers, 100 tokens short: 100 of them came when asked to go on" in as_text(result)
+    assert "early ends 10 answers, 100 tokens short: 100 of them came in follow-up requests" in as_text(result)
 
 
 def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer(model: Model, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ IDS_OF_SIX_BITS = Fault(
 FIRST: dict[str | Fault, tuple[str, str]] = {
     # what the first cause says, and points to
     "state-dropped-after-the-prompt": ("wrong in decode", "what prefill leaves behind"),
-    "convolution-crosses-requests": ("wrong later in a batch", "get at each other's rows"),
+    "convolution-crosses-requests": ("wrong later in a batch", "read or write each other's rows"),
     "prefix-hit-without-its-state": ("wrong in prompts whose first 8 tokens were asked before", "a prefix hit"),
     "one-token-prompt-reads-the-previous-tenants-state": ("wrong in prompts of fewer than 2 tokens", "the start"),
     "positions-stop-at-40": ("wrong from position ", "state, positions, or the border"),
@@ -196,7 +196,7 @@ def test_the_published_pipeline_is_described_in_every_form_of_the_report() -> No
     expected = [
         "certain: wrong in decode, right in prefill, alone or first of a batch: what prefill leaves behind is not what "
         "decode expects",
-        "also wrong by itself: later in a batch: requests of a batch get at each other's rows, blocks or slots",
+        "also wrong by itself: later in a batch: requests of a batch read or write each other's rows, blocks or slots",
     ]
     told = as_json(result)
     text, page, xml = as_text(result), html.unescape(as_html(result)), html.unescape(as_junit(result))

@@ -129,7 +129,7 @@ COLD = "prompts whose first 8 tokens are new"
         (lambda one: decode(one) and later(one), [], ["decode, later in a batch"]),
         (
             lambda one: one.row % 8 == 7,  # as where a chunk's last row is given another's number
-            ["but for the last position of each 8"],
+            ["except at the last position of each 8"],
             ["at the last position of each 8"],
         ),
     ],
@@ -194,12 +194,12 @@ def lines(found: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[st
     return in_lines(findings(found, repeats))
 
 
-def test_wrong_everywhere_is_said_only_if_every_request_is_wrong() -> None:
+def test_wrong_everywhere_is_reported_only_if_every_request_is_wrong() -> None:
     assert lines(positions(lambda one: True)) == [f"certain: {EVERYWHERE}"]
     names = [ask.id for one in PLAN for ask in one.asks if ask.id not in one.aborted]
     right = names[5]
     (found,) = lines(positions(lambda one: one.ask.id != right))
-    apart = "which nothing that was asked sets apart"
+    apart = "which nothing in the requests sets apart"
     assert found == f"a guess: wrong in {len(names) - 1} of {len(names)} requests, {apart}; right: {right}"
     few = names[3:43:8]
     found = lines(positions(lambda one: one.ask.id in few))[0]
@@ -270,7 +270,7 @@ def test_what_repeats_say_comes_first_only_where_nothing_else_is_likely() -> Non
 # --- what is noted of an ask
 
 
-def test_requests_that_are_wrong_beside_others_only_are_said_to_be_so() -> None:
+def test_requests_that_are_wrong_beside_others_only_are_reported_as_such() -> None:
     """Two of many, so that no factor tells them apart; the repeats of both do: 10 of 10, alone 0 of 10."""
     names = [one.asks[2].id for one in PLAN if len(one.asks) > 2][:2]
     found = positions(lambda one: one.ask.id in names)

@@ -93,9 +93,9 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
         of_tops(lambda row: {token: one - 0.1 * len(row) for token, one in row.items()}),
         "of the alternatives are not normalised over the vocabulary: all of a position are off by the same",
     ),
-    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as behind a sampler"),
-    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens stand one position too late"),
-    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens stand one position too early"),
+    "zeros": (of_new(lambda told: (0.0,) * len(told)), "of the new tokens are all 0, as after a sampler"),
+    "late": (of_new(lambda told: (-1.0, *told[:-1])), "of the new tokens are one position too late"),
+    "early": (of_new(lambda told: (*told[1:], -1.0)), "of the new tokens are one position too early"),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -
     assert found.causes[0].sure == "certain" and words in found.reasons[0], found.reasons
 
 
-def test_what_is_told_right_is_no_way(model: Model, pairs: list[Pair]) -> None:
+def test_what_is_reported_correctly_matches_no_way(model: Model, pairs: list[Pair]) -> None:
     assert judged(model, Abilities("right"), "float32", pairs).total.verdict is Verdict.EXACT
 
 
@@ -130,7 +130,7 @@ def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
     assert found.verdict is Verdict.BUG and "decode" in found.reasons[0], found.reasons
 
 
-def test_a_token_that_is_told_twice_is_judged_twice(model: Model, pairs: list[Pair]) -> None:
+def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: list[Pair]) -> None:
     """Its own log-probability is right, the one among the alternatives is not."""
 
     def twice(answer: Answer) -> Answer:
@@ -147,7 +147,7 @@ def test_a_token_that_is_told_twice_is_judged_twice(model: Model, pairs: list[Pa
     ("change", "words"),
     [(math.exp, "they may be probabilities and not their logarithms"), (lambda one: -one, "they may lack their sign")],
 )
-def test_positive_log_probabilities_are_said_to_look_like_something(
+def test_positive_log_probabilities_get_an_explanation(
     model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
 ) -> None:
     told = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]

@@ -34,7 +34,7 @@ def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
     config = read_config(path)
     is_told = bool(input_roundings(path, config))
     if arguments.format != AUTO:
-        if FORMATS[arguments.format].inputs == "told" and not is_told:
+        if FORMATS[arguments.format].inputs == "stated" and not is_told:
             raise RequestError(f"--format {arguments.format}: {path} does not tell how inputs are rounded")
         return Taken(with_kv(arguments.format, arguments.kv_format), "")
     taken = taken_format(read_tensors(path, config), is_gguf(path), is_told, engine)

@@ -1,4 +1,4 @@
-"""What the errors of a check depend on: factors and their cuts (scales), what tells wrong from right (regions), ways of
-reporting that are not the asked one (replies), constants that are a little off (constants), and the first cause in
-words (findings).
+"""What the errors of a check depend on: factors and their cuts (scales), regions that separate wrong from right
+(regions), ways of reporting other than the requested one (replies), wrong constants (wrong_constants), and the first
+cause in words (findings).
 """

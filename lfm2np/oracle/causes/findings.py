@@ -1,10 +1,11 @@
-"""What the errors of a check depend on: one first cause, how sure it is, and at most two more under it.
+"""What the errors of a check depend on: one first cause, how certain it is, and at most two more.
 
-certain   all that is wrong lies where the cause says, of the requests there at least PURE are wrong, and requests would
-          be so unlike by accident with a chance below SURE_CHANCE (Fisher's exact test); or every request is wrong, and
-          no level of any factor tells where
-likely    the first two, but with a larger chance, or one of both with one below MOST_CHANCE; or no level tells where,
-          and wrong requests were right in some or all of their repeats, or right alone and wrong beside others
+certain   all that is wrong lies where the cause says, at least PURE of the requests there are wrong, and the chance of
+          that by accident is below SURE_CHANCE (Fisher's exact test); or every request is wrong, and no factor
+          separates them
+likely    the first two, with a larger chance, or one of both with a chance below MOST_CHANCE; or no factor separates
+          wrong from right, and wrong requests were right in some or all of their repeats, or right alone and wrong
+          beside others
 a guess   anything else
 """
 
@@ -18,23 +19,23 @@ from typing import Any
 from lfm2np.oracle.causes.regions import MOST_CHANCE, Description, described, so_unlike
 from lfm2np.oracle.causes.scales import LEAK
 from lfm2np.oracle.factors import LEAST, Groups, grouped
-from lfm2np.oracle.judging.verdict import WRONG, Position
+from lfm2np.oracle.judging.verdict import Position
 
 MOST_NAMES = 3  # of requests, in one line
 MOST_MORE = 2  # causes under the first
 PURE = 0.9
 SURE_CHANCE = 1e-9
-ALONE_CHANCE = 1e-3  # that repeats beside others and alone are so unlike by accident: one guess, not ten thousand
+ALONE_CHANCE = 1e-3  # of such a difference between repeats alone and beside others: one hypothesis, not ten thousand
 CERTAIN, LIKELY, GUESS = "certain", "likely", "a guess"
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """One cause of what is wrong: where it is so, and what that points to.
+    """One cause of what is wrong: where, and what that points to.
 
-    wrong, requests  how many requests are wrong, and how many there are; of repeats, how many of those
-    explained        share of the entropy of right and wrong positions that `where` takes away
-    chance           that it is so by accident
+    wrong, requests  how many requests are wrong, of how many; of repeats, how many of those
+    explained        share of the entropy of right and wrong positions that `where` removes
+    chance           of this by accident
     """
 
     sure: str
@@ -60,7 +61,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Repeats:
-    """A wrong request that was put again and again in the same company, and, if it had any, as often alone."""
+    """A wrong request that was repeated beside the same requests, and, unless it was alone, as often alone."""
 
     ask: str
     failed: int
@@ -69,28 +70,28 @@ class Repeats:
 
 
 def findings(positions: Sequence[Position], repeats: Sequence[Repeats] = ()) -> list[Suspicion]:
-    """The first cause, and others; none if the errors are what the format explains."""
+    """The first cause, then others; none if the format explains the errors."""
     if not any(group.is_off for group in grouped(positions, "case").values()):
         return []
     regions = described(positions)
     causes = [] if regions is None else region_causes(positions, regions)
     if not causes or causes[0].sure == GUESS:
         causes = [*repeated(positions, repeats), *causes]
-    elif causes[0].sure == LIKELY and any(0 < one.failed < one.times for one in repeats):
+    elif causes[0].sure == LIKELY and any(0 < repeat.failed < repeat.times for repeat in repeats):
         causes = [causes[0], *repeated(positions, repeats), *causes[1:]]
     causes = causes or [undescribed(positions)]
     return [*causes, *growth(positions)][: 1 + MOST_MORE]
 
 
 def lines(causes: Sequence[Suspicion]) -> list[str]:
-    """How sure the first one is stands before it; the others are less."""
-    return [one.words if index else one.line for index, one in enumerate(causes)]
+    """The first with its certainty; the others are less certain."""
+    return [cause.words if index else cause.line for index, cause in enumerate(causes)]
 
 
 def requests_of(positions: Sequence[Position]) -> tuple[list[str], list[str]]:
     """Ids of the wrong requests, and of all."""
-    asked = {one.ask.id: None for one in positions}
-    wrong = {one.ask.id: None for one in positions if one.verdict in WRONG}
+    asked = {position.ask.id: None for position in positions}
+    wrong = {position.ask.id: None for position in positions if position.is_wrong}
     return list(wrong), list(asked)
 
 
@@ -102,42 +103,42 @@ def region_causes(positions: Sequence[Position], regions: Description) -> list[S
     sure = GUESS if not (pure or alone) or not is_unlike else LIKELY
     if pure and alone and regions.chance < SURE_CHANCE:
         sure = CERTAIN
-    found: list[Suspicion] = []
+    causes: list[Suspicion] = []
     for part in regions.parts:
         first = f"wrong {part.where}, right {regions.right_where}"
-        where = f"also wrong by itself: {part.where}" if found else first
-        found.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
-    return found
+        where = f"also wrong by itself: {part.where}" if causes else first
+        causes.append(Suspicion(sure, where, part.suspect, len(wrong), len(asked), regions.explained, regions.chance))
+    return causes
 
 
 def repeated(positions: Sequence[Position], repeats: Sequence[Repeats]) -> list[Suspicion]:
-    """What repeats of wrong requests say: nothing, if they are wrong each time.
+    """What repeats of wrong requests show: nothing, if they are wrong each time.
 
-    Right and wrong in turn is no proof of a race: an engine may give a request another slot each time.
+    Sometimes right, sometimes wrong is no proof of a race: an engine may give a request another slot each time.
     """
-    failed, times = sum(one.failed for one in repeats), sum(one.times for one in repeats)
-    beside = [one for one in repeats if one.failed_alone is not None]
-    with_others, alone = sum(one.failed for one in beside), sum(one.failed_alone or 0 for one in beside)
-    puts = sum(one.times for one in beside)
+    failed, times = sum(repeat.failed for repeat in repeats), sum(repeat.times for repeat in repeats)
+    beside = [repeat for repeat in repeats if repeat.failed_alone is not None]
+    with_others, alone = sum(repeat.failed for repeat in beside), sum(repeat.failed_alone or 0 for repeat in beside)
+    puts = sum(repeat.times for repeat in beside)
     chance = so_unlike(with_others, puts, alone, puts)
     if not alone and chance < ALONE_CHANCE:
         where = f"wrong beside others in {with_others} of {puts} repeats of {len(beside)} wrong requests, right alone"
         return [Suspicion(LIKELY, where, LEAK, with_others, puts, chance=chance)]
-    if all(one.failed == one.times for one in repeats):
+    if all(repeat.failed == repeat.times for repeat in repeats):
         return []
     wrong, asked = requests_of(positions)
     rate = (
         f"wrong in {len(wrong)} of {len(asked)} requests, and in {failed} of {times} repeats of {len(repeats)} of them"
     )
     words = (
-        "not deterministic, or left behind by other requests: a race, memory that was not written, or cached blocks "
+        "not deterministic, or left over from other requests: a race, uninitialised memory, or cached blocks "
         "that are taken for others"
     )
     return [Suspicion(LIKELY, rate, words, failed, times)]
 
 
 def undescribed(positions: Sequence[Position]) -> Suspicion:
-    """Where no factor and no combination of them tells right from wrong."""
+    """If no combination of factors separates right from wrong."""
     wrong, asked = requests_of(positions)
     right = [name for name in asked if name not in set(wrong)]
     if not wrong or not right:
@@ -147,12 +148,12 @@ def undescribed(positions: Sequence[Position]) -> Suspicion:
         )
     word, fewer = ("right", right) if len(right) < len(wrong) else ("wrong", wrong)
     names = ", ".join(fewer[:MOST_NAMES]) + ", ..." * (len(fewer) > MOST_NAMES)
-    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing that was asked sets apart; {word}: {names}"
+    words = f"wrong in {len(wrong)} of {len(asked)} requests, which nothing in the requests sets apart; {word}: {names}"
     return Suspicion(GUESS, words, "", len(wrong), len(asked))
 
 
 def growth(positions: Sequence[Position]) -> list[Suspicion]:
-    """Error that grows with the position, in bins: something is added up, or the positions are off."""
+    """Errors that grow with the position, in bins: something accumulates, or positions are off."""
     rows: Groups = grouped(positions, "row")
     sizes = [group.rms for group in rows.values() if group.told >= LEAST]
     rising = sum(later > earlier for earlier, later in pairwise(sizes))

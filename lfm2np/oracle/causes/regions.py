@@ -1,13 +1,12 @@
-"""What tells wrong positions from right ones: some levels of up to three factors.
+"""What separates wrong positions from right ones: some levels of up to three factors.
 
-All regions are tried that are a cut of one factor, or the intersection of cuts of two or three: "decode", "prefill,
-alone or first of a batch". The one is taken that says most of whether a position is wrong (mutual information, each
-request with the same weight), of nearly equal ones the one of the fewest factors. Where it is wrong, one bug needs
-all of its cuts; where it is right, each cut leaves out something that is wrong by itself.
+A region is a cut of one factor or the intersection of cuts of two or three: "decode", "prefill, alone or first of a
+batch". Of all regions the one is taken that says most of whether a position is wrong (mutual information, each request
+with the same weight); of nearly equal ones the one with the fewest factors. If the region is wrong, one bug needs all
+of its cuts; if it is right, each cut excludes something that is wrong by itself.
 
-Regions are many, so one may tell by chance: it counts only if the requests in it and outside would hardly ever be so
-unlike, did it not matter (Fisher's exact test), and if what is right has at least half of the right positions: nothing
-is said from a sliver.
+There are many regions, so one may separate by chance: it counts only if requests inside and outside would hardly ever
+differ so much by accident (Fisher's exact test), and if the right side has at least half of the right positions.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from numpy.typing import NDArray
 
 from lfm2np.oracle.causes.scales import MIXED, POSITIONS, SCALES, Choice, Mask, joined, levels_cut, numbers_cut
 from lfm2np.oracle.factors import group_of
-from lfm2np.oracle.judging.verdict import WRONG, Position
+from lfm2np.oracle.judging.verdict import Position
 
-MOST_CHANCE = 1e-6  # that a region tells by accident; some ten thousand are tried,
-MOST_CHANCE_OF_ONE = 1e-4  # of them a hundred or two that are one cut
-LEAST_SHARE = 0.5  # of the right positions, that what is called right has to have
-NEARLY = 0.9  # of what the best region says: one of fewer factors is as good
-ALIKE = 0.98  # of the same number of factors: the one whose factors come first
-LONELY = "token"  # this factor and those behind it are not combined: with so many levels they would fit whatever comes
-LUCKY = 0.1  # the weight of a right position behind a wrong one
-MOST_FIRST = 2  # rows in which attention and rotation have next to nothing to get wrong
+MOST_CHANCE = 1e-6  # of a region that separates by accident; some ten thousand are tried,
+MOST_CHANCE_OF_ONE = 1e-4  # and a hundred or two of a single cut
+LEAST_SHARE = 0.5  # of the right positions on the right side
+NEARLY = 0.9  # of the best gain: a region of fewer factors is as good
+ALIKE = 0.98  # with the same number of factors: the one whose factors come first
+LONELY = "token"  # this factor and later ones are not combined: with so many levels they would fit anything
+LUCKY = 0.1  # the weight of a right position after a wrong one
+MOST_FIRST = 2  # rows in which attention and rotation can hardly be wrong
 MOST_CUTS = 3
 MOST_PARTS = 3
-WHOLE = 1.25  # how much better it is if all that is called right is right
-MOST_TRIED = 100  # regions that may be by chance, before none is named
+WHOLE = 1.25  # how much better it is if nothing is wrong on the right side
+MOST_TRIED = 100  # regions, before none is named
 BEAM = 40  # pairs of cuts to which a third is tried
 Place = tuple[str, int]  # a position: its ask's id, and its row
-Scored = tuple[tuple[int, ...], float]  # cuts by their numbers, and what they say together
+Scored = tuple[tuple[int, ...], float]  # cuts by their numbers, and their gain
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is wrong by itself, and what that points to."""
+    """Something that is wrong by itself, and what that points to."""
 
     words: str
     where: str
@@ -56,10 +55,10 @@ class Part:
 class Description:
     """What is right, and what is wrong by itself, the largest first.
 
-    right      levels that all have to be met; none: all that is not in the part
+    right      levels that all have to be met; empty: all that is not in the part
     inside     the positions there, without those that are wrong
-    explained  of what there is to know of which positions are wrong (their entropy), the share that this tells
-    chance     that requests inside and outside are so unlike by accident
+    explained  the share of the entropy of right and wrong positions that this removes
+    chance     of such a difference between requests inside and outside by accident
     """
 
     right: tuple[Choice, ...]
@@ -73,12 +72,12 @@ class Description:
 
     @property
     def right_where(self) -> str:
-        """What stands behind "right" in one line."""
-        return ", ".join(one.where for one in self.right) or "elsewhere"
+        """What follows "right" in a line."""
+        return ", ".join(choice.where for choice in self.right) or "elsewhere"
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "right": [one.words for one in self.right],
+            "right": [choice.words for choice in self.right],
             "positions": len(self.inside),
             "of": self.of,
             "wrong": [{"words": part.words, "suspect": part.suspect} for part in self.parts],
@@ -88,19 +87,19 @@ class Description:
 
 
 class Positions:
-    """Positions with what the search needs of them: which are wrong, their weights, and all cuts of all factors."""
+    """Positions prepared for the search: which are wrong, their weights, and all cuts of all factors."""
 
     def __init__(self, positions: Sequence[Position]) -> None:
         self.positions = positions
-        self.wrong: Mask = np.array([one.verdict in WRONG for one in positions], bool)
-        numbers = {name: index for index, name in enumerate(dict.fromkeys(one.ask.id for one in positions))}
-        self.request = np.array([numbers[one.ask.id] for one in positions], np.int64)
+        self.wrong: Mask = np.array([position.is_wrong for position in positions], bool)
+        numbers = {name: index for index, name in enumerate(dict.fromkeys(position.ask.id for position in positions))}
+        self.request = np.array([numbers[position.ask.id] for position in positions], np.int64)
         self.weights = weights_of(positions, self.request)
         tokens = tokens_of(positions)
         self.choices: list[Choice] = []
         masks: set[bytes] = set()
         for name, scale in SCALES.items():
-            levels = [scale.level(one, tokens[one.ask.id]) for one in positions]
+            levels = [scale.level(position, tokens[position.ask.id]) for position in positions]
             for choice in numbers_cut(name, levels, self.wrong) if scale.edges else levels_cut(name, levels):
                 content = np.packbits(choice.mask).tobytes()
                 if choice.mask.any() and not choice.mask.all() and content not in masks:
@@ -111,32 +110,33 @@ class Positions:
         return [self.positions[index] for index in np.flatnonzero(mask).tolist()]
 
     def wrong_requests(self, mask: Mask) -> tuple[int, int]:
-        """Of the requests that have positions there, how many are wrong there; and how many there are."""
+        """Of the requests with positions there, how many are wrong there, and how many there are."""
         return len(np.unique(self.request[mask & self.wrong])), len(np.unique(self.request[mask]))
 
 
 def weights_of(positions: Sequence[Position], request: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each position: 1 a request, and little where it is right behind a wrong one of its request. State, keys and
-    values go on from what is wrong, so such a position is right by luck."""
+    """Per request 1, and little for a right position after a wrong one of its request: it is right by luck, as state,
+    keys and values continue from what is wrong.
+    """
     if not positions:
         return np.zeros(0)
     first: dict[str, int] = {}
-    for one in positions:
-        if one.verdict in WRONG:
-            first[one.ask.id] = min(one.row, first.get(one.ask.id, one.row))
-    lucky = [one.verdict not in WRONG and one.row > first.get(one.ask.id, one.row) for one in positions]
+    for position in positions:
+        if position.is_wrong:
+            first[position.ask.id] = min(position.row, first.get(position.ask.id, position.row))
+    lucky = [not at.is_wrong and at.row > first.get(at.ask.id, at.row) for at in positions]
     weights = np.where(lucky, LUCKY, 1.0)
     return np.asarray(weights / np.bincount(request, weights)[request])
 
 
 def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
-    """By ask the tokens of its sequence, as far as they are known."""
-    found: dict[str, list[int]] = {}
-    for one in positions:
-        tokens = found.setdefault(one.ask.id, list(one.ask.prompt_token_ids))
-        if one.row + 1 == len(tokens):
-            tokens.append(one.token_id)
-    return found
+    """By ask, the tokens of its sequence as far as they are known."""
+    tokens_by_ask: dict[str, list[int]] = {}
+    for position in positions:
+        tokens = tokens_by_ask.setdefault(position.ask.id, list(position.ask.prompt_token_ids))
+        if position.row + 1 == len(tokens):
+            tokens.append(position.token_id)
+    return tokens_by_ask
 
 
 # --- the search
@@ -144,14 +144,14 @@ def tokens_of(positions: Sequence[Position]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """An intersection of cuts, and what it tells: nats a request."""
+    """An intersection of cuts, and its information gain in nats per request."""
 
     choices: tuple[Choice, ...]
     gain: float
 
     @property
     def mask(self) -> Mask:
-        return np.asarray(np.logical_and.reduce([one.mask for one in self.choices]))
+        return np.asarray(np.logical_and.reduce([choice.mask for choice in self.choices]))
 
 
 def entropy(share: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -163,8 +163,9 @@ def entropy(share: NDArray[np.float64]) -> NDArray[np.float64]:
 def gains(
     inside: NDArray[np.float64], wrong: NDArray[np.float64], all_of: float, all_wrong: float
 ) -> NDArray[np.float64]:
-    """What regions say, from the weight of their positions, and of their wrong ones, and WHOLE times that where nothing
-    is wrong on the right side; minus 1 where that is a sliver."""
+    """Information gains of regions, from the weight of their positions and of their wrong ones; WHOLE times that where
+    nothing is wrong on the right side; -1 where that side is a sliver.
+    """
     outside = np.maximum(all_of - inside, 0.0)
     within = wrong / np.maximum(inside, 1e-12)
     without = (all_wrong - wrong) / np.maximum(outside, 1e-12)
@@ -172,20 +173,20 @@ def gains(
     right = np.where(within < without, inside - wrong, outside - (all_wrong - wrong))
     is_sliver = right < LEAST_SHARE * (all_of - all_wrong) - 1e-9
     is_whole = np.where(within < without, wrong, all_wrong - wrong) < 1e-9
-    told = (entropy(np.array(all_wrong / all_of)) - known) * np.where(is_whole, WHOLE, 1.0)
-    return np.where(is_sliver, -1.0, told.round(9))  # so that no BLAS decides between equals
+    gain = (entropy(np.array(all_wrong / all_of)) - known) * np.where(is_whole, WHOLE, 1.0)
+    return np.where(is_sliver, -1.0, gain.round(9))  # so that no BLAS decides between equals
 
 
-def regions(found: Positions, most_cuts: int) -> list[Region]:
-    """The most telling of one cut, of two and of three; see `preferred`."""
-    choices = found.choices
-    if not choices or not found.wrong.any() or found.wrong.all():
+def regions(judged: Positions, most_cuts: int) -> list[Region]:
+    """The most informative of one cut, of two and of three; see `preferred`."""
+    choices = judged.choices
+    if not choices or not judged.wrong.any() or judged.wrong.all():
         return []
-    masks = np.array([one.mask for one in choices], np.float64)  # [C, positions]
-    weights, wrong = found.weights, found.weights * found.wrong
+    masks = np.array([choice.mask for choice in choices], np.float64)  # [C, positions]
+    weights, wrong = judged.weights, judged.weights * judged.wrong
     totals = float(weights.sum()), float(wrong.sum())
     order = {name: index for index, name in enumerate(SCALES)}
-    factor = np.array([order[one.factor] for one in choices])
+    factor = np.array([order[choice.factor] for choice in choices])
     single = gains(masks @ weights, masks @ wrong, *totals)
     pairs = gains((masks * weights) @ masks.T, (masks * wrong) @ masks.T, *totals)
     pairs[(factor[:, None] >= factor[None]) | (factor >= order[LONELY])[:, None] | (factor >= order[LONELY])] = -1.0
@@ -203,155 +204,160 @@ def regions(found: Positions, most_cuts: int) -> list[Region]:
         triples,
     ]
     return [
-        Region(tuple(choices[index] for index in sorted(chosen, key=lambda one: factor[one])), gain)
+        Region(tuple(choices[index] for index in sorted(chosen, key=lambda index: factor[index])), gain)
         for chosen, gain in preferred(sets[:most_cuts], factor)
     ]
 
 
 def preferred(sets: Sequence[Sequence[Scored]], factor: NDArray[np.int64]) -> list[Scored]:
-    """The best of each number of cuts: first the one that is to be taken, if it is not by chance, then the others."""
+    """The best of each number of cuts, the preferred one first, then the others in order."""
     best = []
     for of_size in sets:
         top = max((gain for _, gain in of_size), default=0.0)
         if top > 0.0:
-            alike = [one for one in of_size if one[1] >= ALIKE * top]
-            best.append(min(alike, key=lambda one: (sorted(factor[list(one[0])].tolist()), -one[1], one[0])))
+            alike = [
+                (sorted(factor[list(cuts)].tolist()), -gain, cuts) for cuts, gain in of_size if gain >= ALIKE * top
+            ]
+            _, gain, cuts = min(alike)
+            best.append((cuts, -gain))
     most = max((gain for _, gain in best), default=0.0)
-    first = sorted(best, key=lambda one: (one[1] < NEARLY * most, len(one[0])))
-    rest = sorted((one for of_size in sets for one in of_size if one[1] > 0.0), key=lambda one: (-one[1], one[0]))
-    return [*first, *rest[:MOST_TRIED]]
+    first = sorted(best, key=lambda scored: (scored[1] < NEARLY * most, len(scored[0])))
+    rest = sorted((-gain, cuts) for of_size in sets for cuts, gain in of_size if gain > 0.0)
+    return [*first, *((cuts, -gain) for gain, cuts in rest[:MOST_TRIED])]
 
 
 def described(positions: Sequence[Position]) -> Description | None:
-    """None if nothing is wrong, or nothing tells wrong from right by more than chance."""
-    found = with_rest(positions)
-    wrong = {(one.ask.id, one.row) for one in positions if one.verdict in WRONG}
-    return None if found is None else replace(found, inside=found.inside - wrong)
+    """None if nothing is wrong, or nothing separates wrong from right by more than chance."""
+    whole = with_rest(positions)
+    wrong = {position.place for position in positions if position.is_wrong}
+    return None if whole is None else replace(whole, inside=whole.inside - wrong)
 
 
 def with_rest(positions: Sequence[Position], most_cuts: int = MOST_CUTS) -> Description | None:
-    """What is left in the right region is described by itself: a bug may be too rare to be seen beside another. By two
-    cuts at most: what takes three may be what the first bug does later on."""
-    found = Positions(positions)
-    first = next(filter(None, (description(found, region) for region in regions(found, most_cuts))), None)
+    """Wrong positions in the right region are described by themselves: a bug may be too rare to be seen beside another.
+    By one cut less: what takes three may be a later effect of the first bug.
+    """
+    judged = Positions(positions)
+    first = next(filter(None, (description(judged, region) for region in regions(judged, most_cuts))), None)
     if first is None or not first.wrong_outside or len(first.parts) >= MOST_PARTS:
         return first
-    rest = with_rest([one for one in positions if (one.ask.id, one.row) in first.inside], MOST_CUTS - 1)
+    rest = with_rest([position for position in positions if position.place in first.inside], MOST_CUTS - 1)
     if rest is None:
         return first
     right = (*first.right, *rest.right) if first.right else ()
     return replace(first, right=right, inside=rest.inside, parts=(*first.parts, *rest.parts))
 
 
-def description(found: Positions, region: Region) -> Description | None:
-    """None of a region that tells by chance."""
+def description(judged: Positions, region: Region) -> Description | None:
+    """None for a region that may separate by chance."""
     mask = region.mask
-    bad, good = found.wrong_requests(mask), found.wrong_requests(~mask)
+    bad, good = judged.wrong_requests(mask), judged.wrong_requests(~mask)
     is_right = bad[0] * good[1] < good[0] * bad[1]  # the region; else what it leaves out
     right = mask if is_right else ~mask
-    outside, inside = found.wrong_requests(~right), found.wrong_requests(right)
+    outside, inside = judged.wrong_requests(~right), judged.wrong_requests(right)
     chance = so_unlike(*outside, *inside)
     if chance > (MOST_CHANCE_OF_ONE if len(region.choices) == 1 else MOST_CHANCE):
         return None
-    parts = wrong_parts(found, region.choices) if is_right else [whole_part(found, region.choices)]
+    parts = wrong_parts(judged, region.choices) if is_right else [whole_part(judged, region.choices)]
     return Description(
         right=region.choices if is_right else single_rest(region.choices),
-        inside=frozenset((one.ask.id, one.row) for one in found.at(right)),
-        of=len(found.positions),
-        parts=tuple(sorted(parts, key=lambda one: -one.size)),
-        explained=explained(found, mask),
+        inside=frozenset(position.place for position in judged.at(right)),
+        of=len(judged.positions),
+        parts=tuple(sorted(parts, key=lambda part: -part.size)),
+        explained=explained(judged, mask),
         chance=chance,
         wrong_outside=inside[0],
         purity=outside[0] / outside[1],
     )
 
 
-def explained(found: Positions, mask: Mask) -> float:
-    """The share of the entropy of right and wrong that it takes away to know whether a position is in there."""
-    wrong = found.weights * found.wrong
+def explained(judged: Positions, mask: Mask) -> float:
+    """The share of the entropy of right and wrong that is removed by knowing whether a position is inside."""
+    wrong = judged.weights * judged.wrong
 
     def left(some: Mask) -> float:
-        weight = float(found.weights[some].sum())
+        weight = float(judged.weights[some].sum())
         return weight * float(entropy(np.array(wrong[some].sum() / weight))) if weight else 0.0
 
     return 1.0 - (left(mask) + left(~mask)) / left(np.ones(len(mask), bool))
 
 
 def single_rest(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """What a single cut leaves out, as a choice; none of several cuts, where it is all else."""
+    """What a single cut excludes, as a choice; empty for several cuts, which exclude all else."""
     if len(choices) > 1:
         return ()
-    (one,) = choices
-    return (joined(one.rest, (one,)),)
+    (choice,) = choices
+    return (joined(choice.rest, (choice,)),)
 
 
 def so_unlike(wrong: int, of: int, others_wrong: int, others: int) -> float:
-    """The chance that so many or more of all wrong requests are among these (Fisher's exact test, one side).
+    """The chance that at least so many of all wrong requests are among these (Fisher's exact test, one-sided).
 
-    What a request has inside counts once, and so does what it has outside: its positions are wrong together.
+    A request's positions inside count once, and so do those outside: they are wrong together.
     """
     most = wrong + others_wrong
     ways = sum(math.comb(of, count) * math.comb(others, most - count) for count in range(wrong, min(of, most) + 1))
     return ways / math.comb(of + others, most)
 
 
-def whole_part(found: Positions, choices: Sequence[Choice]) -> Part:
-    """A region that is wrong: one bug, which needs all of it. The suspect is the most telling cut's."""
-    mask = np.logical_and.reduce([one.mask for one in choices])
-    weights, wrong = found.weights, found.weights * found.wrong
+def whole_part(judged: Positions, choices: Sequence[Choice]) -> Part:
+    """A region that is wrong: one bug, which needs all of it. The suspect is the most informative cut's."""
+    mask = np.logical_and.reduce([choice.mask for choice in choices])
+    weights, wrong = judged.weights, judged.weights * judged.wrong
     totals = float(weights.sum()), float(wrong.sum())
 
-    def gain(one: Choice) -> float:
-        return float(gains(one.mask @ weights, one.mask @ wrong, *totals))
+    def gain(choice: Choice) -> float:
+        return float(gains(choice.mask @ weights, choice.mask @ wrong, *totals))
 
     telling = max(choices, key=gain)
-    words = ", ".join(one.words for one in choices)
-    where = ", ".join(one.where for one in choices)
+    words = ", ".join(choice.words for choice in choices)
+    where = ", ".join(choice.where for choice in choices)
     return Part(words, where, suspect_of(choices, telling), len(choices) > 1, float(wrong[mask].sum()))
 
 
 def suspect_of(choices: Sequence[Choice], telling: Choice) -> str:
-    """Of some cuts together; of most the most telling one's."""
-    first = [one for one in choices if one.factor == "row" and one.is_above and one.edge <= MOST_FIRST]
+    """Of some cuts together; usually the most informative one's."""
+    first = [choice for choice in choices if choice.factor == "row" and choice.is_above and choice.edge <= MOST_FIRST]
     if first and len(choices) == 1:
         return POSITIONS
-    if first and all(one.factor in ("row", "length", "phase") for one in choices):
+    if first and all(choice.factor in ("row", "length", "phase") for choice in choices):
         return MIXED
     return telling.suspect
 
 
-def wrong_parts(found: Positions, region: Sequence[Choice]) -> list[Part]:
-    """Each level that a right region leaves out and that is off where all else is as in the region; of one factor,
-    those that are so under the same circumstances together."""
+def wrong_parts(judged: Positions, region: Sequence[Choice]) -> list[Part]:
+    """Each level that a right region excludes and that is off where all else is as in the region; of one factor, those
+    under the same circumstances together.
+    """
     parts = []
-    for one in region:
+    for choice in region:
         others = np.logical_and.reduce(
-            [other.mask for other in region if other is not one] or [np.ones(len(found.wrong), bool)]
+            [other.mask for other in region if other is not choice] or [np.ones(len(judged.wrong), bool)]
         )
         alike: dict[tuple[str, str], list[Choice]] = {}
-        for level in one.rest:
+        for level in choice.rest:
             mask = others & level.mask
-            if group_of(found.at(mask)).is_off:
-                suspect = suspect_of([level], level) if len(one.rest) == 1 else level.suspect
-                alike.setdefault((suspect, narrowing(found, mask)), []).append(level)
+            if group_of(judged.at(mask)).is_off:
+                suspect = suspect_of([level], level) if len(choice.rest) == 1 else level.suspect
+                alike.setdefault((suspect, narrowing(judged, mask)), []).append(level)
         for (suspect, more), levels in alike.items():
             mask = others & np.logical_or.reduce([level.mask for level in levels])
             words = " or ".join(level.words for level in levels) + (more and f", {more}")
-            where = SCALES[one.factor].preposition + words
-            size = float(found.weights[mask & found.wrong].sum())
+            where = SCALES[choice.factor].preposition + words
+            size = float(judged.weights[mask & judged.wrong].sum())
             parts.append(Part(words, where, suspect, bool(more), size))
     return parts
 
 
-def narrowing(found: Positions, part: Mask) -> str:
-    """The level of one more factor that must come to it; none if the part is wrong by and large."""
+def narrowing(judged: Positions, part: Mask) -> str:
+    """The level of one more factor that is needed, too; empty if most of the part is wrong."""
     sizes = [
-        (int((part & one.mask).sum()), one)
-        for one in found.choices
-        if (part & one.mask).any() and not (part & one.mask & found.wrong).any()
+        (int((part & choice.mask).sum()), choice)
+        for choice in judged.choices
+        if (part & choice.mask).any() and not (part & choice.mask & judged.wrong).any()
     ]
-    fine = [(size, one) for size, one in sizes if group_of(found.at(part & one.mask)).is_fine]
+    fine = [(size, choice) for size, choice in sizes if group_of(judged.at(part & choice.mask)).is_fine]
     size, best = max(fine, key=lambda pair: pair[0], default=(0, None))
     if best is None or 2 * size < int(part.sum()):
         return ""
-    return " or ".join(one.words for one in best.rest if (one.mask & part).any())
+    return " or ".join(choice.words for choice in best.rest if (choice.mask & part).any())

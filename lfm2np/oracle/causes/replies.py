@@ -1,8 +1,8 @@
-"""A reply against itself, and log-probabilities that are right but for the way in which they are told.
+"""A reply compared with itself, and log-probabilities that are right but reported in another way.
 
-Other logarithms, another normalisation or temperature, one position too early: each of these ways is undone, and what
-comes of it is judged as any answer is. A way is the cause if everything that an engine told of that part is then right;
-no noise of a format makes it so by accident.
+Other logarithms, another normalisation or temperature, one position too early: each way is undone, and the result is
+judged like any answer. A way is the cause if all that an engine reported of that part is then right; no noise of a
+format makes it so by accident.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Position, Verdict, size_of
 from lfm2np.oracle.targets.records import Answer, Ask
 
-Row = Mapping[int, float]  # log-probabilities told at one position, by token
-LEAST_TOLD = 16  # log-probabilities of a part, for anything to be said of it
-FIRST = 4  # answers by which a way is tried
-LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds, in the words of an error only
-ROUNDING = 0.01  # nats: what may carry the log-probability of a certain token above 0
+Row = Mapping[int, float]  # log-probabilities reported at one position, by token
+LEAST_REPORTED = 16  # log-probabilities of a part, for any judgement
+FIRST = 4  # answers on which a way is tried first
+LEAST_SUM = 1.01  # of probabilities at one position: more than rounding adds; used in words only
+ROUNDING = 0.01  # nats: may lift the log-probability of a certain token above 0
 CHOSEN, ALTERNATIVES, PROMPT = "the new tokens", "the alternatives", "the prompts' tokens"
 PARTS = (CHOSEN, ALTERNATIVES, PROMPT)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one answer tells of one part: R rows, the first of which is the truth's row `first`."""
+    """What one answer reports of one part: R rows, the first of which is the truth's row `first`."""
 
     rows: Sequence[Row]
-    tops: Sequence[Row]  # the alternatives of the same rows; empty ones where none are told
+    tops: Sequence[Row]  # the alternatives of the same rows; empty where none are reported
     truth: Truth
     first: int
 
@@ -45,43 +45,43 @@ class Part:
         return float(self.truth.logprobs[row, self.truth.at(row, token)])
 
 
-Undo = Callable[[Part], Sequence[Row] | None]  # the rows as they would be right; None: this way can't be told here
+Undo = Callable[[Part], Sequence[Row] | None]  # the rows with the way undone; None: it does not apply
 Way = tuple[str, Undo]
 
 
 def reply_cause(
     model: LoadedModel, format_name: str, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
 ) -> Suspicion | None:
-    """The way in which log-probabilities are told, if all tokens are right and this explains all that is not."""
-    if any(one.verdict is Verdict.BUG for one in positions):
+    """The way in which log-probabilities are reported, if all tokens are right and this explains all errors."""
+    if any(position.verdict is Verdict.BUG for position in positions):
         return None
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known)
 
     def is_right(part: str, all_rows: Sequence[Sequence[Row]]) -> bool:
-        told = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(usable, all_rows, strict=True)]
-        for some in (told[:FIRST], told):  # most ways are seen to be none in a few answers
+        answers = [(ask, with_rows(part, answer, rows)) for (ask, answer), rows in zip(usable, all_rows, strict=True)]
+        for some in (answers[:FIRST], answers):  # a few answers rule out most ways
             judged = judge(model, format_name, some, known=known)
             if is_wrong(judged) or size_of(judged) > FINE:
                 return False
         return True
 
-    found: dict[str, list[str]] = {}
+    parts_by_way: dict[str, list[str]] = {}
     for part in PARTS:
         parts = [part_of(part, ask, answer, truths[spoken(ask, answer)]) for ask, answer in usable]
-        if sum(map(len, (row for one in parts for row in one.rows))) < LEAST_TOLD:
+        if sum(map(len, (row for part in parts for row in part.rows))) < LEAST_REPORTED:
             continue
-        if is_right(part, [one.rows for one in parts]):
+        if is_right(part, [part.rows for part in parts]):
             continue
         way = next((words for words, rows in undone(parts) if is_right(part, rows)), None)
         if way is None:
             return None
-        found.setdefault(way, []).append(part)
-    if not found:
+        parts_by_way.setdefault(way, []).append(part)
+    if not parts_by_way:
         return None
-    words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in found.items())
-    wrong_parts = {part for of in found.values() for part in of}
-    right = [part for part in PARTS if part not in wrong_parts and is_told(part, usable)]
+    words = "; ".join(f"the log-probabilities of {listed(of)} {way}" for way, of in parts_by_way.items())
+    wrong_parts = {part for of in parts_by_way.values() for part in of}
+    right = [part for part in PARTS if part not in wrong_parts and is_reported(part, usable)]
     also = f" (those of {listed(right)} are right)" if right else ""
     wrong, asked = requests_of(positions)
     return Suspicion(CERTAIN, words + also, "", len(wrong), len(asked))
@@ -91,7 +91,7 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1]) if names[1:] else names)
 
 
-def is_told(part: str, pairs: Sequence[Pair]) -> bool:
+def is_reported(part: str, pairs: Sequence[Pair]) -> bool:
     return any(any(rows_of(part, ask, answer)) for ask, answer in pairs)
 
 
@@ -102,8 +102,10 @@ def rows_of(part: str, ask: Ask, answer: Answer) -> list[Row]:
     if part == ALTERNATIVES:
         return list(answer.top_logprobs or ())
     if part == CHOSEN:
-        return [{token: one} for token, one in zip(answer.token_ids or (), answer.logprobs or (), strict=False)]
-    return [{token: one} for token, one in zip(ask.prompt_token_ids[1:], answer.prompt_logprobs or (), strict=False)]
+        return [{token: logprob} for token, logprob in zip(answer.token_ids or (), answer.logprobs or (), strict=False)]
+    return [
+        {token: logprob} for token, logprob in zip(ask.prompt_token_ids[1:], answer.prompt_logprobs or (), strict=False)
+    ]
 
 
 def part_of(part: str, ask: Ask, answer: Answer, truth: Truth) -> Part:
@@ -114,7 +116,7 @@ def part_of(part: str, ask: Ask, answer: Answer, truth: Truth) -> Part:
 
 
 def with_rows(part: str, answer: Answer, rows: Sequence[Row]) -> Answer:
-    """The answer as if it told this part alone."""
+    """The answer as if it reported this part alone."""
     bare = replace(answer, logprobs=None, top_logprobs=None, prompt_logprobs=None)
     if part == ALTERNATIVES:
         return replace(bare, top_logprobs=tuple(rows) or None)
@@ -126,25 +128,25 @@ def with_rows(part: str, answer: Answer, rows: Sequence[Row]) -> Answer:
 
 
 def undone(parts: Sequence[Part]) -> Iterator[tuple[str, list[Sequence[Row]]]]:
-    """Each way that can be told, in words, and the rows of all parts as they would be right."""
+    """Each possible way, in words, and the rows of all parts with it undone."""
     for words, undo in ways(parts):
         rows = [undo(part) for part in parts]
-        known = [one for one in rows if one is not None]
+        known = [undone_rows for undone_rows in rows if undone_rows is not None]
         if len(known) == len(rows):
             yield words, known
 
 
 def ways(parts: Sequence[Part]) -> Iterator[Way]:
-    """The plainest first; a temperature and a shift are measured on what was told."""
+    """The plainest first; a temperature and a shift are measured on what was reported."""
     yield "are to base 2, not natural", scaled(math.log(2.0))
     yield "are to base 10, not natural", scaled(math.log(10.0))
-    yield "are all 0, as behind a sampler that leaves one token", if_all_are_zero
-    yield "stand one position too late: each is of the token before", moved(1)
-    yield "stand one position too early: each is of the token behind", moved(-1)
+    yield "are all 0, as after a sampler that keeps one token", if_all_are_zero
+    yield "are one position too late: each is of the token before", moved(1)
+    yield "are one position too early: each is of the next token", moved(-1)
     counts = {len(tops) for part in parts for tops in part.tops}
     if min(counts, default=0) > 1:
-        told = "s of ".join(map(str, sorted(counts)))
-        yield f"are normalised over the top {told}, not over the vocabulary", normalised
+        sizes = "s of ".join(map(str, sorted(counts)))
+        yield f"are normalised over the top {sizes}, not over the vocabulary", normalised
         temperature = temperature_of(parts)
         if temperature is not None:
             yield f"are of temperature {temperature:.3g}, not 1", cooled(temperature)
@@ -152,7 +154,7 @@ def ways(parts: Sequence[Part]) -> Iterator[Way]:
 
 
 def scaled(factor: float) -> Undo:
-    return lambda part: [{token: factor * one for token, one in row.items()} for row in part.rows]
+    return lambda part: [{token: factor * logprob for token, logprob in row.items()} for row in part.rows]
 
 
 def if_all_are_zero(part: Part) -> Sequence[Row] | None:
@@ -162,54 +164,54 @@ def if_all_are_zero(part: Part) -> Sequence[Row] | None:
 
 
 def moved(by: int) -> Undo:
-    """Of one log-probability a position; the one at the end that is told nowhere is taken for right."""
+    """For one log-probability per position; the missing one at the end is assumed to be right."""
 
     def undo(part: Part) -> Sequence[Row] | None:
         if any(len(row) != 1 for row in part.rows):
             return None
-        told = [value for row in part.rows for value in row.values()]
-        found = []
+        reported = [value for row in part.rows for value in row.values()]
+        rows = []
         for index, row in enumerate(part.rows):
             (token,) = row
             at = index + by
-            found.append({token: told[at] if 0 <= at < len(told) else part.right(index, token)})
-        return found
+            rows.append({token: reported[at] if 0 <= at < len(reported) else part.right(index, token)})
+        return rows
 
     return undo
 
 
 def normalised(part: Part) -> Sequence[Row] | None:
-    """By what the truth gives the alternatives together."""
-    found = []
+    """By the truth's total probability of the alternatives."""
+    rows = []
     for index, (row, tops) in enumerate(zip(part.rows, part.tops, strict=True)):
         together = math.log(math.fsum(math.exp(part.right(index, token)) for token in tops))
-        found.append({token: value + together for token, value in row.items()})
-    return found
+        rows.append({token: value + together for token, value in row.items()})
+    return rows
 
 
 def cooled(temperature: float) -> Undo:
-    """The likeliest alternative is taken for right, and the others by how far they are behind it."""
+    """The likeliest alternative is assumed to be right, and the others relative to it."""
 
     def undo(part: Part) -> Sequence[Row] | None:
-        found = []
+        rows = []
         for index, (row, tops) in enumerate(zip(part.rows, part.tops, strict=True)):
             best = max(tops, key=lambda token: tops[token])
             right = part.right(index, best)
-            found.append({token: temperature * (value - tops[best]) + right for token, value in row.items()})
-        return found
+            rows.append({token: temperature * (value - tops[best]) + right for token, value in row.items()})
+        return rows
 
     return undo
 
 
 def temperature_of(parts: Sequence[Part]) -> float | None:
-    """By which the distances of alternatives are divided: the median over all positions."""
-    found = []
+    """The median over all positions of the ratio of distances between alternatives."""
+    ratios = []
     for part in parts:
         for index, tops in enumerate(part.tops):
             best, last = max(tops, key=lambda token: tops[token]), min(tops, key=lambda token: tops[token])
             if tops[best] > tops[last]:
-                found.append((part.right(index, best) - part.right(index, last)) / (tops[best] - tops[last]))
-    value = median(found) if found else 0.0
+                ratios.append((part.right(index, best) - part.right(index, last)) / (tops[best] - tops[last]))
+    value = median(ratios) if ratios else 0.0
     return value if value > 0.0 and abs(math.log(value)) > 1e-3 else None
 
 
@@ -217,24 +219,24 @@ def temperature_of(parts: Sequence[Part]) -> float | None:
 
 
 def contradictions(pairs: Sequence[Pair]) -> list[str]:
-    """In words: where one token is told twice and differently, and where probabilities sum above 1."""
+    """Tokens reported twice and differently, and probabilities that sum to more than 1, in words."""
     twice, sums = [], []
     for ask, answer in pairs:
         for index, top in enumerate(answer.top_logprobs or ()):
             token = (answer.token_ids or ())[index]
-            own = None if answer.logprobs is None else answer.logprobs[index]
+            chosen = None if answer.logprobs is None else answer.logprobs[index]
             where = f"{ask.id}, new token {index}"
-            if own is not None and token in top and math.exp(-abs(own - top[token])) < 2.0 - LEAST_SUM:
-                twice.append(f"{where}: {own:.4g} by itself, {top[token]:.4g} among the alternatives")
-            among = math.fsum(math.exp(min(one, 700.0)) for one in top.values())
+            if chosen is not None and token in top and math.exp(-abs(chosen - top[token])) < 2.0 - LEAST_SUM:
+                twice.append(f"{where}: {chosen:.4g} by itself, {top[token]:.4g} among the alternatives")
+            among = math.fsum(math.exp(min(logprob, 700.0)) for logprob in top.values())
             if among > LEAST_SUM:
                 sums.append(f"{where}: {among:.4g}")
-    found = [f"{len(twice)} tokens have two log-probabilities, first {twice[0]}"] if twice else []
-    return found + ([f"{len(sums)} positions have probabilities that sum above 1, first {sums[0]}"] if sums else [])
+    words = [f"{len(twice)} tokens have two log-probabilities, first {twice[0]}"] if twice else []
+    return words + ([f"{len(sums)} positions have probabilities that sum above 1, first {sums[0]}"] if sums else [])
 
 
 def why_positive(values: Sequence[float]) -> str:
-    """What log-probabilities above 0 look like."""
-    if all(0.0 <= one <= math.exp(ROUNDING) for one in values):
+    """What log-probabilities above 0 may be."""
+    if all(0.0 <= value <= math.exp(ROUNDING) for value in values):
         return "; all are between 0 and 1, so they may be probabilities and not their logarithms"
     return "; none is below 0, so they may lack their sign" if min(values) >= 0.0 else ""

@@ -1,4 +1,4 @@
-"""The factors by which regions.py cuts positions, each with words for its levels and what a wrong level points to."""
+"""The factors by which regions.py cuts positions, with words for their levels and what a wrong level points to."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Level = Callable[[Position, Sequence[int]], str | int]  # of a position, and the
 
 
 def period(row: int) -> int:
-    """The largest power of two that a row is a multiple of; 0 of row 0, which is at no border."""
+    """The largest power of two that divides a row; 0 for row 0, which is at no border."""
     return row & -row
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The levels of a factor, the simplest first. It may be cut at any place, and a region has what is on one side.
+    """The levels of a factor, the simplest first. It may be cut anywhere; a region is one side of a cut.
 
-    words, suspects  of each level, by its name; of a factor that is a number, of what is below an edge and from it on
-    edges            where a number may be cut, beside where wrong positions begin and end; none: it is no number
-    preposition      what stands before the words in "wrong ..., right ..."
+    words, suspects  by level; for a number, of what is below an edge and from it on
+    edges            where a number may be cut, beside where wrong positions begin and end; empty: no number
+    preposition      stands before the words in "wrong ..., right ..."
     """
 
     level: Level
@@ -39,27 +39,29 @@ class Scale:
     preposition: str = ""
 
 
-LEAK = "requests of a batch get at each other's rows, blocks or slots"
+LEAK = "requests of a batch read or write each other's rows, blocks or slots"
 FREED = "memory of a cancelled request that is freed too early"
 START = "the start of a sequence: zeros before the first token, prompts below L"
 POSITIONS = "attention or rotation of positions (or a convolution that forgets the tokens before)"
-MIXED = "rows of a step are mixed up, or tokens of a prompt see those behind them"
+MIXED = "rows of a step are mixed up, or tokens of a prompt see later ones"
 BORDER = "the border of a block or chunk; if the next position is right, only what is reported of it"
 VOCABULARY = "rows of the embedding or the head, or ids that are cut to fewer bits"
 SCALES: dict[str, Scale] = {
     "phase": Scale(
-        lambda one, _: phase_of(one),
+        lambda position, _: phase_of(position),
         {"prefill": "prefill", "decode": "decode"},
         {"prefill": "only prompts are wrong", "decode": "what prefill leaves behind is not what decode expects"},
         preposition="in ",
     ),
     "place": Scale(
-        lambda one, _: place_of(one),
+        lambda position, _: place_of(position),
         {"alone": "alone", "first": "first of a batch", "later": "later in a batch"},
-        {"alone": "what a batch has and a request alone has not", "first": LEAK, "later": LEAK},
+        {"alone": "what only a batch has", "first": LEAK, "later": LEAK},
     ),
     "beginning": Scale(
-        lambda one, _: 0 if one.ask.prompt_logprobs else int(one.ask.factors.get("seen", 0)),  # those leave no hit
+        lambda position, _: (
+            0 if position.ask.prompt_logprobs else int(position.ask.factors.get("seen", 0))
+        ),  # those leave no hit
         {"below": "prompts whose first {} tokens are new", "from": "prompts whose first {} tokens were asked before"},
         {
             "below": "what is not found in a cache",
@@ -69,13 +71,13 @@ SCALES: dict[str, Scale] = {
         "in ",
     ),
     "twin": Scale(
-        lambda one, _: "twin" if one.ask.factors.get("prefix") == "twin" else "other",
-        {"other": "all other prompts", "twin": "prompts that repeat an earlier one behind another first token"},
+        lambda position, _: "twin" if position.ask.factors.get("prefix") == "twin" else "other",
+        {"other": "all other prompts", "twin": "prompts that repeat an earlier one after a different first token"},
         {"other": "what no such prompt has", "twin": "the prefix cache takes blocks without what stands before them"},
         preposition="in ",
     ),
     "abort": Scale(
-        lambda one, _: abort_of(one),
+        lambda position, _: abort_of(position),
         {
             "none": "before any cancelled request",
             "beside": "beside cancelled requests",
@@ -84,64 +86,64 @@ SCALES: dict[str, Scale] = {
         {"none": "what no cancelled request has", "beside": FREED, "after": FREED},
     ),
     "row": Scale(
-        lambda one, _: one.row,
+        lambda position, _: position.row,
         {"below": "before position {}", "from": "from position {} on"},
         {"below": START, "from": "state, positions, or the border of a block or chunk"},
         EDGES,
     ),
     "length": Scale(
-        lambda one, _: len(one.ask.prompt_token_ids),
+        lambda position, _: len(position.ask.prompt_token_ids),
         {"below": "prompts of fewer than {} tokens", "from": "prompts of {} tokens or more"},
-        {"below": START, "from": "tokens of a prompt, its blocks or its chunks get at each other"},
+        {"below": START, "from": "tokens, blocks or chunks of a prompt are mixed up"},
         EDGES[1:],
         "in ",
     ),
     "slot": Scale(
-        lambda one, _: int(one.ask.factors.get("place", 0)),
-        {"below": "in the first {} requests of a batch", "from": "behind the first {} requests of a batch"},
+        lambda position, _: int(position.ask.factors.get("place", 0)),
+        {"below": "in the first {} requests of a batch", "from": "after the first {} requests of a batch"},
         {"below": LEAK, "from": LEAK},
         EDGES[1:5],
     ),
     "together": Scale(
-        lambda one, _: int(one.ask.factors.get("together", 1)),
+        lambda position, _: int(position.ask.factors.get("together", 1)),
         {"below": "fewer than {} requests together", "from": "{} requests or more together"},
         {"below": "what only a small batch has", "from": "a batch that is too large for a buffer, or its rows"},
         EDGES[1:5],
         "with ",
     ),
     "tenant": Scale(
-        lambda one, _: str(one.ask.factors.get("tenant", "later")),
+        lambda position, _: str(position.ask.factors.get("tenant", "later")),
         {"first": "the first requests of their slots", "later": "requests whose slot was used before"},
         {"first": "what only a fresh slot has", "later": "state or memory of a slot's previous tenant"},
         preposition="in ",
     ),
     "token": Scale(
-        lambda one, tokens: max(tokens[: one.row + 1]),
+        lambda position, tokens: max(tokens[: position.row + 1]),
         {"below": "while token ids are below {}", "from": "once a token id is {} or more"},
         {"below": VOCABULARY, "from": VOCABULARY},
         IDS,
     ),
     "predicted": Scale(
-        lambda one, _: one.token_id,
+        lambda position, _: position.token_id,
         {"below": "where the predicted token's id is below {}", "from": "where the predicted token's id is {} or more"},
         {"below": VOCABULARY, "from": VOCABULARY},
         IDS,
     ),
     "last": Scale(
-        lambda one, _: period(one.row + 1),
-        {"below": "but for the last position of each {}", "from": "at the last position of each {}"},
-        {"below": "what only the last position of a block or chunk has not", "from": BORDER},
+        lambda position, _: period(position.row + 1),
+        {"below": "except at the last position of each {}", "from": "at the last position of each {}"},
+        {"below": "all but the last position of a block or chunk", "from": BORDER},
         PERIODS,
     ),
     "first": Scale(
-        lambda one, _: period(one.row),
-        {"below": "but for the first position of each {}", "from": "at the first position of each {}"},
-        {"below": "what only the first position of a block or chunk has not", "from": BORDER},
+        lambda position, _: period(position.row),
+        {"below": "except at the first position of each {}", "from": "at the first position of each {}"},
+        {"below": "all but the first position of a block or chunk", "from": BORDER},
         PERIODS,
     ),
     "order": Scale(
-        lambda one, _: int(one.ask.factors.get("order", 0)),
-        {"below": "the first {} requests", "from": "requests behind the first {}"},
+        lambda position, _: int(position.ask.factors.get("order", 0)),
+        {"below": "the first {} requests", "from": "requests after the first {}"},
         {
             "below": "what only a fresh engine has",
             "from": "something that earlier requests leave behind: slots that change places, memory, counters",
@@ -154,7 +156,7 @@ SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Levels of one factor, in words; `mask` has the positions at one of them."""
+    """Some levels of one factor, in words; `mask` marks the positions at them."""
 
     factor: str
     words: str
@@ -166,51 +168,47 @@ class Choice:
 
     @property
     def where(self) -> str:
-        """As it stands behind "wrong" or "right"."""
+        """As it follows "wrong" or "right"."""
         return SCALES[self.factor].preposition + self.words
-
-    @property
-    def rest_where(self) -> str:
-        return SCALES[self.factor].preposition + " or ".join(one.words for one in self.rest)
 
 
 def numbers_cut(name: str, levels: Sequence[str | int], wrong: Mask) -> list[Choice]:
-    """Both sides of each edge: the scale's, and where the wrong ones begin and end."""
+    """Both sides of each edge: the scale's edges, and where wrong positions begin and end."""
     scale, numbers = SCALES[name], np.array(levels, np.int64)
     at = numbers[wrong]
     edges = [*scale.edges, *([round_edge(numbers, int(at.min())), int(at.max()) + 1] if len(at) else [])]
-    found = []
+    choices = []
     for edge in dict.fromkeys(edges):
         below, above = (
             Choice(name, scale.words[side].format(edge), scale.suspects[side], mask, edge, side == "from")
             for side, mask in (("below", numbers < edge), ("from", numbers >= edge))
         )
-        found += [replace(below, rest=(above,)), replace(above, rest=(below,))]
-    return found
+        choices += [replace(below, rest=(above,)), replace(above, rest=(below,))]
+    return choices
 
 
 def round_edge(numbers: NDArray[np.int64], edge: int) -> int:
-    """The roundest number that cuts as `edge` does: behind the next lower number that there is."""
+    """The roundest number that cuts as `edge` does: above the next lower number."""
     lower = numbers[numbers < edge]
     least = int(lower.max()) + 1 if len(lower) else edge
-    return max(range(least, edge + 1), key=lambda one: ((one & -one), one)) if least > 0 else edge
+    return max(range(least, edge + 1), key=lambda number: ((number & -number), number)) if least > 0 else edge
 
 
 def levels_cut(name: str, levels: Sequence[str | int]) -> list[Choice]:
-    """Both sides of each cut of levels that are no numbers, and each level by itself."""
+    """Both sides of each cut of levels that are not numbers, and each level by itself."""
     scale, names = SCALES[name], np.array(levels)
     each = [Choice(name, scale.words[level], scale.suspects[level], names == level) for level in scale.words]
-    there = [one for one in each if one.mask.any()]
-    found = []
+    there = [choice for choice in each if choice.mask.any()]
+    choices = []
     for cut in range(1, len(there)):
-        found += [joined(there[:cut], there[cut:]), joined(there[cut:], there[:cut])]
+        choices += [joined(there[:cut], there[cut:]), joined(there[cut:], there[:cut])]
     for index in range(1, len(there) - 1):
         others = [*there[:index], *there[index + 1 :]]
-        found += [joined(others, [there[index]]), joined([there[index]], others)]
-    return found
+        choices += [joined(others, [there[index]]), joined([there[index]], others)]
+    return choices
 
 
 def joined(some: Sequence[Choice], rest: Sequence[Choice]) -> Choice:
-    words = " or ".join(one.words for one in some)
-    mask = np.logical_or.reduce([one.mask for one in some])
+    words = " or ".join(choice.words for choice in some)
+    mask = np.logical_or.reduce([choice.mask for choice in some])
     return Choice(some[0].factor, words, some[-1].suspect, mask, rest=tuple(rest))

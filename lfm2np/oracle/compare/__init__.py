@@ -1,7 +1,7 @@
-"""What quantising costs: two checkpoints of one network against each other, both exact, so without any engine's noise.
+"""What quantisation costs: two checkpoints of one network compared, both exact, so without any engine's rounding.
 
-pair.py says whether two checkpoints are one network, and of which parts; network.py runs one, or a mixture of both;
-positions.py holds each position's two predictions against each other, as work for any executor, by divergence.py;
-sequences.py cuts what is scored; figures.py makes figures of it all, and their digest; weights.py has the errors of the
-weights themselves; compare.py puts it together, shown.py, compare_page.py and drawing.py show it.
+pair.py checks that two checkpoints are one network, and splits it into parts; network.py runs one, or a mixture of
+both; positions.py compares the two predictions at each position, as work for any executor, by divergence.py;
+sequences.py selects what is scored; figures.py summarises it, with a digest; weights.py has the errors of the weights
+themselves; compare.py puts it together; shown.py, compare_page.py and drawing.py show it.
 """

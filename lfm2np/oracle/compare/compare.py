@@ -1,4 +1,4 @@
-"""A whole comparison: the base's greedy answers, both predictions of every position, the weights' errors, figures."""
+"""A whole comparison: the base's greedy answers, both predictions at every position, the weights' errors, figures."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.oracle.compare.figures import Figures, digest, figures_of
-from lfm2np.oracle.compare.pair import (
-    Files,
-    files_of,
-    longest,
-    part_name,
-    parts_of,
-    require_same_network,
-)
+from lfm2np.oracle.compare.pair import Files, files_of, longest, part_name, parts_of, require_same_network
 from lfm2np.oracle.compare.positions import compare_work
 from lfm2np.oracle.compare.sequences import GREEDY, REQUESTS, Scored, continued
 from lfm2np.oracle.compare.weights import WeightError, stored_bits, weight_errors
@@ -26,12 +19,12 @@ from lfm2np.progress import ProgressOf
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.work.place import Place, Source, Work, compute
 
-GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # what progress tells of
+GENERATING, COMPARING, WEIGHTS = "generating", "comparing", "weights"  # stages that progress reports
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A checkpoint to hold against the base: its files, which it is, and what has other numbers than the base."""
+    """A checkpoint to compare with the base: its files, their digest, and what differs from the base."""
 
     files: Files
     sha256: str
@@ -39,13 +32,13 @@ class Quantised:
 
     @property
     def changed(self) -> set[str]:
-        """Tensors with other numbers, a layer's experts as one."""
-        return {one.name for one in self.errors if one.error}
+        """Tensors with other numbers; a layer's experts count as one."""
+        return {tensor_error.name for tensor_error in self.errors if tensor_error.error}
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What came of it. figures: one of each checkpoint, in their order; failed: why sequences could not be computed."""
+    """The result. figures: one entry per checkpoint, in their order; failed: why sequences could not be computed."""
 
     base: LoadedModel
     quantised: tuple[Quantised, ...]
@@ -61,16 +54,16 @@ class Compared:
     @property
     def sources(self) -> dict[str, dict[str, int]]:
         """By what was scored: sequences, and compared positions."""
-        found: dict[str, dict[str, int]] = {}
-        for one in self.scored:
-            counts = found.setdefault(one.source, {"sequences": 0, "positions": 0})
+        counts_by_source: dict[str, dict[str, int]] = {}
+        for sequence in self.scored:
+            counts = counts_by_source.setdefault(sequence.source, {"sequences": 0, "positions": 0})
             counts["sequences"] += 1
-            counts["positions"] += one.stop - one.start
-        return found
+            counts["positions"] += sequence.stop - sequence.start
+        return counts_by_source
 
 
 def quantised_of(base: Files, path: str, sha256: Callable[[Files], str], progress: ProgressOf) -> Quantised:
-    """RequestError unless it is the same network; the errors of its weights."""
+    """With the errors of its weights. RequestError unless it is the same network."""
     files = files_of(path)
     require_same_network(base, files)
     tensors = parts_of(base.config, files.config, list(base.tensors), "tensor")
@@ -88,50 +81,53 @@ def compare(
     place: Place,
     progress: ProgressOf,
 ) -> Compared:
-    """others: loaded, or where workers find them, by SHA-256. max_tokens: of greedy answers, 0: none.
+    """The whole comparison of some checkpoints with the base.
 
-    RequestError if nothing is left to compare; NumericsError if no sequence can be computed for any of them.
+    others      loaded checkpoints, or where workers find them, by SHA-256
+    max_tokens  of greedy answers, 0: none
+    errors      RequestError if nothing is left to compare; NumericsError if no sequence can be computed
     """
-    base = files_of(model.path)
-    parts = [parts_of(model.config, one.files.config, list(base.tensors), by) for one in quantised]
+    base, sparse = files_of(model.path), model.config.sparse_layers
+    parts = [parts_of(model.config, each.files.config, list(base.tensors), by) for each in quantised]
     tried = [
-        [part.name for part in own if part_is_changed(part.tensors, one)]
-        for own, one in zip(parts, quantised, strict=True)
+        [part.name for part in checkpoint_parts if part_is_changed(part.tensors, each)]
+        for checkpoint_parts, each in zip(parts, quantised, strict=True)
     ]
-    most = longest(model.config, [one.files.config for one in quantised])
+    most = longest(model.config, [each.files.config for each in quantised])
     answers = greedy_answers(model, scored, max_tokens, most, place, progress) if max_tokens else []
     everything = [*scored, *answers]
-    asked = [{"sha256": one.sha256, "by": by, "parts": names} for one, names in zip(quantised, tried, strict=True)]
-    nothing = [{**one, "by": "none", "parts": []} for one in asked]
-    items = [one.item(nothing if one.source == GREEDY else asked) for one in everything]
+    asked = [{"sha256": each.sha256, "by": by, "parts": names} for each, names in zip(quantised, tried, strict=True)]
+    nothing = [{**entry, "by": "none", "parts": []} for entry in asked]
+    items = [sequence.item(nothing if sequence.source == GREEDY else asked) for sequence in everything]
     results = compute(compare_work(others), model, items, place, partial(progress, COMPARING))
     figures = [
-        figures_of(everything, results, number, [part.name for part in own], names, model.config.sparse_layers)
-        | {"bits_a_weight": stored_bits(quantised[number].files)}
-        | {"tensors": [asdict(one) for one in quantised[number].errors]}
-        for number, (own, names) in enumerate(zip(parts, tried, strict=True))
+        figures_of(everything, results, number, [part.name for part in parts[number]], tried[number], sparse)
+        | {"bits_a_weight": stored_bits(checkpoint.files)}
+        | {"tensors": [asdict(error) for error in checkpoint.errors]}
+        for number, checkpoint in enumerate(quantised)
     ]
     failed = failures(model, quantised, everything, results)
-    if not any(own["positions"] for own in figures):
+    if not any(entry["positions"] for entry in figures):
         raise NumericsError(f"no sequence can be computed, {failed[0]}")
     return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failed)
 
 
-def part_is_changed(tensors: Sequence[str], one: Quantised) -> bool:
+def part_is_changed(tensors: Sequence[str], checkpoint: Quantised) -> bool:
     """Whether any of these tensors has other numbers."""
-    return any(part_name(name, "tensor") in one.changed for name in tensors)
+    return any(part_name(name, "tensor") in checkpoint.changed for name in tensors)
 
 
 def failures(
     base: LoadedModel, quantised: Sequence[Quantised], scored: Sequence[Scored], results: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """Each sequence that could not be computed, by which checkpoint, and why; where the base can't, that alone."""
-    found = []
-    for one, result in zip(scored, results, strict=True):
-        sides = zip((other.files.path for other in quantised), result["quantised"], strict=True)
-        tried = [(base.path, result["base"])] if "error" in result["base"] else sides
-        found += [f"{one.source} {one.name}: {path}: {own['error']}" for path, own in tried if "error" in own]
-    return tuple(found)
+    """Each sequence that could not be computed, for which checkpoint, and why; if the base failed, only that."""
+    failed = []
+    for sequence, result in zip(scored, results, strict=True):
+        others = zip((checkpoint.files.path for checkpoint in quantised), result["quantised"], strict=True)
+        for path, columns in [(base.path, result["base"])] if "error" in result["base"] else others:
+            if "error" in columns:
+                failed.append(f"{sequence.source} {sequence.name}: {path}: {columns['error']}")
+    return tuple(failed)
 
 
 # --- greedy answers of the base
@@ -140,34 +136,34 @@ def failures(
 def greedy_answers(
     model: LoadedModel, scored: Sequence[Scored], max_tokens: int, most: int, place: Place, progress: ProgressOf
 ) -> list[Scored]:
-    """The prompts of requests with what the base writes behind them, as far as the context goes.
+    """The prompts of requests followed by the base's greedy answer, as far as the context goes.
 
-    The quantised network is then fed the base's answer: up to its first other greedy token it would have written the
+    The quantised network is fed the base's answer: up to the first different greedy token it would have written the
     same. RequestError if no prompt leaves room for a token.
     """
-    prompts = [one for one in scored if one.source == REQUESTS]
-    fitting = [one for one in prompts if one.prompt < most]
+    prompts = [sequence for sequence in scored if sequence.source == REQUESTS]
+    fitting = [sequence for sequence in prompts if sequence.prompt < most]
     if not fitting:
         raise RequestError(f"--max-tokens {max_tokens}: no prompt leaves room for a token in a context of {most}")
     items = [
-        {"prompt": list(one.token_ids[: one.prompt]), "max_tokens": min(max_tokens, most - one.prompt)}
-        for one in fitting
+        {"prompt": list(sequence.token_ids[: sequence.prompt]), "max_tokens": min(max_tokens, most - sequence.prompt)}
+        for sequence in fitting
     ]
-    found = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
-    errors = [result["error"] for result in found if "error" in result]
+    answers = compute(GREEDY_WORK, model, items, place, partial(progress, GENERATING))
+    errors = [result["error"] for result in answers if "error" in result]
     if errors:
         raise NumericsError(f"{model.path}: {errors[0]}")
-    return [continued(one, result["token_ids"]) for one, result in zip(fitting, found, strict=True)]
+    return [continued(sequence, result["token_ids"]) for sequence, result in zip(fitting, answers, strict=True)]
 
 
 def greedy_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each prompt the greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
+    """Each prompt's greedy tokens by the engine, to an end of sequence or `max_tokens`; or `error`."""
     engine = Engine(model, room_for=[len(item["prompt"]) + item["max_tokens"] for item in items])
     for number, item in enumerate(items):
         engine.add_request(str(number), item["prompt"], SamplingParams(temperature=0.0, max_tokens=item["max_tokens"]))
     finished = {output.request_id: output.outputs[0] for output in engine.stream() if output.finished}
     ended = [finished[str(number)] for number in range(len(items))]
-    return [{"error": str(one.error)} if one.error else {"token_ids": list(one.token_ids)} for one in ended]
+    return [{"error": str(end.error)} if end.error else {"token_ids": list(end.token_ids)} for end in ended]
 
 
 def num_tokens(item: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The figures of a comparison as one page that any browser opens: no script, no request, all from outside escaped."""
+"""The figures of a comparison as one page for any browser: no script, no request, foreign text escaped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import html
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.drawing import MOST_NAME, layer_figure
 from lfm2np.oracle.compare.shown import HEADER, NOTES, main_rows, names, scored_words, tables
-from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
+from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
 from lfm2np.oracle.reports.parts import environment, number, plural, visible
 
 MOST_ROWS = 100
-COMMAND = 4000  # characters
 
 
 def as_html(compared: Compared, command: str) -> str:
@@ -20,15 +19,15 @@ def as_html(compared: Compared, command: str) -> str:
         ("parts", "Where it comes from", by_part(compared)),
         ("flips", "Flips", flips(compared)),
         ("weights", "Errors of the weights", weights(compared)),
-        ("again", "Versions, and how to do it again", again(compared, command)),
+        ("again", "Versions and command", again(compared, command)),
     ]
-    footer = "".join(f'<p class="note">{one}</p>\n' for one in NOTES)
+    footer = "".join(f'<p class="note">{note}</p>\n' for note in NOTES)
     return page(f"lfm2np compare: {compared.base.path.name}", head(compared), sections, footer)
 
 
 def head(compared: Compared) -> str:
     lines = [f"Base: {foreign(str(compared.base.path))}", f"Scored: {foreign(scored_words(compared))}"]
-    lines += [f"Not computed: {foreign(one)}" for one in compared.failed]
+    lines += [f"Not computed: {foreign(failure)}" for failure in compared.failed]
     return (
         "<h1>lfm2np compare: what quantising costs</h1>\n"
         f"<p>Both sides are computed in exact arithmetic: whatever differs here comes from the weights.</p>\n"
@@ -42,62 +41,60 @@ def figures(compared: Compared) -> str:
 
 
 def by_part(compared: Compared) -> str:
-    found = drawn(compared)
+    blocks = drawn(compared)
     for title, header, rows in tables(compared):
-        found.append(table(title, list(map(foreign, header)), {"": [list(map(foreign, row)) for row in rows]}))
-    return "".join(found)
+        blocks.append(table(title, list(map(foreign, header)), {"": [list(map(foreign, row)) for row in rows]}))
+    return "".join(blocks)
 
 
 def drawn(compared: Compared) -> list[str]:
-    """How the residual stream drifts, and what each layer alone costs, if that was asked for."""
-    legends = [html.escape(visible(one.files.path.stem[-MOST_NAME:])) for one in compared.quantised]
+    """How the residual stream drifts, and the cost of each layer alone, if that was requested."""
+    legends = [html.escape(visible(checkpoint.files.path.stem[-MOST_NAME:])) for checkpoint in compared.quantised]
     asked = [("layers", "error", "Relative RMS difference of the residual stream")]
     asked += [("parts", "kl", "Mean KL of one layer alone quantised")] if compared.by == "layer" else []
-    found = []
+    figures = []
     for rows, value, title in asked:
-        values = [[row[value] for row in own[rows]] for own in compared.figures]
-        places = max(([row["name"] for row in own[rows]] for own in compared.figures), key=len)
-        found.append(layer_figure(rows, title, places, list(zip(legends, values, strict=True))))
-    return found
+        values = [[row[value] for row in figures[rows]] for figures in compared.figures]
+        places = max(([row["name"] for row in figures[rows]] for figures in compared.figures), key=len)
+        figures.append(layer_figure(rows, title, places, list(zip(legends, values, strict=True))))
+    return figures
 
 
 def flips(compared: Compared) -> str:
     header = ("sequence", "row", "base's token", "quantised", "margin, nats", "KL, nats", "near tie")
-    found = []
-    for name, own in zip(names(compared), compared.figures, strict=True):
+    blocks = []
+    for name, figures in zip(names(compared), compared.figures, strict=True):
         rows = [
             [
-                foreign(f"{one['source']} {one['name']}"),
-                one["row"],
-                one["base_token_id"],
-                one["token_id"],
-                number(one["margin"]),
-                number(one["kl"]),
-                "yes" if one["near_tie"] else "no",
+                foreign(f"{entry['source']} {entry['name']}"),
+                entry["row"],
+                entry["base_token_id"],
+                entry["token_id"],
+                number(entry["margin"]),
+                number(entry["kl"]),
+                "yes" if entry["near_tie"] else "no",
             ]
-            for one in own["listed_flips"][:MOST_ROWS]
+            for entry in figures["listed_flips"][:MOST_ROWS]
         ]
-        count = plural(own["flips"]["count"], "flip")
+        count = plural(figures["flips"]["count"], "flip")
         title = f"{foreign(name)}: {count}, the widest margins first"
-        found.append(details(title, table("Other greedy tokens", header, {"": rows})) if rows else f"<p>{title}</p>\n")
-    return "".join(found)
+        blocks.append(details(title, table("Other greedy tokens", header, {"": rows})) if rows else f"<p>{title}</p>\n")
+    return "".join(blocks)
 
 
 def weights(compared: Compared) -> str:
     header = ("tensor", "base", "quantised", "weights", "relative RMS error")
-    found = []
-    for name, own in zip(names(compared), compared.figures, strict=True):
+    blocks = []
+    for name, figures in zip(names(compared), compared.figures, strict=True):
         rows = [
-            [foreign(one["name"]), one["base_type"], one["type"], f"{one['weights']:,}", number(one["error"])]
-            for one in own["tensors"]
+            [foreign(entry["name"]), entry["base_type"], entry["type"], f"{entry['weights']:,}", number(entry["error"])]
+            for entry in figures["tensors"]
         ]
-        found.append(details(foreign(name), table("Errors of the weights, by tensor", header, {"": rows}, (0, 1, 2))))
-    return "".join(found)
+        blocks.append(details(foreign(name), table("Errors of the weights, by tensor", header, {"": rows}, (0, 1, 2))))
+    return "".join(blocks)
 
 
 def again(compared: Compared, command: str) -> str:
-    rows = [[foreign(name), foreign(value)] for name, value in environment().items()]
-    rows += [["base, SHA-256", compared.base.sha256]]
-    rows += [[foreign(one.files.path.name), one.sha256] for one in compared.quantised]
-    shown = f"<p>The command:</p>\n<pre><code>{foreign(command, COMMAND)}</code></pre>\n" if command else ""
-    return table("Versions and checkpoints", ("what", "version"), {"": rows}, (0, 1)) + shown
+    facts = [*environment().items(), ("base, SHA-256", compared.base.sha256)]
+    facts += [(checkpoint.files.path.name, checkpoint.sha256) for checkpoint in compared.quantised]
+    return versions("Versions and checkpoints", facts, command)

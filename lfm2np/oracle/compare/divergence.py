@@ -1,14 +1,14 @@
-"""The divergence of one prediction from another, right also where it is tiny: the same bits on every machine.
+"""The divergence of one prediction from another, accurate also where it is tiny: the same bits on every machine.
 
 With logits a of the base and b of the other, p = softmax(a) and d = a - b:
 
     KL = sum p d + log sum p exp(-d) = log sum p exp(-d'),  d' = d - sum p d
        = log(1 + S),  S = sum p f(d'),  f(x) = exp(-x) - 1 + x >= 0,  as sum p d' = 0
 
-Differences of logits are float32 numbers apart, so d is off by a rounding of itself, and no term of S cancels another:
-KL of 1e-15 has six right digits, where sum p (log p - log q) has none. What is neglected, sum p d', is a rounding of
-the largest d. Where exp(-d') is too large for a float64, or p too small, the term is exp(log p - d'), beside which
-p (d' - 1) is nothing; where that is too large as well, KL = m + log sum exp(log p - d' - m), m the largest of these.
+Logits are float32, so d is off by a rounding of itself, and no term of S cancels another: a KL of 1e-15 has six right
+digits, where sum p (log p - log q) has none. The neglected sum p d' is a rounding of the largest d. Where exp(-d') is
+too large for a float64, or p too small, the term is exp(log p - d'), beside which p (d' - 1) is negligible; where that
+is too large as well, KL = m + log sum exp(log p - d' - m), m the largest of these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE = 0.4  # from there log(1 + S) as it stands
 def divergence(base_logits: Array, base_logprobs: Float64, logits: Array) -> Float64:
     """KL [r] in nats of predictions [r, V]: float32 logits, and the base's log_softmax.
 
-    0 where all logits are the same; never below 0, however far they are apart.
+    0 if all logits are equal; never below 0, however large the differences.
     """
     probabilities = elementary.exp(base_logprobs)
     apart = base_logits.astype(np.float64) - logits
@@ -47,25 +47,25 @@ def divergence(base_logits: Array, base_logprobs: Float64, logits: Array) -> Flo
     largest = logarithms.max(axis=1)
     beyond = largest > FARTHEST
     terms += np.where(far & ~beyond[:, None], without_tiny(elementary.exp(logarithms)), 0.0)
-    found = log_of_one_more(exact_sum(terms))
+    divergences = log_of_one_more(exact_sum(terms))
     rest = logarithms[beyond] - largest[beyond, None]
-    found[beyond] = largest[beyond] + elementary.log(exact_sum(elementary.exp(rest)))
-    return found
+    divergences[beyond] = largest[beyond] + elementary.log(exact_sum(elementary.exp(rest)))
+    return divergences
 
 
 def without_tiny(terms: Float64) -> Float64:
-    """0 for what is so small that the grid of a sum of such terms alone has no power of two in float64."""
+    """0 for terms so small that a sum of such terms alone has no grid in float64."""
     return np.where(np.abs(terms) < TINY, 0.0, terms)
 
 
 def beyond_linear(x: Float64) -> Float64:
-    """f(x) = exp(-x) - 1 + x; where x is small by its series x^2 (1/2 - x/6 + ...), whose first term is the largest."""
+    """f(x) = exp(-x) - 1 + x; for small x by its series x^2 (1/2 - x/6 + ...)."""
     is_small = np.abs(x) <= SMALL
     near = np.where(is_small, -x, 0.0)
     return np.where(is_small, near * near * elementary.polynomial(F_TERMS, near), elementary.exp(-x) - 1.0 + x)
 
 
 def log_of_one_more(x: Float64) -> Float64:
-    """log(1 + x) of x >= 0: 2 atanh(x / (2 + x)), as in elementary.log, which adds no 1 where x is small."""
+    """log(1 + x) of x >= 0: 2 atanh(x / (2 + x)), as in elementary.log, accurate for small x."""
     s = np.where(x < LARGE, x / (2.0 + x), 0.0)
     return np.where(x < LARGE, 2.0 * s * elementary.polynomial(elementary.ATANH_TERMS, s * s), elementary.log(1.0 + x))

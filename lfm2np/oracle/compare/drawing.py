@@ -1,24 +1,22 @@
-"""A figure by layer as SVG: a mark a value on a log scale, a shape a checkpoint; its numbers stand in a table, too."""
+"""A figure by layer as SVG: one mark per value on a log scale, one shape per checkpoint; a table has the numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from lfm2np.oracle.reports.figure import HEIGHT, WIDTH, label
+from lfm2np.oracle.judging.verdict import Verdict
+from lfm2np.oracle.reports.figure import HEIGHT, SHAPES, WIDTH, label
 
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 448.0, 58.0, 286.0  # of the plot
 MOST_LABELS = 12  # under the axis
 MOST_NAME = 16  # characters of a name in the legend: the last, which say the type
-SHAPES = (  # around a centre, which the pen is moved to first; and the colour, as the page's style has it
-    ("m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z", "exact"),
-    ("m0-4.5l4.5 8h-9z", "drift"),
-    ("m-3.5-3.5l7 7m0-7l-7 7", "bug"),
-    ("m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z", "tie"),
-    ("m-3-3h6v6h-6z", "inconclusive"),
-    ("m-2.5 0a2.5 2.5 0 0 1 5 0z", "exact"),
+SERIES = (Verdict.EXACT, Verdict.DRIFT, Verdict.BUG, Verdict.TIE, Verdict.INCONCLUSIVE)
+MARKS = (  # shapes around a centre, and their class in the page's style
+    *((SHAPES[verdict], verdict.lower()) for verdict in SERIES),
+    (SHAPES[Verdict.ROUTE], "exact"),
 )
-MOST_SERIES = len(SHAPES)
+MOST_SERIES = len(MARKS)
 
 
 def layer_figure(
@@ -45,10 +43,10 @@ def layer_figure(
     for place in range(0, len(places), every):
         parts.append(label(x(place), BOTTOM + 17, short(places[place]), "middle"))
     for number, (legend, values) in enumerate(shown):
-        shape, colour = SHAPES[number]
+        shape, colour = MARKS[number]
         points = [(x(place), y(value)) for place, value in enumerate(values) if value]
         at = LEFT + 128.0 * (number % 3), 14.0 + 18.0 * (number // 3)
-        drawn = "".join(f"M{one:.1f} {two:.1f}{shape}" for one, two in [at, *points])
+        drawn = "".join(f"M{left:.1f} {top:.1f}{shape}" for left, top in [at, *points])
         parts += [f'<path class="mark {colour}" d="{drawn}"/>\n', label(at[0] + 9, at[1] + 4, legend, "start")]
     more = f" The first {MOST_SERIES} of {len(series)} checkpoints." if len(series) > MOST_SERIES else ""
     about = f'<desc id="{name}-about">By layer, on a log scale; the numbers stand in the table below.</desc>'

@@ -1,7 +1,7 @@
-"""Figures of what was compared, and the digest of their bits.
+"""Figures of a comparison, and the digest of their bits.
 
-Sums over positions are math.fsum's, correctly rounded and so in any order alike; roots are IEEE's, exponentials
-elementary's; a percentile is the value of its rank. So every figure has the same bits on every machine.
+Sums over positions are math.fsum's, correctly rounded and so independent of order; roots are IEEE's, exponentials
+elementary's; a percentile is the value at its rank. So every figure has the same bits on every machine.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def figures_of(
     tried: Sequence[str],
     sparse_layers: Sequence[int],
 ) -> Figures:
-    """Of the quantised checkpoint of that number; `parts` are all, of which those `tried` have other numbers.
+    """Of the quantised checkpoint of that number; of all `parts` those in `tried` have other numbers.
 
-    Sequences with an error are left out, and counted under `failed`. What there is nothing to tell of is None.
+    Sequences with an error are left out, and counted under `failed`. Figures without data are None.
     """
     kept = [
-        (one, result["base"], result["quantised"][number])
-        for one, result in zip(scored, results, strict=True)
+        (sequence, result["base"], result["quantised"][number])
+        for sequence, result in zip(scored, results, strict=True)
         if "error" not in result["quantised"][number]
     ]
-    compared = [one for one in kept if one[0].source != GREEDY]
-    kls = [value for _, _, own in compared for value in own["kl"].tolist()]
-    listed = [flip for one in compared for flip in flips(*one)]
+    compared = [entry for entry in kept if entry[0].source != GREEDY]
+    kls = [value for _, _, other in compared for value in other["kl"].tolist()]
+    listed = [flip for entry in compared for flip in flips(*entry)]
     listed.sort(key=lambda flip: (-flip["margin"], flip["name"], flip["row"]))
     clear = sum(not flip["near_tie"] for flip in listed)
     return {
@@ -59,7 +59,7 @@ def figures_of(
         "layers": by_layer(compared),
         "routes": routes(compared, sparse_layers),
         "parts": by_part(compared, parts, tried),
-        "greedy": greedy([one for one in kept if one[0].source == GREEDY]),
+        "greedy": greedy([entry for entry in kept if entry[0].source == GREEDY]),
         "listed_flips": listed[:MOST_FLIPS],
     }
 
@@ -67,115 +67,115 @@ def figures_of(
 Kept = tuple[Scored, Result, Result]  # of one sequence the base's columns and the other's
 
 
-def flips(one: Scored, base: Result, own: Result) -> Iterator[Figures]:
-    """Where the greedy token is another. A near tie: the base's margin is at most a step of bfloat16 of its logits."""
-    for row in np.flatnonzero(base["best"] != own["best"]).tolist():
+def flips(sequence: Scored, base: Result, other: Result) -> Iterator[Figures]:
+    """Where the greedy token differs. A near tie: the base's margin is at most a bfloat16 step of its logits."""
+    for row in np.flatnonzero(base["best"] != other["best"]).tolist():
         margin, step = float(base["margins"][row]), float(base["steps"][row])
         yield {
-            "source": one.source,
-            "name": one.name,
-            "row": one.start + row,
+            "source": sequence.source,
+            "name": sequence.name,
+            "row": sequence.start + row,
             "base_token_id": int(base["best"][row]),
-            "token_id": int(own["best"][row]),
+            "token_id": int(other["best"][row]),
             "margin": margin,
-            "kl": float(own["kl"][row]),
+            "kl": float(other["kl"][row]),
             "near_tie": margin <= step,
         }
 
 
 def changes(compared: Sequence[Kept]) -> Figures | None:
-    """Of the log-probability of the token that is really there, nats: quantised minus base."""
-    found = [value for _, base, own in compared for value in (own["logprobs"] - base["logprobs"]).tolist()]
-    if not found:
+    """Of the log-probability of the given token, nats: quantised minus base."""
+    changes = [value for _, base, other in compared for value in (other["logprobs"] - base["logprobs"]).tolist()]
+    if not changes:
         return None
     return {
-        "tokens": len(found),
-        "mean": mean(found),
-        "rms": math.sqrt(mean([value * value for value in found])),
-        "lowest": min(found),
-        "highest": max(found),
+        "tokens": len(changes),
+        "mean": mean(changes),
+        "rms": math.sqrt(mean([value * value for value in changes])),
+        "lowest": min(changes),
+        "highest": max(changes),
     }
 
 
 def perplexities(compared: Sequence[Kept]) -> list[Figures]:
     """By source; the ratio is the exponential of the mean loss of log-probability."""
-    found = []
-    for source in dict.fromkeys(one.source for one, _, _ in compared):
+    entries = []
+    for source in dict.fromkeys(sequence.source for sequence, _, _ in compared):
         pairs = [
             pair
-            for one, base, own in compared
-            if one.source == source
-            for pair in zip(base["logprobs"].tolist(), own["logprobs"].tolist(), strict=True)
+            for sequence, base, other in compared
+            if sequence.source == source
+            for pair in zip(base["logprobs"].tolist(), other["logprobs"].tolist(), strict=True)
         ]
         if pairs:
             means = [mean([-value for value in values]) for values in zip(*pairs, strict=True)]
-            loss = mean([base - own for base, own in pairs])
+            loss = mean([base - other for base, other in pairs])
             figures = {"base": exp(means[0]), "quantised": exp(means[1]), "ratio": exp(loss)}
-            found.append({"source": source, "tokens": len(pairs), **figures})
-    return found
+            entries.append({"source": source, "tokens": len(pairs), **figures})
+    return entries
 
 
 def by_layer(compared: Sequence[Kept]) -> list[Figures]:
-    """How the residual stream drifts: its relative RMS difference after the embedding, each layer, the last norm."""
+    """Relative RMS difference of the residual stream after the embedding, each layer and the last norm."""
     if not compared:
         return []
     count = compared[0][1]["squares"].shape[1]
     names = ["embedding", *(f"layer {index}" for index in range(count - 2)), "final norm"]
-    found = []
+    entries = []
     for index, name in enumerate(names):
         size = math.fsum(value for _, base, _ in compared for value in base["squares"][:, index].tolist())
-        off = math.fsum(value for _, _, own in compared for value in own["squares"][:, index].tolist())
-        found.append({"name": name, "error": math.sqrt(off / size) if size else math.sqrt(off)})
-    return found
+        off = math.fsum(value for _, _, other in compared for value in other["squares"][:, index].tolist())
+        entries.append({"name": name, "error": math.sqrt(off / size) if size else math.sqrt(off)})
+    return entries
 
 
 def routes(compared: Sequence[Kept], sparse_layers: Sequence[int]) -> list[Figures] | None:
-    """In how many rows a token's experts are others, by sparse layer; None where there are none."""
+    """In how many rows a token's experts differ, by sparse layer; None without such layers."""
     if not compared or "elsewhere" not in compared[0][2]:
         return None
-    moved = np.concatenate([own["elsewhere"] for _, _, own in compared])
+    moved = np.concatenate([other["elsewhere"] for _, _, other in compared])
     columns = zip(sparse_layers, moved.T, strict=True)
     return [{"layer": layer, "moved": int(column.sum()), "rows": len(moved)} for layer, column in columns]
 
 
 def by_part(compared: Sequence[Kept], parts: Sequence[str], tried: Sequence[str]) -> list[Figures]:
-    """What each part costs if it alone is the quantised one; a part of the same numbers costs nothing.
+    """The cost of each part if only it is quantised; a part with the same numbers costs nothing.
 
-    None of a part that overflows in the base at any position, where both networks do not.
+    None for a part that overflows in the base at any position where both networks do not.
     """
-    found: list[Figures] = []
+    entries: list[Figures] = []
     for name in parts:
         values, count = [0.0], 0
         if name in tried:
             place = tried.index(name)
-            values = [value for _, _, own in compared for value in own["alone"][place].tolist()]
-            count = sum(int(own["flips"][place]) for _, _, own in compared)
-        one = {"name": name, "changed": name in tried}
-        told: Figures = {"kl": None, "largest": None, "flips": None}
+            values = [value for _, _, other in compared for value in other["alone"][place].tolist()]
+            count = sum(int(other["flips"][place]) for _, _, other in compared)
+        entry = {"name": name, "changed": name in tried}
+        costs: Figures = {"kl": None, "largest": None, "flips": None}
         if values and all(map(math.isfinite, values)):
-            told = {"kl": mean(values), "largest": max(values), "flips": count}
-        found.append({**one, **told})
-    return found
+            costs = {"kl": mean(values), "largest": max(values), "flips": count}
+        entries.append({**entry, **costs})
+    return entries
 
 
 def greedy(kept: Sequence[Kept]) -> Figures | None:
-    """Answers that the base and the quantised network write by themselves, up to where they first differ."""
+    """Greedy answers of the base and the quantised network, up to the first difference."""
     if not kept:
         return None
-    found = []
-    for one, base, own in kept:
-        differing = np.flatnonzero(base["best"] != own["best"]).tolist()
+    answers = []
+    for sequence, base, other in kept:
+        differing = np.flatnonzero(base["best"] != other["best"]).tolist()
         at = differing[0] if differing else None
-        pair = (None, None) if at is None else (int(base["best"][at]), int(own["best"][at]))
-        tokens = one.stop - one.start
-        same = {"name": one.name, "tokens": tokens, "same": tokens if at is None else at}
-        found.append({**same, "base_token_id": pair[0], "token_id": pair[1]})
+        pair = (None, None) if at is None else (int(base["best"][at]), int(other["best"][at]))
+        tokens = sequence.stop - sequence.start
+        same = {"name": sequence.name, "tokens": tokens, "same": tokens if at is None else at}
+        answers.append({**same, "base_token_id": pair[0], "token_id": pair[1]})
     return {
-        "requests": len(found),
-        "diverged": sum(one["token_id"] is not None for one in found),
-        "tokens": sum(one["tokens"] for one in found),
-        "same": sum(one["same"] for one in found),
-        "answers": found,
+        "requests": len(answers),
+        "diverged": sum(answer["token_id"] is not None for answer in answers),
+        "tokens": sum(answer["tokens"] for answer in answers),
+        "same": sum(answer["same"] for answer in answers),
+        "answers": answers,
     }
 
 
@@ -188,7 +188,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def ranked(values: Sequence[float], percent: int) -> float | None:
-    """The least value that so many of a hundred do not exceed."""
+    """The smallest value that at least `percent` of 100 do not exceed."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else None
 
 
@@ -202,23 +202,23 @@ def exp(x: float) -> float | None:
 
 
 def digest(figures: Sequence[Figures]) -> str:
-    """SHA-256, in hex, of each figure's place and bits: float64, little-endian; texts as they are."""
+    """SHA-256, in hex, of each figure's path and bits: float64, little-endian; texts as they are."""
     sha = hashlib.sha256()
     for place, value in leaves(list(figures), ""):
         is_number = isinstance(value, int | float)
-        told = struct.pack("<d", float(value)) if is_number else str(value).encode()
-        sha.update(place.encode() + b"\0" + told + b"\n")
+        content = struct.pack("<d", float(value)) if is_number else str(value).encode()
+        sha.update(place.encode() + b"\0" + content + b"\n")
     return sha.hexdigest()
 
 
 def leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Every number and text in objects and lists, by where it stands; names in the order of the alphabet."""
+    """Every number and text in objects and lists, with its path; names in alphabetical order."""
     if isinstance(value, dict):
         for name in sorted(value):
             yield from leaves(value[name], f"{place}.{name}")
     elif isinstance(value, list):
         yield f"{place}.length", len(value)
-        for index, one in enumerate(value):
-            yield from leaves(one, f"{place}[{index}]")
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{place}[{index}]")
     else:
         yield place, value

@@ -1,4 +1,4 @@
-"""Networks to run over whole sequences: a checkpoint's own, or the base with some tensors of another checkpoint.
+"""Networks that run over whole sequences: a checkpoint's, or the base with some tensors of another checkpoint.
 
 T tokens of all sequences, D hidden, N layers, K experts of a token.
 """
@@ -29,14 +29,14 @@ from lfm2np.oracle.judging.routes import routed
 from lfm2np.reference import Rotary, block, rotary_of
 
 Array = NDArray[Any]
-MOST_LAYERS = 512  # with one tensor changed, that are kept prepared
+MOST_LAYERS = 512  # with one tensor changed, that are cached
 SMALL = 2**23  # weights of a model of which they are
 Tensors = dict[str, StoredTensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Each layer with the config that goes with its weights."""
+    """Each layer with the config of its weights."""
 
     embedding: Embedding
     layers: tuple[tuple[LayerWeights, ModelConfig], ...]
@@ -46,7 +46,7 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What came of some sequences in one network."""
+    """Results of some sequences in one network."""
 
     stream: list[Array]  # the residual stream [T, D]: of the embedding, after each layer; of a later start only its own
     states: Array  # [T, D] after the last norm
@@ -81,30 +81,26 @@ def tensors_of(model: LoadedModel) -> Tensors:
 
 
 def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """One layer of the base with some of its tensors changed; of small models it is kept for the next sequences."""
+    """One layer of the base with some tensors changed; for small models it is cached for the next sequences."""
     is_small = parameter_count(base.config) <= SMALL
-    return kept_layer(base, other, part) if is_small else made_layer(base, other, part)
+    build = cached_layer if is_small else build_layer
+    return build(base, other, part)
 
 
-@lru_cache(maxsize=MOST_LAYERS)
-def kept_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    return made_layer(base, other, part)
-
-
-def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """The other's own layer, if all of it is changed."""
+def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
+    """The other's layer, if all of it is changed."""
     index = part.layer
     assert index is not None
     prefix = f"model.layers.{index}."
-    own = tensors_of(base)
-    names = [name for name in own if name.startswith(prefix)]
+    base_tensors = tensors_of(base)
+    names = [name for name in base_tensors if name.startswith(prefix)]
     if set(part.tensors) == set(names):
         return other.weights.layers[index], other.config
     config = base.config
     if config.mixture and other.config.mixture and any(map(is_experts_output, part.tensors)):
         factor = other.config.mixture.routed_scaling_factor
         config = replace(config, mixture=replace(config.mixture, routed_scaling_factor=factor))
-    tensors = {**own, **{name: tensors_of(other)[name] for name in part.tensors}}
+    tensors = {**base_tensors, **{name: tensors_of(other)[name] for name in part.tensors}}
     prepare = partial(prepared, tensors, base.numerics, base.where_weights == "streamed")
     before = base.weights.layers[index]
     values = prepared_values(before, prefix)
@@ -112,15 +108,18 @@ def made_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Layer
         if parts[0].startswith(prefix) and set(parts) & set(part.tensors):
             values[parts[0]] = prepare(parts)
     values |= {name: vector(tensors, name) for name in names if len(tensors[name].shape) != 2}
-    made = layer_weights(index, config, tensors, values, prepare)
-    if not any(".experts." in name for name in part.tensors) and not isinstance(made.feed_forward, FeedForwardWeights):
+    layer = layer_weights(index, config, tensors, values, prepare)
+    if not any(".experts." in name for name in part.tensors) and not isinstance(layer.feed_forward, FeedForwardWeights):
         assert not isinstance(before.feed_forward, FeedForwardWeights)
-        made = replace(made, feed_forward=replace(made.feed_forward, expert=before.feed_forward.expert))
-    return made, config
+        layer = replace(layer, feed_forward=replace(layer.feed_forward, expert=before.feed_forward.expert))
+    return layer, config
+
+
+cached_layer = lru_cache(maxsize=MOST_LAYERS)(build_layer)
 
 
 def prepared_values(layer: LayerWeights, prefix: str) -> dict[str, Any]:
-    """Of a layer, by the first tensor in each."""
+    """Weights of a layer, by the first tensor in each."""
     return {prefix + names[0]: value for names, value in named_weights(layer)}
 
 
@@ -134,7 +133,7 @@ def laid_out(
 
 
 def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]]) -> Pass:
-    """All of the network; an overflow that attention meets is the error of its own run."""
+    """All of the network; an overflow in attention is the error of its run only."""
     runs, ids, rotary = laid_out(network, sequences)
     wrapped, kept = routed(numerics)
     with np.errstate(all="ignore"):
@@ -148,7 +147,7 @@ def run_whole(network: Network, numerics: Numerics, sequences: Sequence[Sequence
 
 
 def run_from(network: Network, numerics: Numerics, sequences: Sequence[Sequence[int]], part: Part, base: Pass) -> Array:
-    """Final states [T, D] of a network that is the base but for one part: what comes before that is the base's."""
+    """Final states [T, D] of a network that differs from the base in one part; earlier layers are the base's."""
     runs, ids, rotary = laid_out(network, sequences)
     for run, before in zip(runs, base.runs, strict=True):
         run.error = before.error

@@ -1,4 +1,6 @@
-"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to tell costs by."""
+"""Whether two checkpoints are the same network, up to the rounding of its weights; and the parts to measure
+separately.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,14 @@ EXPERT = re.compile(r"experts\.[0-9]+\.")
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """A checkpoint whose weights are read where they are needed. tensors: HEAD is the embedding's where it is tied."""
+    """A checkpoint whose weights are read when needed. tensors: HEAD is the embedding's if it is tied."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
 
     def factor(self, name: str) -> float:
-        """What the network multiplies a tensor by beyond what is stored: outputs of experts, in their last matrix."""
+        """A factor of the network that is not in the stored tensor: outputs of experts, in their last matrix."""
         mixture = self.config.mixture
         return mixture.routed_scaling_factor if mixture and is_experts_output(name) else 1.0
 
@@ -88,20 +90,20 @@ def is_experts_output(name: str) -> bool:
 
 
 def require_same_network(base: Files, other: Files) -> None:
-    """RequestError names the first thing in which they are two networks.
+    """RequestError names the first difference between the networks.
 
-    The scale of the experts' outputs may stand in their weights; contexts and special tokens may differ, too.
+    The scale of the experts' outputs may be part of their weights; contexts and special tokens may differ, too.
     """
     ours, theirs = base.config, other.config
     for name in SIZES:
         require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    for index, (one, two) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
-        require(f"layer_types[{index}]", one, two, base, other)
+    for index, (kind, other_kind) in enumerate(zip(ours.layer_types, theirs.layer_types, strict=True)):
+        require(f"layer_types[{index}]", kind, other_kind, base, other)
     for name in REALS:
         if np.float32(getattr(ours, name)) != np.float32(getattr(theirs, name)):
             require(name, getattr(ours, name), getattr(theirs, name), base, other)
-    one, two = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
-    require("feed-forward", one, two, base, other)
+    kind, other_kind = ("dense" if config.mixture is None else "mixture of experts" for config in (ours, theirs))
+    require("feed-forward", kind, other_kind, base, other)
     for name in MIXTURE if ours.mixture and theirs.mixture else ():
         require(name, getattr(ours.mixture, name), getattr(theirs.mixture, name), base, other)
 
@@ -112,20 +114,20 @@ def require(name: str, expected: object, found: object, base: Files, other: File
 
 
 def require_same_tokens(base: LoadedModel, other: Files) -> None:
-    """RequestError for the first id that stands for something else; of a checkpoint without a tokenizer nothing."""
+    """RequestError for the first id that means something else; checkpoints without a tokenizer pass."""
     if not base.has_tokenizer or not has_tokenizer(other.path):
         return
     tokenizer = read_tokenizer(other.path, other.config)
     for token_id in range(base.config.vocab_size):
         expected, found = base.tokenizer.token(token_id), tokenizer.token(token_id)
         if found != expected:
-            told = f"token {token_id}: {show(found)}, expected {show(expected)}"
-            raise RequestError(f"{other.path}: {told}, as {base.path} has it")
+            difference = f"token {token_id}: {show(found)}, expected {show(expected)}"
+            raise RequestError(f"{other.path}: {difference}, as {base.path} has it")
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
-    """The most tokens that all of them take."""
-    return min(one.max_position_embeddings for one in (base, *others))
+    """The most tokens that all of them allow."""
+    return min(config.max_position_embeddings for config in (base, *others))
 
 
 # --- parts
@@ -134,7 +136,7 @@ def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
 def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: str) -> list[Part]:
     """All tensors, in the network's order, each in one part. A layer's experts are one tensor, as in a GGUF file.
 
-    An embedding that is the head in both checkpoints is one tensor, and costs what both uses cost.
+    An embedding that is the head in both checkpoints is one tensor, with the cost of both uses.
     """
     grouped: dict[str, list[str]] = {}
     for name in names:
@@ -142,12 +144,12 @@ def parts_of(base: ModelConfig, other: ModelConfig, names: Sequence[str], by: st
             grouped.setdefault(part_name(name, by), []).append(name)
     if by == "none":
         return []
-    found = []
+    parts = []
     for part, tensors in grouped.items():
         both = tensors[0] == EMBEDDING and base.tie_word_embeddings and other.tie_word_embeddings
         layer = LAYER.fullmatch(tensors[0])
-        found.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
-    return found
+        parts.append(Part(part, (*tensors, *([HEAD] if both else [])), int(layer[1]) if layer else None))
+    return parts
 
 
 def part_name(name: str, by: str) -> str:

@@ -1,11 +1,11 @@
-"""Two predictions of each position held against each other: what is kept of a sequence, as work for any executor.
+"""Two predictions at each position compared: what is kept of a sequence, as work for any executor.
 
-An item is a sequence and the quantised checkpoints, with the parts to be tried alone in the base:
+An item is a sequence and the quantised checkpoints, with the parts to try alone in the base:
 
 {"token_ids": [...], "start": row, "stop": row, "quantised": [{"sha256": ..., "by": "layer", "parts": [name, ...]}]}
 
 Rows start to stop - 1 are compared; the tokens before `stop` are fed, the others only looked up. R rows, M of them with
-a token that follows, V vocabulary, N layers, L sparse layers, U parts.
+a next token, V vocabulary, N layers, L sparse layers, U parts.
 
 All sums are exact_sum's, exp and log are elementary's (divergence.py too): so the bits are the same on every machine.
 """
@@ -51,11 +51,11 @@ def num_rows(item: Mapping[str, Any]) -> int:
 def compare_items(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Of each item `base` and `quantised`, whose arrays `of_base` and `of_other` describe, or `error`."""
-    found: list[dict[str, Any]] = []
+    """Of each item `base` and `quantised`, with the arrays of `of_base` and `of_other`, or `error`."""
+    results: list[dict[str, Any]] = []
     for asked, group in groupby(items, key=lambda item: item["quantised"]):
-        found += compared(others, model, list(group), asked)
-    return found
+        results += compared(others, model, list(group), asked)
+    return results
 
 
 @lru_cache(maxsize=MOST_LOADED)
@@ -70,7 +70,7 @@ def loaded(source: Source) -> LoadedModel:
 def compared(
     others: Mapping[str, LoadedModel | Source], model: LoadedModel, items: Sequence[Mapping[str, Any]], asked: Any
 ) -> list[dict[str, Any]]:
-    """Of items that ask for the same checkpoints and parts: the base once, all in one ragged pass each."""
+    """Of items with the same checkpoints and parts: the base runs once, all in one ragged pass each."""
     sequences = [item["token_ids"][: item["stop"]] for item in items]
     network = network_of(model)
     first = run_whole(network, model.numerics, sequences)
@@ -80,43 +80,43 @@ def compared(
     spans = [slice(stop - size, stop) for size, stop in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     following = np.concatenate([followers(item) for item in items])
     baseline = Baseline(model.numerics, network.head, first.states[index], following)
-    own = of_base(baseline, first, index)
-    found = [cut(own, span, following, error_of(first, number)) for number, span in enumerate(spans)]
-    results: list[dict[str, Any]] = [{"base": one, "quantised": []} for one in found]
-    for one in asked:
-        other = others[one["sha256"]]
+    base_columns = of_base(baseline, first, index)
+    base_results = [cut(base_columns, span, following, error_of(first, number)) for number, span in enumerate(spans)]
+    results: list[dict[str, Any]] = [{"base": columns, "quantised": []} for columns in base_results]
+    for wanted in asked:
+        other = others[wanted["sha256"]]
         other = loaded(other) if isinstance(other, Source) else other
-        made, again = of_other(model, other, one, sequences, baseline, first, index)
+        other_columns, again = of_other(model, other, wanted, sequences, baseline, first, index)
         for number, (result, span) in enumerate(zip(results, spans, strict=True)):
             error = error_of(again, number) or result["base"].get("error")
-            result["quantised"].append(cut(made, span, following, error))
+            result["quantised"].append(cut(other_columns, span, following, error))
     return results
 
 
 def followers(item: Mapping[str, Any]) -> NDArray[np.int64]:
-    """[R] the token after each row, -1 where there is none."""
+    """[R] the token after each row, -1 if there is none."""
     ids = item["token_ids"][item["start"] + 1 : item["stop"] + 1]
     return np.array([*ids, *[-1] * (item["stop"] - item["start"] - len(ids))], np.int64)
 
 
-def error_of(one: Pass, number: int) -> str | None:
-    error = one.runs[number].error
+def error_of(base_pass: Pass, number: int) -> str | None:
+    error = base_pass.runs[number].error
     return None if error is None else str(error)
 
 
 def cut(columns: Mapping[str, Array], span: slice, following: NDArray[np.int64], error: str | None) -> dict[str, Array]:
-    """One sequence's rows; or what is wrong with it."""
+    """One sequence's rows; or its error."""
     wrong = np.flatnonzero(columns["wrong"][span])
     if error is None and len(wrong):
         error = f"a logit in compared row {wrong[0]} is not finite: these weights overflow exact"
     if error is not None:
         return {"error": error}  # type: ignore[dict-item]
     has_follower = following[span] >= 0
-    found = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
-    found["logprobs"] = found["logprobs"][has_follower]
+    arrays = {name: values[span] for name, values in columns.items() if name not in ("wrong", "flips", "alone")}
+    arrays["logprobs"] = arrays["logprobs"][has_follower]
     if "alone" in columns:
-        found |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+        arrays |= {"alone": columns["alone"][:, span], "flips": columns["flips"][:, span].sum(axis=1)}
+    return {name: np.ascontiguousarray(values) for name, values in arrays.items()}
 
 
 # --- predictions
@@ -125,7 +125,7 @@ Piece = tuple[slice, Array, Array, NDArray[np.bool_]]
 
 
 class Baseline:
-    """The base's predictions at R rows, computed in pieces, and kept if they are few."""
+    """The base's predictions at R rows, computed in pieces, and cached if they are few."""
 
     def __init__(self, numerics: Numerics, head: Matrix, states: Array, following: NDArray[np.int64]) -> None:
         self.numerics, self.head, self.states, self.following = numerics, head, states, following
@@ -152,12 +152,12 @@ def logits_of(numerics: Numerics, head: Matrix, states: Array) -> tuple[Array, N
     return logits, wrong
 
 
-def own_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
-    """[r] those of the tokens that follow; of none that of token 0, which nobody reads."""
+def next_logprobs(logprobs: Array, following: NDArray[np.int64]) -> Array:
+    """[r] of the next tokens; without one that of token 0, which is never read."""
     return np.take_along_axis(logprobs, np.maximum(following, 0)[:, None], axis=1)[:, 0]
 
 
-def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
+def of_base(baseline: Baseline, base_pass: Pass, index: Array) -> dict[str, Array]:
     """Of R rows, by name:
 
     best      [R]       the greedy token
@@ -180,14 +180,14 @@ def of_base(baseline: Baseline, one: Pass, index: Array) -> dict[str, Array]:
                 "best": best.astype(np.int64),
                 "margins": np.where(np.isfinite(second), top - second, 0.0),
                 "steps": np.ldexp(1.0, np.frexp(largest)[1] - BFLOAT16_BITS),
-                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "logprobs": next_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,
             }
         )
-    found = joined(parts)
-    found["squares"] = np.stack([sum_of_squares(x[index]) for x in (*one.stream, one.states)], axis=1)
-    found["wrong"] |= ~np.isfinite(found["squares"]).all(axis=1)
-    return found
+    columns = joined(parts)
+    columns["squares"] = np.stack([sum_of_squares(x[index]) for x in (*base_pass.stream, base_pass.states)], axis=1)
+    columns["wrong"] |= ~np.isfinite(columns["squares"]).all(axis=1)
+    return columns
 
 
 def of_other(
@@ -213,18 +213,20 @@ def of_other(
     numerics = model.numerics
     network = network_of(other)
     again = run_whole(network, numerics, sequences)
-    found = distances(baseline, network.head, again.states[index])
-    found["squares"] = np.stack(
+    columns = distances(baseline, network.head, again.states[index])
+    columns["squares"] = np.stack(
         [
-            sum_of_squares(two[index].astype(np.float64) - one[index])
-            for one, two in zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
+            sum_of_squares(other_stream[index].astype(np.float64) - base_stream[index])
+            for base_stream, other_stream in zip(
+                (*first.stream, first.states), (*again.stream, again.states), strict=True
+            )
         ],
         axis=1,
     )
     if first.routes is not None and again.routes is not None:
-        found["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
+        columns["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
     alone, flips = [], []
-    parts = {one.name: one for one in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
+    parts = {part.name: part for part in parts_of(model.config, other.config, list(tensors_of(model)), asked["by"])}
     base_best = np.concatenate([np.argmax(logits, axis=1) for _, logits, _, _ in baseline.pieces()])
     for name in asked["parts"]:
         mixed: Network = network_with(model, other, parts[name])
@@ -232,8 +234,8 @@ def of_other(
         alone.append(np.where(single["wrong"], np.nan, single["kl"]))
         flips.append((single["best"] != base_best).astype(np.int64))
     if alone:
-        found |= {"alone": np.stack(alone), "flips": np.stack(flips)}
-    return found, again
+        columns |= {"alone": np.stack(alone), "flips": np.stack(flips)}
+    return columns, again
 
 
 def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Array]:
@@ -246,7 +248,7 @@ def distances(baseline: Baseline, head: Matrix, states: Array) -> dict[str, Arra
             {
                 "kl": divergence(base_logits, base_logprobs, logits),
                 "best": np.argmax(logits, axis=1).astype(np.int64),
-                "logprobs": own_logprobs(logprobs, baseline.following[rows]),
+                "logprobs": next_logprobs(logprobs, baseline.following[rows]),
                 "wrong": wrong,
             }
         )

@@ -1,4 +1,4 @@
-"""What is scored: prompts with their completions, windows of a text, or the texts that `lfm2np check` asks with."""
+"""What is scored: prompts with their completions, windows of a text, or the texts of `lfm2np check`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ class Scored:
         ids = list(self.token_ids)
         return {"token_ids": ids, "start": self.start, "stop": self.stop, "quantised": list(quantised)}
 
-    @property
-    def num_predicted(self) -> int:
-        """Compared rows with a token behind them."""
-        return min(self.stop, len(self.token_ids) - 1) - self.start
-
 
 def of_request(name: str, prompt: Sequence[int], completion: Sequence[int], longest: int) -> Scored:
-    """With a completion the rows that predict it, without one all rows: the last says how an answer begins."""
+    """With a completion the rows that predict it, without one all rows: the last predicts the answer's first token."""
     ids = (*prompt, *completion)
     fed = len(ids) - bool(completion)
     if fed > longest:
@@ -48,9 +43,9 @@ def of_request(name: str, prompt: Sequence[int], completion: Sequence[int], long
 def of_text(
     tokenizer: Tokenizer, vocab_size: int, text: str, source: str, window: int | None, longest: int
 ) -> list[Scored]:
-    """Windows of a text, one behind another, each with the BOS before it; all tokens but a window's first are scored.
+    """Consecutive windows of a text, each after the BOS; all tokens but a window's first are scored.
 
-    RequestError for a window that the context does not hold, or a text of no token to score.
+    RequestError for a window that the context does not hold, or a text without a token to score.
     """
     size = min(longest, MOST_WINDOW) if window is None else window
     if not 2 <= size <= longest:
@@ -59,21 +54,21 @@ def of_text(
     before = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     step = size - len(before)
     pieces = [(*before, *ids[start : start + step]) for start in range(0, len(ids), step)]
-    found = [
-        Scored(TEXT, f"window {number}", one, 0, len(one) - 1) for number, one in enumerate(pieces) if len(one) > 1
+    windows = [
+        Scored(TEXT, f"window {number}", ids, 0, len(ids) - 1) for number, ids in enumerate(pieces) if len(ids) > 1
     ]
-    if not found:
+    if not windows:
         raise RequestError(f"{source}: {len(ids)} tokens, expected a text with at least one to score")
-    return found
+    return windows
 
 
 def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text of any length: what is too long for the tokenizer at once is cut at ends of lines."""
+    """The ids of a text of any length: if it is too long for the tokenizer, it is cut at ends of lines."""
     return [token for part in cut_at_lines(text, tokenizer.most_characters) for token in tokenizer.encode_more(part)]
 
 
 def cut_at_lines(text: str, most: int) -> Iterator[str]:
-    """Pieces of at most so many characters; one ends within a line only where the line alone is longer."""
+    """Pieces of at most so many characters; one ends within a line only if the line alone is longer."""
     start = 0
     while start < len(text):
         stop = min(len(text), start + most)
@@ -84,16 +79,16 @@ def cut_at_lines(text: str, most: int) -> Iterator[str]:
         start = stop
 
 
-def own_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
-    """Those that `lfm2np check` asks with, each alone, all of its tokens."""
-    found = []
+def check_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
+    """Those of `lfm2np check`, each alone, all of its tokens."""
+    sequences = []
     for number, text in enumerate(TEXTS):
         ids = tuple(tokenizer.encode(text)[: longest + 1])
-        found.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
-    return [one for one in found if one.stop > 0]
+        sequences.append(Scored(OWN_TEXTS, str(number), ids, 0, len(ids) - 1))
+    return [sequence for sequence in sequences if sequence.stop > 0]
 
 
-def continued(one: Scored, new: Sequence[int]) -> Scored:
-    """A prompt with the base's greedy tokens behind it: the rows that predict these."""
-    ids = (*one.token_ids[: one.prompt], *new)
-    return Scored(GREEDY, one.name, ids, one.prompt - 1, len(ids) - 1)
+def continued(sequence: Scored, new: Sequence[int]) -> Scored:
+    """A prompt followed by the base's greedy tokens: the rows that predict these."""
+    ids = (*sequence.token_ids[: sequence.prompt], *new)
+    return Scored(GREEDY, sequence.name, ids, sequence.prompt - 1, len(ids) - 1)

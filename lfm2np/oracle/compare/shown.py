@@ -1,4 +1,4 @@
-"""What was compared, as text and as an object for programs; the rows of its tables, which the page has as well."""
+"""A comparison as text and as an object for programs; the rows of its tables, which the page shares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from lfm2np.oracle.compare.compare import Compared
 from lfm2np.oracle.compare.figures import Figures
 from lfm2np.oracle.compare.sequences import GREEDY, OWN_TEXTS, REQUESTS, TEXT
-from lfm2np.oracle.reports.parts import environment, number, plural, visible
+from lfm2np.oracle.reports.parts import aligned, environment, number, plural, visible
 
 FORMAT_VERSION = 1
 LARGE_RATIO = 1000.0
@@ -28,15 +28,15 @@ NOTES = (
 
 
 def as_json(compared: Compared, command: str) -> dict[str, Any]:
-    """Every name is always there; what was not asked for is null or empty."""
+    """Every name is always there; what was not requested is null or empty."""
     return {
         "format_version": FORMAT_VERSION,
         "base": {"path": str(compared.base.path), "sha256": compared.base.sha256},
         "by": compared.by,
         "scored": [{"source": source, **counts} for source, counts in compared.sources.items()],
         "quantised": [
-            {"path": str(one.files.path), "sha256": one.sha256, **figures}
-            for one, figures in zip(compared.quantised, compared.figures, strict=True)
+            {"path": str(checkpoint.files.path), "sha256": checkpoint.sha256, **figures}
+            for checkpoint, figures in zip(compared.quantised, compared.figures, strict=True)
         ],
         "failed": list(compared.failed),
         "digest": compared.digest,
@@ -46,14 +46,14 @@ def as_json(compared: Compared, command: str) -> dict[str, Any]:
 
 
 def as_text(compared: Compared) -> str:
-    """The table, a row each; then by layer and by part, a column each."""
+    """The main table; then tables by layer and by part, one column per checkpoint."""
     lines = [f"base      {visible(str(compared.base.path))}", f"scored    {scored_words(compared)}", ""]
-    lines += [*aligned([HEADER, *main_rows(compared)]), "", *NOTES]
+    lines += [*aligned([HEADER, *main_rows(compared)], left=(0,)), "", *NOTES]
     for title, header, rows in tables(compared):
         shown = rows[:MOST_PARTS]
         more = [f"... {len(rows) - len(shown)} more: --json and --html have them"] if len(rows) > len(shown) else []
-        lines += ["", title, *aligned([header, *shown]), *more]
-    lines += [f"failed    {visible(one)}" for one in compared.failed]
+        lines += ["", title, *aligned([header, *shown], left=(0,)), *more]
+    lines += [f"failed    {visible(failure)}" for failure in compared.failed]
     return "\n".join([*lines, "", f"digest    {compared.digest}"])
 
 
@@ -68,21 +68,21 @@ def scored_words(compared: Compared) -> str:
 
 
 def names(compared: Compared) -> list[str]:
-    """The name of each file, or its path where others have that name, too."""
-    paths = [one.files.path for one in compared.quantised]
+    """The name of each file, or its path if others have the same name."""
+    paths = [checkpoint.files.path for checkpoint in compared.quantised]
     count = Counter(path.name for path in paths)
     return [visible(path.name if count[path.name] == 1 else str(path)) for path in paths]
 
 
 def main_rows(compared: Compared) -> list[Row]:
-    return [[name, *main_cells(own)] for name, own in zip(names(compared), compared.figures, strict=True)]
+    return [[name, *main_cells(figures)] for name, figures in zip(names(compared), compared.figures, strict=True)]
 
 
-def main_cells(own: Figures) -> Row:
-    kl, flips, changes = own["kl"], own["flips"], own["logprobs"]
-    perplexity = main_perplexity(own)
+def main_cells(figures: Figures) -> Row:
+    kl, flips, changes = figures["kl"], figures["flips"], figures["logprobs"]
+    perplexity = main_perplexity(figures)
     return [
-        f"{own['bits_a_weight']:.2f}",
+        f"{figures['bits_a_weight']:.2f}",
         *(number(kl[name]) for name in ("mean", "median", "p99", "largest")),
         "-" if flips["agreement"] is None else f"{100 * flips['agreement']:.2f} %",
         str(flips["count"]),
@@ -101,54 +101,57 @@ def ratio_cell(value: float | None) -> str:
     return f"{value:.5f}" if value is not None and value < LARGE_RATIO else digits(value, 6)
 
 
-def main_perplexity(own: Figures) -> Figures | None:
-    """On the text if there is one."""
-    found: list[Figures] = own["perplexities"]
-    return next((one for one in found if one["source"] == TEXT), found[0] if found else None)
+def main_perplexity(figures: Figures) -> Figures | None:
+    """Of the text, if there is one."""
+    perplexities: list[Figures] = figures["perplexities"]
+    of_text = [perplexity for perplexity in perplexities if perplexity["source"] == TEXT]
+    return next(iter(of_text or perplexities), None)
 
 
 def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
-    """Title, header, rows: whatever was asked for beside the main table."""
-    own, columns = compared.figures, names(compared)
-    found = [
+    """Title, header, rows: what was requested beside the main table."""
+    all_figures, columns = compared.figures, names(compared)
+    result = [
         (
             "Relative RMS difference of the residual stream, both networks quantised up to there",
             ["after", *columns],
-            [[name, *cells(rows, lambda row: number(row["error"]))] for name, rows in across(own, "layers")],
+            [[name, *cells(rows, lambda row: number(row["error"]))] for name, rows in across(all_figures, "layers")],
         )
     ]
     if compared.by != "none":
-        parts = [(name, rows) for name, rows in across(own, "parts") if any(row and row["changed"] for row in rows)]
+        parts = [
+            (name, rows) for name, rows in across(all_figures, "parts") if any(row and row["changed"] for row in rows)
+        ]
         if compared.by == "tensor":
             parts.sort(key=lambda part: -max(cost(row) for row in part[1] if row))
         body = [[name, *cells(rows, part_cell)] for name, rows in parts]
         title = f"Mean KL (flips) of the base with one {compared.by} alone quantised"
-        found += [(title, [compared.by, *columns], body)] if body else []
-    if any(one["routes"] for one in own):
+        result += [(title, [compared.by, *columns], body)] if body else []
+    if any(figures["routes"] for figures in all_figures):
         body = [
             [f"layer {name}", *cells(rows, lambda row: f"{row['moved']} of {row['rows']}")]
-            for name, rows in across(own, "routes")
+            for name, rows in across(all_figures, "routes")
         ]
-        found.append(("Positions whose token goes to other experts", ["layer", *columns], body))
-    if any(one["perplexities"] for one in own):
+        result.append(("Positions whose token goes to other experts", ["layer", *columns], body))
+    if any(figures["perplexities"] for figures in all_figures):
         body = []
-        for name, rows in across(own, "perplexities"):
+        for name, rows in across(all_figures, "perplexities"):
             base = next(row for row in rows if row)["base"]
             body.append([f"{name}: base {digits(base, 6)}", *cells(rows, lambda row: digits(row["quantised"], 6))])
-        found.append(("Perplexity", ["of", *columns], body))
-    if any(one["greedy"] for one in own):
-        answers = [one["greedy"] for one in own]
+        result.append(("Perplexity", ["of", *columns], body))
+    if any(figures["greedy"] for figures in all_figures):
+        answers = [figures["greedy"] for figures in all_figures]
         body = [
-            ["answers that differ", *cells(answers, lambda one: f"{one['diverged']} of {one['requests']}")],
-            ["tokens before that", *cells(answers, lambda one: f"{one['same']} of {one['tokens']}")],
+            ["answers that differ", *cells(answers, lambda answers: f"{answers['diverged']} of {answers['requests']}")],
+            ["tokens before that", *cells(answers, lambda answers: f"{answers['same']} of {answers['tokens']}")],
         ]
-        found.append(("Greedy answers", ["", *columns], body))
-    return found
+        result.append(("Greedy answers", ["", *columns], body))
+    return result
 
 
-def cells(rows: Sequence[Figures | None], told: Callable[[Figures], str]) -> Row:
-    """A dash for a checkpoint of which nothing could be computed."""
-    return ["-" if row is None else told(row) for row in rows]
+def cells(rows: Sequence[Figures | None], as_cell: Callable[[Figures], str]) -> Row:
+    """A dash for a checkpoint without a result."""
+    return ["-" if row is None else as_cell(row) for row in rows]
 
 
 def part_cell(row: Figures) -> str:
@@ -156,23 +159,15 @@ def part_cell(row: Figures) -> str:
 
 
 def cost(row: Figures) -> float:
-    """A part whose cost can't be told stands first."""
+    """A part with unknown cost comes first."""
     return math.inf if row["kl"] is None else float(row["kl"])
 
 
 def across(figures: Sequence[Figures], name: str) -> list[tuple[str, list[Figures | None]]]:
-    """The rows of each checkpoint side by side, by their name; None where nothing could be computed."""
+    """The rows of all checkpoints side by side, by their name; None for a missing one."""
     by_name: list[dict[str, Figures]] = []
-    for one in figures:
-        by_name.append({str(row.get("name", row.get("layer", row.get("source")))): row for row in one[name] or ()})
-    return [(key, [own.get(key) for own in by_name]) for key in dict.fromkeys(key for own in by_name for key in own)]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of one width each, the first to the left, all others to the right."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    for entry in figures:
+        by_name.append({str(row.get("name", row.get("layer", row.get("source")))): row for row in entry[name] or ()})
+    return [
+        (key, [rows.get(key) for rows in by_name]) for key in dict.fromkeys(key for rows in by_name for key in rows)
+    ]

@@ -34,9 +34,9 @@ def weight_errors(
 ) -> list[WeightError]:
     """Of each part by tensor; `progress(done, total)` counts them.
 
-    CheckpointError names the first weight, or scale, that is no number.
+    CheckpointError names the first weight, or scale, that is not a number.
     """
-    found = []
+    errors = []
     for done, part in enumerate(tensors, 1):
         differences, squares, weights = list[float](), list[float](), 0
         names = part.tensors[:1] if part.layer is None else part.tensors  # a tied head is the embedding again
@@ -46,19 +46,19 @@ def weight_errors(
             require_finite(theirs)
             weights += math.prod(ours.shape)
             for rows in pieces(ours.shape[0], math.prod(ours.shape[1:])):
-                one, two = (
+                base_values, other_values = (
                     widen(side.values[rows], side.dtype).astype(np.float64).reshape(rows.stop - rows.start, -1)
                     * files.factor(name)
                     for side, files in ((ours, base), (theirs, other))
                 )
-                squares += sum_of_squares(one).tolist()
-                differences += sum_of_squares(two - one).tolist()
+                squares += sum_of_squares(base_values).tolist()
+                differences += sum_of_squares(other_values - base_values).tolist()
         size = math.fsum(squares)
         error = math.sqrt(math.fsum(differences) / (size or 1.0))
-        found.append(WeightError(part.name, types_of(base, names), types_of(other, names), weights, error))
+        errors.append(WeightError(part.name, types_of(base, names), types_of(other, names), weights, error))
         if progress:
             progress(done, len(tensors))
-    return found
+    return errors
 
 
 def types_of(files: Files, names: Sequence[str]) -> str:
@@ -66,6 +66,6 @@ def types_of(files: Files, names: Sequence[str]) -> str:
 
 
 def stored_bits(files: Files) -> float:
-    """Bits of the file for a weight, over all tensors; a tied head counts once."""
-    own = {id(one.values): one for one in files.tensors.values()}.values()
-    return 8 * sum(one.values.nbytes for one in own) / sum(math.prod(one.shape) for one in own)
+    """Bits of the file per weight, over all tensors; a tied head counts once."""
+    tensors = {id(tensor.values): tensor for tensor in files.tensors.values()}.values()
+    return 8 * sum(tensor.values.nbytes for tensor in tensors) / sum(math.prod(tensor.shape) for tensor in tensors)

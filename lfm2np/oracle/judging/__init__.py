@@ -1,9 +1,9 @@
-"""From what an engine said to judged positions: each token held against the exact network, by the noise of a format.
+"""From an engine's answers to judged positions: each token is compared with the exact network, within a format's noise.
 
-formats.py has the formats, eight_bits.py what numbers they round to, inputs.py what the inputs of each product are
-rounded to; emulate.py engines of a format that could be; noise.py what they err by at each token of a sequence;
-routes.py the experts that tokens went to; verdict.py the verdict on one position, and how likely so many are. scored.py
-has truth and noise of what was said, position.py one token under them, answer.py those of one answer, rerouted.py what
-near ties of an untold route explain; judge.py puts it together. The rest of oracle/, conformance/, fuzz/ and cli/ may
-import it; of oracle/ it imports targets/ only, whose records it judges.
+formats.py defines the formats, eight_bits.py the numbers they round to, inputs.py how the inputs of products are
+rounded; emulate.py emulates engines of a format, noise.py measures their errors at each token; truth.py has the exact
+log-probabilities; routes.py the experts that tokens went to; verdict.py the verdict on one position and the probability
+of that many. scored.py collects truth and noise of each answer, position.py judges one token, answer.py one answer,
+rerouted.py tries near ties where no routes are reported; judge.py puts it together. It imports targets/, whose records
+it judges, and nothing else of oracle/.
 """

@@ -1,4 +1,4 @@
-"""One answer's tokens, each under the routes that it was told to take, or may have taken where none were told."""
+"""One answer's tokens, each judged under the reported routes, or under possible ones where none are reported."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 
 
 def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence[int] = ()) -> list[Position]:
-    """The tokens of one answer, and those of its prompt if their log-probabilities or routes are told.
+    """Positions of one answer's tokens, and of its prompt's if their log-probabilities or routes are reported.
 
-    `layers` are the numbers of the sparse ones.
+    layers  the numbers of the sparse layers
     """
     start = len(ask.prompt_token_ids)
-    told = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
-    prompt = answer.prompt_logprobs or ([None] * (start - 1) if told is not None else [])
+    routes = None if answer.routes is None else np.asarray(answer.routes[: len(scored.truth.best)], np.int64)
+    prompt = answer.prompt_logprobs or ([None] * (start - 1) if routes is not None else [])
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
     positions = []
     for row, logprob in enumerate(prompt):
-        one = judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
-        positions.append(with_route(one, scored, told, layers))
+        token_id = ask.prompt_token_ids[row + 1]
+        positions.append(judged_token(ask, row, token_id, False, {}, logprob, scored, strict, loose))
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
-        logprob = None if answer.logprobs is None else answer.logprobs[index]
+        row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]
         tops = {} if answer.top_logprobs is None else answer.top_logprobs[index]
-        one = judged_token(ask, start - 1 + index, token_id, is_greedy, tops, logprob, scored, strict, loose)
-        positions.append(with_route(one, scored, told, layers))
-    return positions
+        positions.append(judged_token(ask, row, token_id, is_greedy, tops, logprob, scored, strict, loose))
+    return [with_route(position, scored, routes, layers) for position in positions]
 
 
 def judged_token(
@@ -51,46 +50,48 @@ def judged_token(
     strict: Margins,
     loose: Margins | None,
 ) -> Position:
-    """As if its routes were the oracle's; if it is wrong then, and they need not be, under other routes' noise."""
-    told = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
-    found = position(ask, row, token_id, is_new, told, logprob, strict)
+    """With the oracle's routes; if it is then wrong, and routes may differ, with the noise of other routes."""
+    reported = [*tops.items(), *([] if logprob is None else [(token_id, logprob)])]
+    strictly = position(ask, row, token_id, is_new, reported, logprob, strict)
     if loose is None:
-        return found
-    columns = [scored.truth.at(row, one) for one in {*tops, token_id}]
+        return strictly
+    columns = [scored.truth.at(row, token) for token in {*tops, token_id}]
     chance = share_beyond(scored, row, columns, strict)
-    other = position(ask, row, token_id, is_new, told, logprob, loose)
-    if found.verdict not in WRONG:
-        return replace(found, error_size=other.error_size, scale=other.scale, route_chance=chance)
+    other = position(ask, row, token_id, is_new, reported, logprob, loose)
+    if strictly.verdict not in WRONG:
+        return replace(strictly, error_size=other.error_size, scale=other.scale, route_chance=chance)
     if other.verdict in WRONG:
         return replace(other, route_chance=chance)
     return replace(other, verdict=Verdict.ROUTE, is_rerouted=True, route_chance=chance)
 
 
 def share_beyond(scored: Scored, row: int, columns: Sequence[int], strict: Margins) -> float:
-    """Of the engines with routes of their own, those that one of these columns would show to have others."""
+    """Of emulated engines with routes of their own, the share that these columns would reveal."""
     assert scored.loose is not None
     limits = strict.units[row] + LIMIT * strict.scales[row, columns]
     return float(np.mean(np.any(np.abs(scored.loose.errors[:, row, columns]) > limits, axis=1)))
 
 
-def with_route(one: Position, scored: Scored, told: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
-    """The position with what its routes [L, K] tell, where they are told, and the chance that they are others."""
+def with_route(position: Position, scored: Scored, routes: NDArray[np.int64] | None, layers: Sequence[int]) -> Position:
+    """The position with what its reported routes [L, K] show, and the chance that they differ from the oracle's."""
     if scored.margins is None or scored.loose is not None:
-        return one
-    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[one.row])
-    if told is None:
-        return replace(one, route_chance=chance)
+        return position
+    chance = 1.0 - math.prod(1.0 - tie_chance(margin) for margin in scored.margins[position.row])
+    if routes is None:
+        return replace(position, route_chance=chance)
     assert scored.truth.preferred is not None and scored.noise.squares is not None
-    known = [index for index in range(len(layers)) if told[one.row, index, 0] != OWN]
+    known = [index for index in range(len(layers)) if routes[position.row, index, 0] != OWN]
     route = difference(
-        scored.truth.preferred[one.row][known],
-        told[one.row][known],
-        scored.noise.squares[one.row][known],
+        scored.truth.preferred[position.row][known],
+        routes[position.row][known],
+        scored.noise.squares[position.row][known],
         [layers[index] for index in known],
     )
-    verdict = position_verdict(one.is_new, one.token_id, one.best, one.gap_ratio, one.error_ratio, bool(known), route)
-    return replace(one, route=route, is_rerouted=route is not None, route_chance=chance, verdict=verdict)
+    verdict = position_verdict(
+        position.is_new, position.token_id, position.best, position.gap_ratio, position.error_ratio, bool(known), route
+    )
+    return replace(position, route=route, is_rerouted=route is not None, route_chance=chance, verdict=verdict)
 
 
 def is_wrong(positions: Sequence[Position]) -> bool:
-    return any(one.verdict in WRONG for one in positions)
+    return any(position.is_wrong for position in positions)

@@ -1,12 +1,12 @@
-"""Constants that are a little wrong: an error too small to see at any position, and always of the same sign there.
+"""Constants that are slightly wrong: an error too small to see at any position, but with the same sign at each.
 
-The rounding of a format is as large, but another at each position and in each engine. A constant moves each token's
-log-probability by what the network says: its direction, computed by changing that constant a little. How much of a
-direction is in an engine's errors is their projection onto it, weighted by the format's noise; how much of it the
-errors of right engines have by accident, those that could be tell (noise.py). Over some thousand positions that shows
-an error of a tenth of the noise.
+The rounding of a format is as large, but differs from position to position and engine to engine. A constant moves each
+token's log-probability in a direction that the network determines, computed by changing the constant a little. How much
+of a direction is in an engine's errors is their projection on it, weighted by the format's noise; how much of it right
+engines have by accident, emulated engines show (noise.py). Over some thousand positions that shows an error of a tenth
+of the noise.
 
-Source: the matched filter (North 1943): of a known signal in noise, no other linear measure sees less.
+Source: the matched filter (North 1943): for a known signal in noise, no other linear measure sees less.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from lfm2np.progress import Progress
 Float64 = NDArray[np.float64]
 STEP = 2.0**-6  # of itself, by which a constant is changed,
 STEP_OF_EPS = 1.0  # and norm_eps, of which less does nothing that float32 shows
-RIGHT = tuple(range(8, 32))  # engines that could be, by which a suspect is told from an accident
+RIGHT = tuple(range(8, 32))  # emulated engines that show what is an accident
 SEEN = 8.0  # standard deviations of theirs: by Student's t of 23 degrees an accident of 4e-8
 CONSTANTS_END = 2.0**-18  # a share that no constant need be closer to
 ALIKE = 3.0  # how much larger the errors of right engines may be along a direction, as they are not independent
-WORTH = 5.0  # standard deviations of independent noise, from which RIGHT engines are asked
+WORTH = 5.0  # standard deviations of independent noise, from which RIGHT engines are emulated
 LEAST = 256  # positions with a log-probability
-MOST_PRODUCTS = 10**12  # of a search that was not asked for: a minute
+MOST_PRODUCTS = 10**12  # of a search that was not requested: a minute
 Change = Callable[[ModelWeights, ModelConfig], tuple[ModelWeights, ModelConfig]]
 
 
@@ -58,8 +58,12 @@ class Direction:
 
 @dataclass(frozen=True)
 class Constant:
-    """What the errors hold of a direction: the constant is larger by `share` of itself, `sure` times what is seen by
-    accident; `explained` is the share of the errors' squares that goes with it."""
+    """How much of a direction is in the errors.
+
+    share      the constant is larger by so much of itself
+    sure       times what is seen by accident
+    explained  share of the errors' squares that this explains
+    """
 
     name: str
     share: float
@@ -75,15 +79,15 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Sought:
-    """`found` shows, what explains most first; `least`: by how much of itself each would have to be off to show."""
+class ConstantSearch:
+    """`found`: constants that show, the best explanation first; `least`: relative errors from which each would show."""
 
     found: tuple[Constant, ...]
     least: Mapping[str, float]
 
 
 def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
-    """Those of the whole network; with `every` those of each layer, too."""
+    """Constants of the whole network; with `every` also those of each layer."""
     yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
     yield Direction("norm_eps of queries and keys", lambda w, c: (w, c), STEP_OF_EPS, OtherEps)
     yield Direction("rope_theta", in_layers(other_theta))
@@ -119,10 +123,9 @@ def larger(values: Any) -> Any:
 
 
 def in_layers(change: Callable[[LayerWeights], LayerWeights], index: int | None = None) -> Change:
-    """Of one layer, or of all."""
 
     def changed(weights: ModelWeights, config: ModelConfig) -> tuple[ModelWeights, ModelConfig]:
-        layers = tuple(change(one) if index in (None, at) else one for at, one in enumerate(weights.layers))
+        layers = tuple(change(layer) if index in (None, at) else layer for at, layer in enumerate(weights.layers))
         return replace(weights, layers=layers), config
 
     return changed
@@ -159,8 +162,8 @@ def scaled_tap(tap: int) -> Callable[[LayerWeights], LayerWeights]:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
-    """The log-probabilities that were told of tokens themselves: N places in truths, errors and what a format does."""
+class Reported:
+    """Log-probabilities reported of the tokens themselves: N places in truths, errors and noise."""
 
     truths: Sequence[Truth]
     at: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]  # of each truth: places, rows, columns
@@ -168,67 +171,75 @@ class Told:
     scales: Float64  # [N] nats
 
     def gathered(self, of: Callable[[int, NDArray[np.int64], NDArray[np.int64]], Any]) -> Float64:
-        """[N] from what `of(index of a truth, rows, columns)` gives."""
-        found = np.zeros(len(self.errors))
+        """[N] values of `of(index of a truth, rows, columns)`."""
+        values = np.zeros(len(self.errors))
         for index, (places, rows, columns) in enumerate(self.at):
-            found[places] = of(index, rows, columns)
-        return found
+            values[places] = of(index, rows, columns)
+        return values
 
 
-def told_of(model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known) -> Told | None:
-    """None if fewer than LEAST were told."""
+def reported_logprobs(
+    model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known
+) -> Reported | None:
+    """None if fewer than LEAST were reported."""
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known)
-    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}  # without those that were refuted since
-    told = [one for one in positions if one.error is not None and one.scale > 0.0 and one.ask.id in of_ask]
-    if len(told) < LEAST:
+    of_ask = {ask.id: truths[spoken(ask, answer)] for ask, answer in usable}  # without refuted answers
+    reported = [
+        position
+        for position in positions
+        if position.error is not None and position.scale > 0.0 and position.ask.id in of_ask
+    ]
+    if len(reported) < LEAST:
         return None
     by_truth: dict[Truth, list[int]] = {}
-    for index, one in enumerate(told):
-        by_truth.setdefault(of_ask[one.ask.id], []).append(index)
+    for index, position in enumerate(reported):
+        by_truth.setdefault(of_ask[position.ask.id], []).append(index)
     at = []
     for truth, places in by_truth.items():
-        rows = [told[place].row for place in places]
-        columns = [truth.at(row, told[place].token_id) for row, place in zip(rows, places, strict=True)]
+        rows = [reported[place].row for place in places]
+        columns = [truth.at(row, reported[place].token_id) for row, place in zip(rows, places, strict=True)]
         at.append((np.array(places), np.array(rows), np.array(columns)))
-    scales = np.array([one.scale for one in told])
-    return Told(list(by_truth), at, np.array([one.error for one in told], np.float64), scales)
+    scales = np.array([position.scale for position in reported])
+    return Reported(list(by_truth), at, np.array([position.error for position in reported], np.float64), scales)
 
 
 def cost(model: LoadedModel, num_tokens: int, every: bool) -> int:
-    """Products of a search."""
     passes = sum(1 for _ in directions(model.config, every)) + 1
     return passes * parameter_count(model.config, active=True) * num_tokens
 
 
-def effects(model: LoadedModel, told: Told, every: bool, progress: Progress | None = None) -> dict[str, Float64]:
-    """Of each direction, by name, what it does to each log-probability [N], per whole of itself.
+def effects(
+    model: LoadedModel, reported: Reported, every: bool, progress: Progress | None = None
+) -> dict[str, Float64]:
+    """By direction: its effect on each log-probability [N], relative to a change of the constant by itself.
 
-    In float32, whose noise it exceeds by far. `progress(done, total)` counts directions.
+    In float32, whose noise is far smaller. `progress(done, total)` counts directions.
     """
     numerics = numerics_named("float32")
     weights = prepare_weights(read_tensors(model.path, model.config), model.config, numerics)
-    items = [noise_item(truth) for truth in told.truths]
+    items = [noise_item(truth) for truth in reported.truths]
 
     def logprobs(weights: ModelWeights, config: ModelConfig, numerics: Any) -> Float64:
-        said = [one["logprobs"] for one in said_by(replace(model, config=config), weights, numerics, items)]
+        said = [result["logprobs"] for result in said_by(replace(model, config=config), weights, numerics, items)]
 
         def of(index: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Any:
-            return said[index][np.searchsorted(told.truths[index].known_rows, rows), columns]
+            return said[index][np.searchsorted(reported.truths[index].known_rows, rows), columns]
 
-        return told.gathered(of)
+        return reported.gathered(of)
 
     base = logprobs(weights, model.config, numerics)
-    found, changes = {}, list(directions(model.config, every))
-    for done, one in enumerate(changes):
-        other = numerics if one.arithmetic is None else one.arithmetic(numerics)
-        found[one.name] = (logprobs(*one.change(weights, model.config), other) - base) / one.step
+    effects_by_name, changes = {}, list(directions(model.config, every))
+    for done, direction in enumerate(changes):
+        other = numerics if direction.arithmetic is None else direction.arithmetic(numerics)
+        changed = logprobs(*direction.change(weights, model.config), other)
+        effects_by_name[direction.name] = (changed - base) / direction.step
         if progress:
             progress(done + 1, len(changes))
-    return found
+    return effects_by_name
 
 
-def sought(
+def search_constants(
     model: LoadedModel,
     format_name: str,
     pairs: Sequence[Pair],
@@ -236,55 +247,58 @@ def sought(
     known: Known,
     every: bool = False,
     progress: Progress | None = None,
-) -> Sought | None:
-    """What the answers' errors, judged under this format, hold of each direction; None if too few were told."""
-    told = told_of(model, pairs, positions, known)
-    if told is None:
+) -> ConstantSearch | None:
+    """How much of each direction is in the errors judged under this format; None if too few were reported."""
+    reported = reported_logprobs(model, pairs, positions, known)
+    if reported is None:
         return None
     suspects, least = {}, {}
-    for name, effect in effects(model, told, every, progress).items():
-        weighted = effect / told.scales**2
+    for name, effect in effects(model, reported, every, progress).items():
+        weighted = effect / reported.scales**2
         power = math.sqrt(float(weighted @ effect))
         if power > 0.0:
-            least[name] = SEEN * ALIKE / power + allowance(effect, told)
-            if abs(float(weighted @ told.errors)) > WORTH * power:
+            least[name] = SEEN * ALIKE / power + allowance(effect, reported)
+            if abs(float(weighted @ reported.errors)) > WORTH * power:
                 suspects[name] = effect
-    found = shown(format_name, told, suspects, known, model) if suspects else []
-    return Sought(tuple(found), least)
+    constants = shown(format_name, reported, suspects, known, model) if suspects else []
+    return ConstantSearch(tuple(constants), least)
 
 
 def shown(
-    format_name: str, told: Told, suspects: Mapping[str, Float64], known: Known, model: LoadedModel
+    format_name: str, reported: Reported, suspects: Mapping[str, Float64], known: Known, model: LoadedModel
 ) -> list[Constant]:
-    """Those that right engines have by accident hardly ever."""
-    noises = noise_of(model, told.truths, format_name, RIGHT, place=known.place)
+    """Those that right engines hardly ever have by accident."""
+    noises = noise_of(model, reported.truths, format_name, RIGHT, place=known.place)
 
     def errors_of(number: int) -> Float64:
-        return told.gathered(lambda index, rows, columns: noises[index].errors[number, rows, columns])
+        return reported.gathered(lambda index, rows, columns: noises[index].errors[number, rows, columns])
 
     others = [errors_of(number) for number in range(len(RIGHT))]
-    found = [held(name, effect, told, others) for name, effect in suspects.items()]
-    return sorted((one for one in found if one.sure > SEEN), key=lambda one: -one.explained)
+    constants = [fit_direction(name, effect, reported, others) for name, effect in suspects.items()]
+    return sorted(
+        (constant for constant in constants if constant.sure > SEEN), key=lambda constant: -constant.explained
+    )
 
 
-def allowance(effect: Float64, told: Told) -> float:
-    """The share that every right engine of some library may have: constants are float32, and so may be the sum of
-    exponentials (position.without_normaliser)."""
-    weights = effect / told.scales**2
-    shift = most_shift(told.truths[0].vocab_size)
+def allowance(effect: Float64, reported: Reported) -> float:
+    """The share that a right library may have: constants are float32, and so may be the sum of exponentials
+    (position.without_normaliser).
+    """
+    weights = effect / reported.scales**2
+    shift = most_shift(reported.truths[0].vocab_size)
     return CONSTANTS_END + shift * float(np.abs(weights).sum()) / float(weights @ effect)
 
 
-def held(name: str, effect: Float64, told: Told, others: Sequence[Float64]) -> Constant:
-    """How much of a direction is in the errors, beside how much is in those of right engines."""
-    weighted = effect / told.scales**2
+def fit_direction(name: str, effect: Float64, reported: Reported, others: Sequence[Float64]) -> Constant:
+    """How much of a direction is in the errors, compared with how much is in those of right engines."""
+    weighted = effect / reported.scales**2
     power = float(weighted @ effect)
-    shares = [float(weighted @ one) / power for one in others]
+    shares = [float(weighted @ errors) / power for errors in others]
     mean = math.fsum(shares) / len(shares)
-    spread = math.sqrt(math.fsum((one - mean) ** 2 for one in shares) / (len(shares) - 1))
+    spread = math.sqrt(math.fsum((share - mean) ** 2 for share in shares) / (len(shares) - 1))
     spread = max(spread, 1.0 / math.sqrt(power)) * math.sqrt(1.0 + 1.0 / len(shares))
-    share = float(weighted @ told.errors) / power
-    beyond = max(0.0, abs(share - mean) - allowance(effect, told))
-    left = told.errors - share * effect
-    explained = 1.0 - float(np.sum((left / told.scales) ** 2) / np.sum((told.errors / told.scales) ** 2))
+    share = float(weighted @ reported.errors) / power
+    beyond = max(0.0, abs(share - mean) - allowance(effect, reported))
+    left = reported.errors - share * effect
+    explained = 1.0 - float(np.sum((left / reported.scales) ** 2) / np.sum((reported.errors / reported.scales) ** 2))
     return Constant(name, share - mean, beyond / spread, explained)

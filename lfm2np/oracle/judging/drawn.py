@@ -1,8 +1,8 @@
-"""Tokens that were drawn at temperature 1, held against the distribution that the truth gives.
+"""Tokens sampled at temperature 1, compared with the exact distribution.
 
-A gambler who bets at fair odds that an engine draws in some other way hardly ever becomes rich, if it draws as it
-should: his capital, the product of what his way gives each token over what the truth gives it, exceeds 1 / error with a
-probability of at most `error`, at any time, however long he plays. He splits his stake evenly among the ways below.
+A gambler bets at fair odds that the engine samples in some other way. If it samples correctly, his capital, the product
+of what his way gives each token over what the truth gives it, exceeds 1 / error at any time with a probability of at
+most `error`. He splits his stake evenly among the ways below.
 
 Source: Ville 1939; Ramdas et al. 2023, Game-theoretic statistics and safe anytime-valid inference, section 2.
 """
@@ -20,9 +20,9 @@ from lfm2np.oracle.judging.truth import LIKELY, Truth
 from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.oracle.targets.records import SAMPLED
 
-ERROR = 1e-6  # the probability with which a right engine's draws are called wrong
-LEAST = 8  # answers of different seeds, below which nothing is said
-GREEDY = 0.9  # of the bet on the likeliest token; the rest follows the truth
+ERROR = 1e-6  # the probability that a right engine is called wrong
+LEAST = 8  # answers with different seeds, for any judgement
+GREEDY = 0.9  # of the stake on the likeliest token; the rest follows the truth
 TEMPERATURES = (0.25, 0.5, 0.7, 1.4, 2.0, 4.0)
 Bet = Callable[[Truth, int, int], float]  # of a truth, a row and a column: the logarithm of what it gives that token
 
@@ -37,7 +37,7 @@ def on_any(truth: Truth, row: int, column: int) -> float:
 
 
 def on_temperature(temperature: float) -> Bet:
-    """No more than what that temperature gives the token: of those that are not among the columns the most is taken."""
+    """An upper bound of what that temperature gives the token: for unknown columns the most is assumed."""
 
     def bet(truth: Truth, row: int, column: int) -> float:
         known, power = truth.logprobs[row], 1.0 / temperature
@@ -55,17 +55,17 @@ def on_temperature(temperature: float) -> Bet:
 WAYS: Mapping[str, Bet] = {
     "greedily": on_greedy,
     "with each token as likely as any other": on_any,
-    **{f"at temperature {one:g}": on_temperature(one) for one in TEMPERATURES},
+    **{f"at temperature {temperature:g}": on_temperature(temperature) for temperature in TEMPERATURES},
 }
 
 
 def drawn_wrongly(
     model: LoadedModel, pairs: Sequence[Pair], positions: Sequence[Position], known: Known, error: float = ERROR
 ) -> tuple[str, str] | None:
-    """The id of the request by which it shows, and how the engine seems to draw; None if it may draw as it should.
+    """The id of the request by which it shows, and how the engine seems to sample; None if it may be right.
 
-    Of each seed the first answer counts: others may be drawn with the same random numbers. Each token is taken for as
-    likely as any engine of the format may have it.
+    Of each seed the first answer counts: others may use the same random numbers. Each token is taken to be as likely as
+    any engine of the format may have it.
     """
     by_seed: dict[int | None, Pair] = {}
     for ask, answer in pairs:
@@ -74,7 +74,7 @@ def drawn_wrongly(
     drawn = list(by_seed.values())
     if len(drawn) < LEAST:
         return None
-    scales = {(one.ask.id, one.row): one.scale for one in positions}
+    scales = {(position.ask.id, position.row): position.scale for position in positions}
     truths = truths_of(model, drawn, known)
     capital, count = dict.fromkeys(WAYS, 0.0), 0
     for ask, answer in drawn:

@@ -1,6 +1,6 @@
-"""The number formats that an engine may say it computes in: what is rounded to what, and where.
+"""The number formats that an engine may declare: what is rounded to what, and where.
 
-A name is one of FORMATS, or that and a format of the key/value cache, such as "bfloat16 kv:float8".
+A name is one of FORMATS, optionally with a format of the key/value cache: "bfloat16 kv:float8".
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Kept:
     keep: Rounding
     queries: Rounding = unchanged
     shares: Rounding = unchanged
-    adds_in_float16: bool = False  # the weighted values, one position after another, by shares that are not rounded
-    may_turn: bool = False  # heads may be turned before they are rounded: eight_bits.turned
+    adds_in_float16: bool = False  # the weighted values, position by position, with shares that are not rounded
+    may_turn: bool = False  # heads may be rotated before they are rounded: eight_bits.turned
 
 
 KEPT = {
@@ -46,8 +46,8 @@ KEPT = {
 class Format:
     """How an engine stores and computes.
 
-    inputs  of products: "" as all activations; "blocks" as llama.cpp's kernels round them for weights of a type; "told"
-            as the checkpoint says
+    inputs  of products: "" as all activations; "blocks" as llama.cpp rounds them for the weights' type; "stated" as the
+            checkpoint states
     kv      a name of KEPT; "" as all activations
     """
 
@@ -61,18 +61,18 @@ class Format:
 
     @property
     def is_fine(self) -> bool:
-        """As float32: near ties of a mixture's routes are an exception."""
+        """As fine as float32: near ties of a mixture's routes are rare."""
         return self.bits >= 24 and not self.inputs and self.kv in ("", "float32")
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    form.name: form
+    for form in (
         Format("float32", unchanged, 24),
         Format("float16", round_to_float16, 11),
         Format("bfloat16", round_to_bfloat16, 8),
         Format("q8", unchanged, 24, inputs="blocks", kv="float16"),
-        Format("w8a8", round_to_bfloat16, 8, inputs="told"),
+        Format("w8a8", round_to_bfloat16, 8, inputs="stated"),
         Format("int8", round_to_float16, 11, levels=127),
         Format("int4", round_to_float16, 11, levels=7),
     )
@@ -80,7 +80,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """RequestError for another name than those of FORMATS, or of KEPT behind it."""
+    """RequestError for a name that is not in FORMATS, or a cache format that is not in KEPT."""
     base, kv, kept = name.partition(KV)
     if base not in FORMATS:
         raise RequestError(f"format {base!r}: expected one of {', '.join(FORMATS)}")
@@ -92,22 +92,21 @@ def format_named(name: str) -> Format:
 
 
 def with_kv(name: str, kept: str | None) -> str:
-    """The name of a format with another one of the cache; itself where none is given."""
+    """The format's name with this format of the cache, if one is given."""
     return name if kept is None else format_named(name.partition(KV)[0] + KV + kept).name
 
 
-def others(name: str, in_blocks: bool, is_told: bool, is_quantised: bool) -> list[str]:
-    """Formats that may explain what `name` does not, with the same one of the cache, the finest first.
+def others(name: str, in_blocks: bool, states_inputs: bool, is_quantised: bool) -> list[str]:
+    """Formats that may explain what `name` does not, with the same format of the cache, the finest first.
 
-    in_blocks     of a GGUF file with quantised weights: before all others comes what llama.cpp does, as bfloat16 errs
-                  about as much
-    is_told       the checkpoint tells how inputs are rounded
-    is_quantised  every bit of the weights is known, so schemes for unknown ones are none
+    in_blocks      a GGUF file with quantised weights: llama.cpp's rounding comes first, as bfloat16 errs about as much
+    states_inputs  the checkpoint states how inputs are rounded
+    is_quantised   every bit of the weights is known, which rules out schemes for unknown ones
     """
     base, kv, kept = name.partition(KV)
-    tried = {"": True, "blocks": in_blocks, "told": is_told}
+    tried = {"": True, "blocks": in_blocks, "stated": states_inputs}
     return [
-        one.name + kv + kept
-        for one in sorted(FORMATS.values(), key=lambda one: one.inputs != "blocks")
-        if one.name != base and tried[one.inputs] and not (is_quantised and one.levels)
+        form.name + kv + kept
+        for form in sorted(FORMATS.values(), key=lambda form: form.inputs != "blocks")
+        if form.name != base and tried[form.inputs] and not (is_quantised and form.levels)
     ]

@@ -1,17 +1,17 @@
-"""What engines round the inputs of each product to, by how the checkpoint stores its weights.
+"""How engines round the inputs of each product, given how the checkpoint stores its weights.
 
-llama.cpp's kernels multiply weights of a type by inputs of one that goes with it (vec_dot_type in ggml-cpu.c): integers
-of 8 bits in blocks of 32, or of 256 for the K-quants. Its kernels for GPUs take blocks of 32 for both (block_q8_1 in
-ggml-cuda/mmq.cu), so every second engine that could be does.
-A checkpoint of compressed-tensors may tell how inputs are rounded. Of tensors that share a product and have static
-scales of their own vLLM takes the largest, so every second engine does; and of one scale for all inputs of a step each
-second one sees a single token. Not modelled: of float8 weights with one scale a tensor vLLM also rounds those that
-share a product once more, to the largest of their scales, and of integers with zeros it joins the ranges.
+llama.cpp's kernels round inputs to a type that goes with the weights' (vec_dot_type in ggml-cpu.c): integers of 8 bits
+in blocks of 32, or of 256 for the K-quants. Its GPU kernels use blocks of 32 for both (block_q8_1 in ggml-cuda/mmq.cu),
+so every second emulated engine does. A checkpoint of compressed-tensors may state how inputs are rounded. Of tensors
+that share a product and have static scales vLLM takes the largest, so every second engine does; of one scale for all
+inputs of a step every second engine sees a single token. Not modelled: of float8 weights with one scale per tensor vLLM
+also rounds those that share a product once more, to their largest scale, and of integers with zero points it joins the
+ranges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,70 +32,71 @@ LARGE_BLOCKS = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
 
 @dataclass(frozen=True)
 class Input:
-    """Of one tensor [rows, inputs]."""
+    """Of one tensor [rows, inputs]: its rows, and how its inputs are rounded."""
 
     rows: int
     rounded: Rounding
 
 
-Inputs = Mapping[str, Input]  # by tensor; none: they are not rounded further than all activations are
+Inputs = Mapping[str, Input]  # by tensor; empty: not rounded further than all activations
 
 
 def inputs_of(form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int) -> Inputs:
-    """Of a format under which inputs are rounded to more than all activations are; else none.
+    """By tensor, for a format that rounds inputs further than all activations; else empty.
 
-    RequestError where the checkpoint was to tell how, and does not.
+    RequestError if the checkpoint should state how, and does not.
     """
-    if form.inputs == "told":
-        return told_inputs(form, path, config, tensors, draw)
+    if form.inputs == "stated":
+        return stated_inputs(form, path, config, tensors, draw)
     if not form.inputs:
         return {}
-    return {name: Input(one.shape[0], in_blocks_for(one.dtype, draw)) for name, one in tensors.items()}
+    return {name: Input(tensor.shape[0], in_blocks_for(tensor.dtype, draw)) for name, tensor in tensors.items()}
 
 
 def in_blocks_for(dtype: str, draw: int) -> Rounding:
-    """MLX's and compressed-tensors' formats are none of llama.cpp's: blocks of 32, as of most of its own."""
+    """MLX's and compressed-tensors' formats are unknown to llama.cpp: blocks of 32, as for most of its own."""
     if dtype in PLAIN:
         return PLAIN[dtype]
     return q8_k if dtype in LARGE_BLOCKS and draw % 2 == 0 else q8_0
 
 
-def told_inputs(
+def stated_inputs(
     form: Format, path: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor], draw: int
 ) -> Inputs:
-    told = input_roundings(path, config)
-    if not told:
+    known = input_roundings(path, config)
+    if not known:
         raise RequestError(f"format {form.name}: {path} does not tell how inputs are rounded")
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     for names in matrix_parts(config):
-        own = [told.get(name) for name in names]
+        stated = [known.get(name) for name in names]
         if draw % 2:
-            own = of_one_scale(own)
-        roundings: dict[InputRounding | None, Rounding] = {one: rounding_of(one, draw) for one in own}
-        found |= {name: Input(tensors[name].shape[0], roundings[one]) for name, one in zip(names, own, strict=True)}
-    return found
+            stated = of_one_scale(stated)
+        roundings = {each: rounding_of(each, draw) for each in stated}  # equal ones are one object
+        inputs |= {
+            name: Input(tensors[name].shape[0], roundings[each]) for name, each in zip(names, stated, strict=True)
+        }
+    return inputs
 
 
-def of_one_scale(told: Iterable[InputRounding | None]) -> list[InputRounding | None]:
-    """With the largest of their static scales."""
-    own = list(told)
-    largest = max((one.scale for one in own if one is not None and one.scale is not None), default=None)
-    return [one if one is None or one.scale is None else replace(one, scale=largest) for one in own]
+def of_one_scale(stated: Sequence[InputRounding | None]) -> list[InputRounding | None]:
+    """With the largest of their static scales for all."""
+    largest = max((each.scale for each in stated if each is not None and each.scale is not None), default=None)
+    return [each if each is None or each.scale is None else replace(each, scale=largest) for each in stated]
 
 
-def rounding_of(told: InputRounding | None, draw: int) -> Rounding:
-    """None: not at all."""
-    if told is None:
+def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:
+    """None: not rounded."""
+    if stated is None:
         return unchanged
-    if told.scale is not None:
-        if told.kind == "float8":
-            return partial(eight_bits.float8_static, scale=told.scale)
-        return partial(eight_bits.int8_static, step=told.scale, zero=told.zero)
+    if stated.scale is not None:
+        if stated.kind == "float8":
+            return partial(eight_bits.float8_static, scale=stated.scale)
+        return partial(eight_bits.int8_static, step=stated.scale, zero=stated.zero)
     by_row: Callable[[Array], Array] = eight_bits.float8_rows
-    if told.kind == "int8":
-        by_row = eight_bits.int8_rows if told.symmetric else eight_bits.int8_rows_asymmetric
-    if told.of == "group":
-        return partial(eight_bits.by_group, size=told.group_size, by_row=by_row)
-    if told.of == "tensor" and draw % 2 == 0:
+    if stated.kind == "int8":
+        by_row = eight_bits.int8_rows if stated.symmetric else eight_bits.int8_rows_asymmetric
+    if stated.of == "group":
+        return partial(eight_bits.by_group, size=stated.group_size, by_row=by_row)
+    if stated.of == "tensor" and draw % 2 == 0:
         return partial(eight_bits.by_tensor, by_row=by_row)
     return by_row

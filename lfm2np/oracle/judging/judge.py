@@ -1,10 +1,10 @@
-"""From what an engine said to judged positions: scores it in exact arithmetic, under the noise of its format.
+"""From an engine's answers to judged positions: scored in exact arithmetic, within the noise of its format.
 
-One of eight engines that could be tells most positions. Each square of a scale is a sum of mean squares over engines
-(noise.py), and a mean over some of them is at most as many times that over all as they are fewer: the scale of K is at
-most sqrt(8 / K) times that of all eight. So what is beyond the limit under all is beyond LIMIT / sqrt(8 / K) under K,
-and only answers with such positions are judged again, by 2, 4, and all. So no engine is called wrong, and none right,
-for a single difference that all eight would judge otherwise. What all positions say together: see check.judged.
+One of eight emulated engines decides most positions. Each square of a scale is a sum of mean squares over engines
+(noise.py); a mean over K of them is at most 8 / K times that over all, so the scale of K is at most sqrt(8 / K) times
+that of all eight. Hence what is beyond the limit under all is beyond LIMIT / sqrt(8 / K) under K, and only answers with
+such positions are judged again, by 2, 4 and all. No position is called wrong, or right, that all eight would judge
+otherwise. What all positions say together: see check.judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lfm2np.oracle.judging.verdict import LIMIT, Position
 from lfm2np.progress import Progress
 
 MOST_REROUTED = 16  # answers for which near ties are tried
-FAR = 5.0  # beyond LIMIT * FAR an answer of a wrong engine is taken for wrong: few engines may have a scale too small
+FAR = 5.0  # errors beyond LIMIT * FAR count as wrong in a wrong engine: few emulated ones may underestimate the scale
 
 
 def judge(
@@ -38,38 +38,39 @@ def judge(
 ) -> list[Position]:
     """All positions that the answers allow to judge, in the order of the asks.
 
-    By the first of `stages` where it tells, by the others, of which the last is all DRAWS, where it does not. The
-    answers of an engine that is wrong need not be asked about so often where that shows without any doubt.
+    By the first of `stages` where that decides, else by the others, of which the last is all DRAWS. If one answer is
+    clearly wrong, the others need not go through all stages.
     """
     known = Known() if known is None else known
     usable = [(ask, answer) for ask, answer in pairs if answer.error is None and answer.token_ids]
     truths = truths_of(model, usable, known, progress)
     of_answers = [truths[spoken(ask, answer)] for ask, answer in usable]
     form, layers = format_named(format_name), model.config.sparse_layers
-    untold = [one for one in of_answers if layers and not one.spoken.routes and not form.is_fine]
-    if untold:
-        return judged_by_share(model, form, usable, of_answers, untold, known, progress)
+    without_routes = [truth for truth in of_answers if layers and not truth.spoken.routes and not form.is_fine]
+    if without_routes:
+        return judged_by_share(model, form, usable, of_answers, without_routes, known, progress)
 
     def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
         chosen = [(usable[index], scored_by(model, form, of_answers[index], known)) for index in indices]
         return [judged(*pair, scored, form.bits, layers) for pair, scored in chosen]
 
-    found = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
+    by_answer = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
-        if layers and pair[1].routes is None and left and is_wrong(found[index]):
+        if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
             left -= 1
             scored = scored_by(model, form, truth, known)
-            found[index] = rerouted(model, form.name, pair, scored, found[index], known, DRAWS)
-    return [one for positions in found for one in positions]
+            by_answer[index] = rerouted(model, form.name, pair, scored, by_answer[index], known, DRAWS)
+    return [position for positions in by_answer for position in positions]
 
 
 def is_far_off(
     model: LoadedModel, format_name: str, pairs: Sequence[Pair], progress: Progress | None, known: Known | None
 ) -> bool:
-    """Whether two engines that could be tell already that none of this format says so: weights that are drawn for each
-    engine are prepared for two only. Never of a mixture of experts, where routes may explain what is far off."""
+    """Whether two emulated engines already show that the answers are not of this format, as weights that are drawn for
+    each engine are expensive. Never for a mixture of experts, where routes may explain large errors.
+    """
     if model.config.sparse_layers:
         return False
     return worst(judge(model, format_name, pairs, progress, known, STAGES[:2])) > LIMIT * FAR
@@ -81,22 +82,22 @@ def staged(
     ask: Callable[[Sequence[int], Sequence[int]], list[list[Position]]],
     far: float,
 ) -> list[list[Position]]:
-    """The positions of `count` answers, each judged by as many engines as it takes; ask(draws, indices) judges.
+    """The positions of `count` answers, each judged by as many engines as needed; ask(draws, indices) judges.
 
-    far  units of the noise: what is further off is wrong, once one such answer is wrong by the last stage
+    far  units of the noise: larger errors count as wrong, once one such answer is wrong by the last stage
     """
-    found = ask(stages[0], range(count))
+    by_answer = ask(stages[0], range(count))
     doubtful: Sequence[int] = range(count)
     for draws, following in itertools.pairwise(stages):
         least = LIMIT / math.sqrt(len(DRAWS) / len(draws))
-        doubtful = [index for index in doubtful if least < worst(found[index]) <= far]
+        doubtful = [index for index in doubtful if least < worst(by_answer[index]) <= far]
         for index, positions in zip(doubtful, ask(following, doubtful), strict=True):
-            found[index] = positions
-    others = sorted((worst(positions), index) for index, positions in enumerate(found) if worst(positions) > far)
-    while others and not any(is_wrong(found[index]) for index in doubtful):
+            by_answer[index] = positions
+    others = sorted((worst(positions), index) for index, positions in enumerate(by_answer) if worst(positions) > far)
+    while others and not any(is_wrong(by_answer[index]) for index in doubtful):
         doubtful = [others.pop()[1]]
-        (found[doubtful[0]],) = ask(stages[-1], doubtful)
-    return found
+        (by_answer[doubtful[0]],) = ask(stages[-1], doubtful)
+    return by_answer
 
 
 def judged_by_share(
@@ -104,16 +105,17 @@ def judged_by_share(
     form: Format,
     usable: Sequence[Pair],
     of_answers: Sequence[Truth],
-    untold: Sequence[Truth],
+    without_routes: Sequence[Truth],
     known: Known,
     progress: Progress | None,
 ) -> list[Position]:
-    """Of a mixture of experts whose near ties are everywhere, and of which routes are not told: what share of engines
-    goes elsewhere counts, so that all are asked, once with the truth's routes and once with their own."""
+    """For a mixture of experts in a format where near ties are everywhere, if routes are not reported: the share of
+    engines with other routes counts, so all are emulated, once with the truth's routes and once with their own.
+    """
     add_noises(model, form.name, of_answers, known, DRAWS, progress)
-    own = list(dict.fromkeys(untold))
-    add_noises(model, form.name, own, known, DRAWS, progress, own_routes=True)
-    loose = dict(zip(own, loosened([known.loose[form.name, one.spoken] for one in own]), strict=True))
+    distinct = list(dict.fromkeys(without_routes))
+    add_noises(model, form.name, distinct, known, DRAWS, progress, own_routes=True)
+    loose = dict(zip(distinct, loosened([known.loose[form.name, truth.spoken] for truth in distinct]), strict=True))
     positions = []
     for (ask, answer), truth in zip(usable, of_answers, strict=True):
         scored = scored_as(model, truth, known.noises[form.name, truth.spoken], loose.get(truth))
@@ -126,18 +128,20 @@ def scored_by(model: LoadedModel, form: Format, truth: Truth, known: Known) -> S
 
 
 def worst(positions: Sequence[Position]) -> float:
-    """The largest difference of an answer, in units of the noise."""
+    """The largest difference in an answer, in units of the noise."""
     return max(map(difference, positions), default=0.0)
 
 
 def difference(position: Position) -> float:
-    """The largest of a position, in units of the noise."""
+    """The largest of one position, in units of the noise."""
     gap = position.gap_ratio if position.is_new and position.token_id != position.best else 0.0
     route = position.route.ratio if position.route is not None else 0.0
     return max(abs(position.error_ratio or 0.0), gap, route)
 
 
 def smoothed(positions: Sequence[Position], draws: int) -> list[Position]:
-    """Few engines were drawn: each chance as if one more engine had had that of all positions together."""
-    rate = math.fsum(one.route_chance for one in positions) / max(1, len(positions))
-    return [replace(one, route_chance=(draws * one.route_chance + rate) / (draws + 1)) for one in positions]
+    """Few engines were drawn: each chance as if one more engine had the average chance of all positions."""
+    rate = math.fsum(position.route_chance for position in positions) / max(1, len(positions))
+    return [
+        replace(position, route_chance=(draws * position.route_chance + rate) / (draws + 1)) for position in positions
+    ]

@@ -1,19 +1,19 @@
-"""How far a right engine may be off, at each position by itself.
+"""How far off a right engine may be, at each position.
 
-The network runs under the declared format as several engines that could be (emulate.py); what their log-probabilities
-differ by from the exact ones is the noise that the format is entitled to there. One number for all positions would be
+The network runs under the declared format as several emulated engines (emulate.py); the differences between their
+log-probabilities and the exact ones are the noise that the format allows there. One number for all positions would be
 wrong both ways: the noise differs tenfold between positions of one sequence.
 
 With errors d[v] of the logits, independent and of one size tau, the error of token y's log-probability is
-d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): next to nothing for a token that is
-nearly certain. That is one estimate, from all tokens; the other is what the emulations differ by at this very token.
+d[y] - sum p[v] d[v], of variance tau^2 ((1 - p[y])^2 + sum over v != y of p[v]^2): almost nothing for a token that is
+nearly certain. That is one estimate, from all tokens; the other is the emulated engines' difference at this very token.
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
-In a mixture of experts the emulations take the truth's routes, so that the noise is that of the arithmetic alone. With
-routes of their own they have a second, larger noise, where a rounding sends some token elsewhere: see answer.py.
+In a mixture of experts the emulated engines take the truth's routes, so the noise is that of the arithmetic alone. With
+their own routes they have a second, larger noise, where rounding sends some token elsewhere: see answer.py.
 
-An engine that could be has the same orders and roundings whatever is computed beside a sequence. Only its products are
-the machine's float32, which may round otherwise in another company.
+An emulated engine has the same orders and roundings whatever is computed beside a sequence. Only its products are the
+machine's float32, which may round differently in another batch.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from lfm2np.oracle.judging.emulate import Emulated, emulated
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.inputs import inputs_of
 from lfm2np.oracle.judging.routes import routed
-from lfm2np.oracle.judging.truth import Truth, given_routes
+from lfm2np.oracle.judging.truth import Truth, given_routes, num_fed_tokens
 from lfm2np.progress import Progress
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
 from lfm2np.work.place import AnyPlace, Work, compute
 
 Array = NDArray[Any]
-DRAWS = tuple(range(8))  # engines that could be
-STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # of them the first that are asked, and then more; 1 and 6 differ in every
-# choice that is made both ways (emulate.emulated), and what 1 errs by is about the mean of all
+DRAWS = tuple(range(8))  # numbers of emulated engines
+STAGES = ((1,), (1, 6), (0, 1, 6, 7), DRAWS)  # those of each stage; 1 and 6 differ in every choice that is made both
+# ways (emulate.emulated), and the errors of 1 are about the mean of all
 ALL = slice(None)
 LEAST = 2.0**-40  # nats: a certain token's log-probability has no noise at all
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Errors of K engines that could be: their log-probabilities minus the exact ones, at the columns of a Truth.
+    """Errors of K emulated engines: their log-probabilities minus the exact ones, at the columns of a Truth.
 
-    Rows of the Truth that nobody wanted are 0.
+    Rows of the Truth that are not wanted are 0.
     """
 
     draws: tuple[int, ...]  # their numbers, ascending
@@ -78,12 +78,13 @@ class Noise:
         """[R, J] standard deviations of log-probabilities."""
         p = np.exp(truth.logprobs[rows])
         shape = (1.0 - p) ** 2 + np.maximum(0.0, truth.squares[rows, None] - p * p)
-        own = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
-        return np.asarray(np.maximum(LEAST, np.sqrt((own + self.spread[rows, None] ** 2 * shape) / 2.0)))
+        mean_squares = np.mean(np.square(self.errors[:, rows], dtype=np.float64), axis=0)
+        return np.asarray(np.maximum(LEAST, np.sqrt((mean_squares + self.spread[rows, None] ** 2 * shape) / 2.0)))
 
     def gap_scales(self, ones: NDArray[np.int64], rows: slice = ALL) -> NDArray[np.float64]:
         """[R, J] standard deviations of the differences of log-probabilities, which are those of logits: between each
-        row's token at a column, `ones` [R], and all its tokens."""
+        row's token at a column, `ones` [R], and all its tokens.
+        """
         errors = self.errors[:, rows]
         difference = errors.astype(np.float64) - np.take_along_axis(errors, ones[None, :, None], axis=2)
         both = (np.mean(difference**2, axis=0) + 2.0 * self.spread[rows, None] ** 2) / 2.0
@@ -100,9 +101,9 @@ def noise_of(
     progress: Progress | None = None,
     own_routes: bool = False,
 ) -> list[Noise]:
-    """The noise of these engines at each of these sequences' positions; `progress(done, total)` counts tokens.
+    """The noise of these engines at these sequences' positions; `progress(done, total)` counts tokens.
 
-    The engines that could be take the routes of the truth; with `own_routes` those that they choose themselves.
+    Engines take the routes of the truth; with `own_routes` those that they choose themselves.
     NumericsError where the format can't hold the model's numbers at all.
     """
     if not truths:
@@ -112,13 +113,13 @@ def noise_of(
         for draw in sorted(draws)
         for truth in truths
     ]
-    found = iter(compute(NOISE, model, items, place, progress))
-    made = [[noise_from(truth, draw, next(found)) for truth in truths] for draw in sorted(draws)]
-    return [joined(own) for own in zip(*made, strict=True)]
+    results = iter(compute(NOISE, model, items, place, progress))
+    by_draw = [[noise_from(truth, draw, next(results)) for truth in truths] for draw in sorted(draws)]
+    return [joined(noises) for noises in zip(*by_draw, strict=True)]
 
 
 def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
-    """What `said_by` wants to know of a sequence: its tokens, and what is looked at."""
+    """The input of `said_by` for one sequence: its tokens, and the rows and columns to return."""
     return {
         "token_ids": list(truth.token_ids),
         "rows": truth.known_rows,
@@ -128,7 +129,7 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    """Of one engine, from what it says: see said_by."""
+    """Of one engine, from the result of said_by."""
     rows = truth.known_rows
     errors = np.zeros((1, *truth.logprobs.shape), np.float32)
     errors[0, rows] = said["logprobs"] - truth.logprobs[rows]
@@ -140,25 +141,25 @@ def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
 
 
 def joined(noises: Sequence[Noise]) -> Noise:
-    """One sequence's noise of all their engines, none of which may be in two."""
-    draws = [draw for one in noises for draw in one.draws]
+    """One sequence's noise of several disjoint sets of engines."""
+    draws = [draw for noise in noises for draw in noise.draws]
     order = np.argsort(draws)
-    errors = np.concatenate([one.errors for one in noises])[order]
+    errors = np.concatenate([noise.errors for noise in noises])[order]
     numbers = tuple(draws[index] for index in order)
     if noises[0].route_errors is None or noises[0].rerouted is None:
         return Noise(numbers, errors, spread_of(errors))
-    route_errors = np.concatenate([one.route_errors for one in noises if one.route_errors is not None])[order]
-    rerouted = np.concatenate([one.rerouted for one in noises if one.rerouted is not None])[order]
+    route_errors = np.concatenate([noise.route_errors for noise in noises if noise.route_errors is not None])[order]
+    rerouted = np.concatenate([noise.rerouted for noise in noises if noise.rerouted is not None])[order]
     return Noise(numbers, errors, spread_of(errors), route_errors, rerouted)
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
-    """Of each sequence what an engine that could be says of it: those of one engine in one ragged pass."""
-    found: list[dict[str, Array]] = []
-    for engine, own in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
+    """The results of emulated engines, one ragged pass per engine."""
+    results: list[dict[str, Array]] = []
+    for engine, group in itertools.groupby(items, lambda item: (item["format"], item["seed"], item["draw"])):
         numerics, weights = engine_of(model, *engine)
-        found += said_by(model, weights, numerics, list(own), numerics.rotary_table)
-    return found
+        results += said_by(model, weights, numerics, list(group), numerics.rotary_table)
+    return results
 
 
 def engine_of(model: LoadedModel, format_name: str, seed: int, draw: int) -> tuple[Emulated, ModelWeights]:
@@ -184,33 +185,33 @@ def said_by(
     items: Sequence[Mapping[str, Any]],
     table: RotaryTable = rotary_table,
 ) -> list[dict[str, Array]]:
-    """What an arithmetic, with its table of angles, says of each sequence, all of them in one ragged pass.
+    """What an arithmetic, with its table of angles, computes for each sequence, all in one ragged pass.
 
-    logprobs   [R, J] at the R rows that are wanted and their columns
+    logprobs   [R, J] at the R wanted rows and their columns
     preferred  [T, L, N] and chosen [T, L, K] its experts' scores and its choice: only in a mixture of experts
     """
     sequences = [item["token_ids"][:-1] for item in items]
     given = given_routes(model, sequences, [item["routes"] for item in items])
     arithmetic, kept = routed(numerics, given)
     states, runs = ragged.hidden_states(weights, model.config, arithmetic, sequences, table)
-    overflow = next((one.error for one in runs if one.error), None)
+    overflow = next((run.error for run in runs if run.error), None)
     if overflow:
         raise overflow
-    found: list[dict[str, Array]] = [
+    results: list[dict[str, Array]] = [
         {"logprobs": logprobs_at(weights, arithmetic, states[run.rows][item["rows"]], item["columns"])}
         for run, item in zip(runs, items, strict=True)
     ]
     if given is not None:
         preferred, chosen = kept.preferred(), kept.chosen()
-        for run, one in zip(runs, found, strict=True):
-            one |= {"preferred": preferred[run.rows], "chosen": chosen[run.rows]}
-    return found
+        for run, result in zip(runs, results, strict=True):
+            result |= {"preferred": preferred[run.rows], "chosen": chosen[run.rows]}
+    return results
 
 
 def logprobs_at(
     weights: ModelWeights, numerics: Numerics, states: Array, columns: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Log-probabilities [T, J] at the columns, from hidden states [T, D]; as many rows at once as memory allows."""
+    """Log-probabilities [T, J] at the columns, from hidden states [T, D]; in pieces that memory allows."""
     logprobs = np.empty(columns.shape)
     for rows in pieces(len(states), weights.head.outputs, LOGITS_AT_ONCE):
         logits = reference.output_logits(weights, numerics, states[rows])
@@ -219,7 +220,7 @@ def logprobs_at(
 
 
 def take(numerics: Numerics, logits: Array, columns: NDArray[np.int64], logprobs: NDArray[np.float64]) -> None:
-    """Log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
+    """Writes log-probabilities at the columns [T, J], of logits [T, V], into an array of that shape."""
 
     def compute(rows: slice) -> None:
         logprobs[rows] = np.take_along_axis(numerics.log_softmax(logits[rows]), columns[rows], axis=1)
@@ -241,16 +242,12 @@ def centred_squares(errors: NDArray[np.float32]) -> NDArray[np.float64]:
 def loosened(noises: Sequence[Noise]) -> list[Noise]:
     """Noises of engines with routes of their own, each with a spread that is at least that of all rerouted tokens.
 
-    A token whose experts are near a tie may go elsewhere in an engine though it did not in those that were drawn.
+    A token whose experts nearly tie may go elsewhere in an engine though it did not in those that were drawn.
     """
-    rerouted = [centred_squares(one.errors)[one.rerouted] for one in noises if one.rerouted is not None]
+    rerouted = [centred_squares(noise.errors)[noise.rerouted] for noise in noises if noise.rerouted is not None]
     pooled = np.concatenate(rerouted) if rerouted else np.zeros(0)
     least = math.sqrt(float(np.mean(pooled))) if len(pooled) else 0.0
-    return [replace(one, spread=np.maximum(one.spread, least)) for one in noises]
+    return [replace(noise, spread=np.maximum(noise.spread, least)) for noise in noises]
 
 
-def num_noise_tokens(item: Mapping[str, Any]) -> int:
-    return len(item["token_ids"]) - 1
-
-
-NOISE = Work("noise", noise_items, num_noise_tokens, is_exact=False)
+NOISE = Work("noise", noise_items, num_fed_tokens, is_exact=False)

@@ -1,4 +1,4 @@
-"""One token under one noise: how far its log-probability, and the greedy token's lead, are from the exact ones."""
+"""One token within one noise: how far its log-probability and the greedy token's lead are from the exact ones."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Margins:
     runner_up: NDArray[np.float64]  # [T] the ratio of the next
 
     def flip_chance(self, row: int) -> float:
-        """That any of the greedy token's rivals is before it: no more than their chances together.
+        """The probability that any rival overtakes the greedy token: at most the sum of their chances.
 
-        The runner-up's alone would be at most a half; a model that has no idea has hundreds within the noise of
+        The runner-up's alone would be at most a half; an undecided model has hundreds of rivals within the noise of
         bfloat16.
         """
         ratios, best = self.gap_ratios[row], self.best[row]
         rivals = np.flatnonzero(ratios < FARTHEST)
-        return min(1.0, math.fsum(tie_chance(float(ratios[one])) for one in rivals if one != best))
+        return min(1.0, math.fsum(tie_chance(float(ratios[rival])) for rival in rivals if rival != best))
 
 
 def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margins:
-    """Of a format with so many bits, at these rows; others have no meaning, nor have those that the Truth lacks."""
+    """Of a format with so many bits, at these rows; other rows, and those that the Truth lacks, have no meaning."""
     first, stop, _ = wanted.indices(len(truth.best))
     units = resolution(truth.largest, bits)
     best = np.argmax(truth.columns == truth.best[:, None], axis=1)
@@ -50,14 +50,14 @@ def margins(truth: Truth, noise: Noise, bits: int, wanted: slice = ALL) -> Margi
     runner_up = np.full(len(best), np.inf)  # where there is no other token
     for part in pieces(max(0, stop - first), len(noise.errors) * noise.errors.shape[2]):
         rows = slice(first + part.start, first + part.stop)
-        own = np.arange(len(best[rows])), best[rows]
+        best_columns = np.arange(len(best[rows])), best[rows]
         logprobs = truth.logprobs[rows].copy()
-        gaps = logprobs[own][:, None] - logprobs
+        gaps = logprobs[best_columns][:, None] - logprobs
         scales[rows] = noise.scales(truth, rows)
         gap_ratios[rows] = np.maximum(0.0, gaps - units[rows, None]) / noise.gap_scales(best[rows], rows)
-        logprobs[own] = -np.inf
+        logprobs[best_columns] = -np.inf
         if logprobs.shape[1] > 1:
-            runner_up[rows] = gap_ratios[rows][own[0], np.argmax(logprobs, axis=1)]
+            runner_up[rows] = gap_ratios[rows][best_columns[0], np.argmax(logprobs, axis=1)]
     return Margins(truth, units, best, scales, gap_ratios, runner_up)
 
 
@@ -66,23 +66,25 @@ def position(
     row: int,
     token_id: int,
     is_new: bool,
-    told: Sequence[tuple[int, float]],
+    reported: Sequence[tuple[int, float]],
     logprob: float | None,
     allowed: Margins,
 ) -> Position:
-    """One token under one noise. `told` are all log-probabilities told there, by token, `logprob` its own.
+    """One token within one noise. `reported` are all log-probabilities reported there, by token, `logprob` its own.
 
-    The token's own may be told twice, by itself and among the alternatives: both are judged.
+    The token's own may be reported twice, by itself and among the alternatives: both are judged.
     """
     truth, unit, best = allowed.truth, float(allowed.units[row]), int(allowed.truth.best[row])
     logprobs, scale = truth.logprobs[row], allowed.scales[row]
-    own = truth.at(row, token_id)
-    columns = [own if one == token_id else truth.at(row, one) for one, _ in told]
-    raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, told, strict=True)]
+    token_column = truth.at(row, token_id)
+    columns = [token_column if token == token_id else truth.at(row, token) for token, _ in reported]
+    raw = [value - float(logprobs[column]) for column, (_, value) in zip(columns, reported, strict=True)]
     scales = [float(scale[column]) for column in columns]
     errors = without_normaliser(raw, scales, unit, truth.vocab_size)
-    gap_ratio = float(allowed.gap_ratios[row, own])
-    ratio = max((beyond(one, unit) / scale for one, scale in zip(errors, scales, strict=True)), key=abs, default=None)
+    gap_ratio = float(allowed.gap_ratios[row, token_column])
+    ratio = max(
+        (beyond(error, unit) / scale for error, scale in zip(errors, scales, strict=True)), key=abs, default=None
+    )
     sizes = [abs(error) / math.hypot(scale, unit / 2.0) for error, scale in zip(raw, scales, strict=True)]
     return Position(
         ask=ask,
@@ -90,22 +92,22 @@ def position(
         is_new=is_new,
         token_id=token_id,
         best=best,
-        gap=float(logprobs[allowed.best[row]] - logprobs[own]),
+        gap=float(logprobs[allowed.best[row]] - logprobs[token_column]),
         gap_ratio=gap_ratio,
         margin_ratio=float(allowed.runner_up[row]),
-        error=None if logprob is None else logprob - float(logprobs[own]),
+        error=None if logprob is None else logprob - float(logprobs[token_column]),
         error_ratio=ratio,
         error_size=max(sizes, default=None),
         verdict=position_verdict(is_new, token_id, best, gap_ratio, ratio),
-        scale=math.hypot(float(scale[own]), unit / 2.0),
+        scale=math.hypot(float(scale[token_column]), unit / 2.0),
         flip_chance=allowed.flip_chance(row) if is_new else None,
     )
 
 
 def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
     """What rounding the logits themselves may do, by the largest of each row: one unit in its last place in the format,
-    and a few of float32, in which log-probabilities are computed: they are the difference of a logit and a sum of
-    exponentials."""
+    and a few of float32, in which log-probabilities are computed as a logit minus a sum of exponentials.
+    """
     exponent = np.frexp(largest)[1]
     return np.asarray(np.ldexp(1.0, exponent - bits) + FLOAT32_UNITS * np.ldexp(1.0, exponent - 24))
 
@@ -113,21 +115,21 @@ def resolution(largest: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
 def without_normaliser(
     errors: Sequence[float], scales: Sequence[float], unit: float, vocab_size: int
 ) -> Sequence[float]:
-    """The errors of one position without what a sum of exponentials in float32 may add to all of them.
+    """The errors at one position without a common shift from summing exponentials in float32.
 
     Added one after another, terms below 2**-25 of the sum are lost, at most vocab_size of them: log-probabilities of
-    llama.cpp and mlx-lm are off by as much, all of a position by the same. So with several told one shift can't hide
-    the others; of all shifts that large the one that leaves the least is taken off.
+    llama.cpp and mlx-lm are off by as much, all of a position by the same. Of all shifts up to that size the one is
+    removed that leaves the smallest errors; with several reported, one shift can't hide the others.
     """
     if not errors:
         return errors
     most = most_shift(vocab_size)
 
     def left(shift: float) -> float:
-        return max(abs(beyond(one - shift, unit)) / scale for one, scale in zip(errors, scales, strict=True))
+        return max(abs(beyond(error - shift, unit)) / scale for error, scale in zip(errors, scales, strict=True))
 
-    shift = min((0.0, *(min(most, max(-most, one)) for one in errors)), key=left)
-    return [one - shift for one in errors]
+    shift = min((0.0, *(min(most, max(-most, error)) for error in errors)), key=left)
+    return [error - shift for error in errors]
 
 
 def most_shift(vocab_size: int) -> float:
@@ -136,5 +138,5 @@ def most_shift(vocab_size: int) -> float:
 
 
 def beyond(error: float, unit: float) -> float:
-    """What is left of an error, with its sign, behind one unit of the logits."""
+    """The part of an error, with its sign, that exceeds one unit of the logits."""
     return math.copysign(max(0.0, abs(error) - unit), error)

@@ -1,8 +1,8 @@
-"""Which experts each token went to: the engine's own choice computed with, and judged by itself.
+"""The experts each token went to: the engine's choice is computed with, and judged by itself.
 
-One rounding can send a token to another expert, and everything behind it changes. So routes are teacher-forced like
-tokens: the network runs with the routes of an engine, and at each position and layer its choice is held against the
-scores that the exact network has right there. T positions, L sparse layers, N experts, K experts of a token.
+One rounding can send a token to another expert, which changes everything after it. So routes are teacher-forced like
+tokens: the network runs with the routes of an engine, and at each position and layer its choice is compared with the
+scores that the exact network has there. T positions, L sparse layers, N experts, K experts of a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST = 2.0**-40  # of a score's noise
 
 
 class RoutedNumerics:
-    """An arithmetic for one pass: its T tokens go to the given experts, and it keeps by what it would have chosen.
+    """An arithmetic for one pass: its T tokens go to the given experts, and it keeps the scores and choices.
 
     given [T, L, K] ids, OWN where the arithmetic chooses itself; None: everywhere
     """
@@ -59,34 +59,34 @@ class RoutedNumerics:
 
 
 def routed(numerics: Numerics, given: NDArray[np.int64] | None = None) -> tuple[Numerics, RoutedNumerics]:
-    """The same object twice: as an arithmetic, and as what it keeps."""
+    """The same object twice: typed as an arithmetic, and as what it keeps."""
     wrapped = RoutedNumerics(numerics, given)
     return cast(Numerics, wrapped), wrapped
 
 
 def fitted(routes: Routes, rows: int, config: ModelConfig) -> Routes:
-    """Routes that an engine told, of `rows` positions and the sparse layers; RequestError if they can't be those.
+    """Reported routes of `rows` positions and the sparse layers; RequestError if they can't be those.
 
-    Engines may tell more: the last token's, those of dense layers (which are left out), all layers in one. OWN stands
-    for what is not told of a position and layer: then for all of its experts.
+    Engines may report more: the last token's, those of dense layers (which are dropped), all layers in one. OWN stands
+    for all experts of a position and layer that are not reported.
     """
-    mixture, layers = config.mixture, config.sparse_layers
-    if mixture is None or not layers:
+    mixture, sparse = config.mixture, config.sparse_layers
+    if mixture is None or not sparse:
         raise RequestError("routes: the model has no experts")
     if len(routes) < rows:
         raise RequestError(f"routes: {len(routes)} positions, expected {rows}")
-    count, found = mixture.num_experts_per_tok, []
-    for row, told in enumerate(routes[:rows]):
-        if len(told) == 1 and len(told[0]) in (len(layers) * count, config.num_hidden_layers * count):
-            told = tuple(told[0][start : start + count] for start in range(0, len(told[0]), count))
-        if len(told) == config.num_hidden_layers:
-            told = tuple(told[layer] for layer in layers)
-        if len(told) != len(layers):
-            raise RequestError(f"routes[{row}]: {len(told)} layers, expected the {len(layers)} sparse ones, or all")
-        for layer, experts in zip(layers, told, strict=True):
+    count, fitting = mixture.num_experts_per_tok, []
+    for row, layers in enumerate(routes[:rows]):
+        if len(layers) == 1 and len(layers[0]) in (len(sparse) * count, config.num_hidden_layers * count):
+            layers = tuple(layers[0][start : start + count] for start in range(0, len(layers[0]), count))
+        if len(layers) == config.num_hidden_layers:
+            layers = tuple(layers[layer] for layer in sparse)
+        if len(layers) != len(sparse):
+            raise RequestError(f"routes[{row}]: {len(layers)} layers, expected the {len(sparse)} sparse ones, or all")
+        for layer, experts in zip(sparse, layers, strict=True):
             require_experts(experts, mixture, f"routes[{row}], layer {layer}")
-        found.append(told)
-    return tuple(found)
+        fitting.append(layers)
+    return tuple(fitting)
 
 
 def require_experts(experts: Sequence[int], mixture: MixtureConfig, where: str) -> None:
@@ -97,7 +97,7 @@ def require_experts(experts: Sequence[int], mixture: MixtureConfig, where: str) 
 
 
 def as_key(routes: Routes | NDArray[np.int64] | None, rows: int) -> bytes:
-    """Routes of the first rows, to look up by; empty where none were told."""
+    """Routes of the first rows as bytes; empty if none were reported."""
     return b"" if routes is None else np.array(routes[:rows], np.int64).astype("<i4").tobytes()
 
 
@@ -112,40 +112,42 @@ def from_key(key: bytes, config: ModelConfig) -> NDArray[np.int64] | None:
 
 @dataclass(frozen=True)
 class RouteDifference:
-    """Of all routes of one position the one that the oracle would least have taken."""
+    """The route of one position that the oracle would least have taken."""
 
     layer: int
     expert: int  # that the engine took,
     instead_of: int  # and the oracle would have
-    ratio: float  # by how much the scores by which they are chosen are apart, in units of their noise
+    ratio: float  # difference of their scores, in units of its noise
 
 
 def difference(
-    preferred: Array, told: NDArray[np.int64], squares: Array, layers: Sequence[int]
+    preferred: Array, routes: NDArray[np.int64], squares: Array, layers: Sequence[int]
 ) -> RouteDifference | None:
-    """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: the same."""
-    found = None
+    """One position's routes [L, K] against the scores [L, N], whose errors have mean squares [L, N]; None: no
+    difference.
+    """
+    worst = None
     for index, layer in enumerate(layers):
-        outside = np.setdiff1d(np.arange(preferred.shape[1]), told[index])
+        outside = np.setdiff1d(np.arange(preferred.shape[1]), routes[index])
         if not len(outside):
             continue
-        taken = max(told[index].tolist(), key=lambda one: (-preferred[index, one], one))
+        taken = max(routes[index].tolist(), key=lambda expert: (-preferred[index, expert], expert))
         left = int(outside[np.argmax(preferred[index, outside])])
         gap = float(preferred[index, left]) - float(preferred[index, taken])
         if gap > 0.0 or (gap == 0.0 and left < taken):
             ratio = gap / gap_scale(squares[index], taken, left)
-            if found is None or ratio > found.ratio:
-                found = RouteDifference(layer, taken, left, ratio)
-    return found
+            if worst is None or ratio > worst.ratio:
+                worst = RouteDifference(layer, taken, left, ratio)
+    return worst
 
 
-def gap_scale(squares: Array, one: int, other: int) -> float:
+def gap_scale(squares: Array, expert: int, other: int) -> float:
     """Standard deviation of the difference of two experts' scores, whose errors have mean squares [N].
 
-    Half of it is of these two, half of all experts: the first knows what is special, the second is steady.
+    Half of it comes from these two, half from all experts: the first knows what is special, the second is steady.
     """
-    own = (float(squares[one]) + float(squares[other])) / 2.0
-    return max(LEAST, math.sqrt(own + float(np.mean(squares))))
+    pair_square = (float(squares[expert]) + float(squares[other])) / 2.0
+    return max(LEAST, math.sqrt(pair_square + float(np.mean(squares))))
 
 
 def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]:
@@ -157,8 +159,8 @@ def margins(preferred: Array, squares: Array, count: int) -> NDArray[np.float64]
         return np.full(preferred.shape[:2], np.inf)
     order = np.argsort(-preferred, axis=-1, kind="stable")[..., count - 1 : count + 1]
     scores = np.take_along_axis(preferred, order, axis=-1).astype(np.float64)
-    own = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
-    scale = np.sqrt(own.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
+    pair_squares = np.take_along_axis(squares, order, axis=-1).astype(np.float64)
+    scale = np.sqrt(pair_squares.mean(axis=-1) + squares.mean(axis=-1, dtype=np.float64))
     return np.asarray((scores[..., 0] - scores[..., 1]) / np.maximum(scale, LEAST))
 
 

@@ -1,4 +1,4 @@
-"""What was said, under the oracle: the truth and the noise of each sequence, computed once."""
+"""Answers under the oracle: the truth and the noise of each sequence, computed once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Pair = tuple[Ask, Answer]
 class Scored:
     """One sequence under the oracle: the truth, and the noise of one format.
 
-    In a mixture of experts the noise is of engines that take the truth's routes. `loose` is that of engines that choose
-    their own: of an answer that tells none, in a format in which near ties are no exception. `margins` [T, L] are how
-    far each route is from a tie, in units of its noise.
+    In a mixture of experts the noise is that of engines that take the truth's routes. `loose` is that of engines that
+    choose their own, for answers without routes in a format with many near ties. `margins` [T, L] are how far each
+    route is from a tie, in units of its noise.
     """
 
     truth: Truth
@@ -36,8 +36,9 @@ class Scored:
 
 @dataclass(eq=False)
 class Known:
-    """What was computed before, so that another format, or another engine that says the same, costs little; and where
-    the rest is computed."""
+    """Earlier results, so that another format, or another engine with the same answers, costs little; and where to
+    compute.
+    """
 
     truths: dict[Spoken, Truth] = field(default_factory=dict)
     noises: dict[tuple[str, Spoken], Noise] = field(default_factory=dict)
@@ -54,35 +55,33 @@ def spoken(ask: Ask, answer: Answer) -> Spoken:
 def truths_of(
     model: LoadedModel, pairs: Sequence[Pair], known: Known, progress: Progress | None = None
 ) -> dict[Spoken, Truth]:
-    """By sequence, at the rows that are judged; those that are the beginning of another share its truth, since the
-    arithmetic is causal.
-
-    Where routes are told, only the same sequence with the same routes shares it.
+    """By sequence, at the rows that are judged; sequences that are the beginning of another share its truth, since the
+    arithmetic is causal. With reported routes, only the same sequence with the same routes shares it.
     """
     wanted: dict[Spoken, dict[int, set[int]]] = {}
     for ask, answer in pairs:
         add_rows(
             wanted.setdefault(spoken(ask, answer), {}), judged_tokens(ask, answer, bool(model.config.sparse_layers))
         )
-    shared = whole_sequences({*untold_of(wanted), *untold_of(known.truths)})
+    shared = whole_sequences({*without_routes(wanted), *without_routes(known.truths)})
     whole = {Spoken(ids): list(map(Spoken, of)) for ids, of in shared.items()}
-    whole |= {one: [one] for one in wanted if one.routes}
+    whole |= {spoken_sequence: [spoken_sequence] for spoken_sequence in wanted if spoken_sequence.routes}
     missing: dict[Spoken, dict[int, list[int]]] = {}
-    for one, of in whole.items():
+    for sequence, of in whole.items():
         rows: dict[int, set[int]] = {}
         for part in of:
             add_rows(rows, wanted.get(part, {}))
-        if rows and (one not in known.truths or not known.truths[one].covers(rows)):
-            for part in of:  # what is known of it, and of what it goes on from, may be wanted again
+        if rows and (sequence not in known.truths or not known.truths[sequence].covers(rows)):
+            for part in of:  # what is known of it, and of its beginnings, may be wanted again
                 add_rows(rows, known.wanted.get(part, {}))
-            missing[one] = {row: sorted(rows[row]) for row in sorted(rows)}
-            known.wanted[one] = rows
+            missing[sequence] = {row: sorted(rows[row]) for row in sorted(rows)}
+            known.wanted[sequence] = rows
     for truth in spoken_truths(model, missing, known.place, progress):
         known.truths[truth.spoken] = truth
     for noises in (known.noises, known.loose):
         for key in [key for key in noises if key[1] in missing]:
-            del noises[key]  # it is of other columns
-    return {part: known.truths[one] for one, of in whole.items() for part in of if part in wanted}
+            del noises[key]  # of other columns
+    return {part: known.truths[sequence] for sequence, of in whole.items() for part in of if part in wanted}
 
 
 def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
@@ -91,22 +90,23 @@ def add_rows(rows: dict[int, set[int]], more: Mapping[int, set[int]]) -> None:
 
 
 def judged_tokens(ask: Ask, answer: Answer, is_mixture: bool) -> dict[int, set[int]]:
-    """The tokens that an answer says something of, by row: its own, others that it tells, and those of its prompt if
-    their log-probabilities are told. In a mixture of experts all: each token's route counts (noise.loosened)."""
+    """The tokens whose log-probabilities an answer reports, by row: its own, alternatives, and its prompt's. In a
+    mixture of experts all: each token's route counts (noise.loosened).
+    """
     ids, start = spoken(ask, answer).token_ids, len(ask.prompt_token_ids) - 1
-    tells_prompt = answer.prompt_logprobs is not None or is_mixture
-    rows = {row: {ids[row + 1]} for row in range(0 if tells_prompt else start, len(ids) - 1)}
+    has_prompt = answer.prompt_logprobs is not None or is_mixture
+    rows = {row: {ids[row + 1]} for row in range(0 if has_prompt else start, len(ids) - 1)}
     for index, top in enumerate(answer.top_logprobs or ()):
         rows[start + index].update(top)
     return rows
 
 
-def untold_of(wanted: Iterable[Spoken]) -> list[Ids]:
-    return [one.token_ids for one in wanted if not one.routes]
+def without_routes(wanted: Iterable[Spoken]) -> list[Ids]:
+    return [spoken_sequence.token_ids for spoken_sequence in wanted if not spoken_sequence.routes]
 
 
 def whole_sequences(sequences: Iterable[Ids]) -> dict[Ids, list[Ids]]:
-    """Those that are no other's beginning, each with all that are its beginning, itself included."""
+    """Those that are not the beginning of another, each with all its beginnings, itself included."""
     whole: dict[Ids, list[Ids]] = {}
     for ids in sorted(sequences, reverse=True):  # a sequence comes right after those that begin with it
         last = next(reversed(whole), None)
@@ -126,7 +126,7 @@ def add_noises(
     progress: Progress | None = None,
     own_routes: bool = False,
 ) -> None:
-    """Of these engines that could be, beside those that are known already."""
+    """Of these emulated engines, unless known already."""
     noises = known.loose if own_routes else known.noises
     missing: dict[tuple[int, ...], list[Truth]] = {}
     for truth in dict.fromkeys(truths):
@@ -135,10 +135,10 @@ def add_noises(
         if new:
             missing.setdefault(new, []).append(truth)
     for new, of in missing.items():
-        made = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
-        for truth, own in zip(of, made, strict=True):
+        new_noises = noise_of(model, of, format_name, new, place=known.place, progress=progress, own_routes=own_routes)
+        for truth, new_noise in zip(of, new_noises, strict=True):
             before = noises.get((format_name, truth.spoken))
-            noises[format_name, truth.spoken] = own if before is None else joined([before, own])
+            noises[format_name, truth.spoken] = new_noise if before is None else joined([before, new_noise])
 
 
 def scored_as(model: LoadedModel, truth: Truth, noise: Noise, loose: Noise | None = None) -> Scored:

@@ -23,13 +23,13 @@ from lfm2np.work.place import AnyPlace, Work, compute
 
 Array = NDArray[Any]
 Ids = tuple[int, ...]
-Wanted = Mapping[int, Iterable[int]]  # tokens to look at, by row
-LIKELY, OTHERS = 48, 80  # tokens of each position that are looked at: the likeliest, and some others
-UNKNOWN = -1  # in the place of a column, in rows that nobody wanted
+Wanted = Mapping[int, Iterable[int]]  # tokens, by row
+LIKELY, OTHERS = 48, 80  # columns of each position: the likeliest tokens, and some others
+UNKNOWN = -1  # instead of a column, in rows that are not wanted
 
 
 class Spoken(NamedTuple):
-    """One sequence, and the routes that its tokens were told to have taken: see routes.as_key."""
+    """One sequence, and the routes that its tokens are reported to have taken: see routes.as_key."""
 
     token_ids: Ids
     routes: bytes = b""
@@ -39,9 +39,8 @@ class Spoken(NamedTuple):
 class Truth:
     """The exact log-probabilities of one sequence, at T positions and J tokens each; row t predicts token t + 1.
 
-    Of rows that nobody wanted only the routes are known; their columns are UNKNOWN.
-    The distribution's own numbers (best, squares) are over the whole vocabulary. L sparse layers, N experts, K of a
-    token; where there are none, `routes` and `preferred` are None.
+    Of rows that are not wanted only the routes are known; their columns are UNKNOWN. `best` and `squares` are over the
+    whole vocabulary. L sparse layers, N experts, K of a token; without a mixture `routes` and `preferred` are None.
     """
 
     spoken: Spoken
@@ -51,7 +50,7 @@ class Truth:
     squares: NDArray[np.float64]  # [T] sum of p^2
     largest: NDArray[np.float64]  # [T] the largest logit, in absolute value
     vocab_size: int
-    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: those told, the network's own otherwise
+    routes: NDArray[np.int64] | None = None  # [T, L, K] that the tokens took: reported, else the network's
     preferred: NDArray[np.float32] | None = None  # [T, L, N] scores by which they are chosen
 
     @property
@@ -63,45 +62,39 @@ class Truth:
         return np.flatnonzero(self.columns[:, 0] != UNKNOWN)
 
     def at(self, row: int, token_id: int) -> int:
-        """The column of a token. KeyError if it was not among those looked at."""
+        """The column of a token. KeyError if it is not among the columns."""
         column = int(np.searchsorted(self.columns[row], token_id))
         if column == self.columns.shape[1] or self.columns[row, column] != token_id:
             raise KeyError(token_id)
         return column
 
     def covers(self, wanted: Wanted) -> bool:
-        """Whether all tokens wanted, by row, are among those looked at; none wanted: whether all rows are known."""
+        """Whether all wanted tokens are among the columns; without any: whether all rows are known."""
         rows = list(wanted) or range(len(self.columns))
         known = bool((self.columns[rows, 0] != UNKNOWN).all())
         return known and all(np.isin(list(tokens), self.columns[row]).all() for row, tokens in wanted.items())
 
 
 def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
-    """That of one sequence: see truths_of."""
+    """Of one sequence: see truths_of."""
     return truths_of(model, {tuple(token_ids): wanted})[0]
 
 
 def truths_of(
-    model: LoadedModel,
-    wanted: Mapping[Ids, Wanted],
-    place: AnyPlace = None,
-    progress: Progress | None = None,
+    model: LoadedModel, wanted: Mapping[Ids, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
-    """The truth of each sequence, all of them in ragged passes; `progress(done, total)` counts tokens.
+    """The truth of each sequence, in ragged passes; `progress(done, total)` counts tokens.
 
-    `wanted` are the tokens to look at, by row, beside the likeliest; only these rows are looked at, or all if there are
-    none. NumericsError if exact arithmetic can't hold the model's numbers.
+    wanted  tokens to include beside the likeliest, by row; only these rows are computed, or all if there are none
+    errors  NumericsError if exact arithmetic can't hold the model's numbers
     """
     return spoken_truths(model, {Spoken(ids): rows for ids, rows in wanted.items()}, place, progress)
 
 
 def spoken_truths(
-    model: LoadedModel,
-    wanted: Mapping[Spoken, Wanted],
-    place: AnyPlace = None,
-    progress: Progress | None = None,
+    model: LoadedModel, wanted: Mapping[Spoken, Wanted], place: AnyPlace = None, progress: Progress | None = None
 ) -> list[Truth]:
-    """The same of sequences that were told to have taken certain routes."""
+    """The same of sequences with reported routes."""
     items = []
     for spoken, rows in wanted.items():
         item = {"token_ids": list(spoken.token_ids), "wanted": [[row, list(tokens)] for row, tokens in rows.items()]}
@@ -120,7 +113,7 @@ def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
     given = given_routes(model, sequences, [item.get("routes") for item in items])
     numerics, kept = routed(model.numerics, given)
     states, runs = ragged.hidden_states(model.weights, model.config, numerics, sequences)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for item, run in zip(items, runs, strict=True):
         try:
             if run.error:
@@ -128,23 +121,23 @@ def truth_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[
             result = truth_rows(model, states[run.rows], dict(item["wanted"]))
             if given is not None:
                 result |= {"routes": kept.chosen()[run.rows], "preferred": kept.preferred()[run.rows]}
-            found.append(result)
+            results.append(result)
         except NumericsError as error:
-            found.append({"error": str(error)})
-    return found
+            results.append({"error": str(error)})
+    return results
 
 
 def given_routes(
-    model: LoadedModel, sequences: Sequence[Sequence[int]], told: Sequence[NDArray[np.int64] | None]
+    model: LoadedModel, sequences: Sequence[Sequence[int]], reported: Sequence[NDArray[np.int64] | None]
 ) -> NDArray[np.int64] | None:
-    """Of a ragged pass [all T, L, K], OWN for sequences of which none were told; None if there are no experts."""
+    """Of a ragged pass [all T, L, K], OWN for sequences without reported routes; None if there are no experts."""
     if not model.config.sparse_layers:
         return None
     assert model.config.mixture is not None
     shape = (len(model.config.sparse_layers), model.config.mixture.num_experts_per_tok)
     parts = [
         np.full((len(ids), *shape), OWN, np.int64) if routes is None else np.asarray(routes, np.int64)[: len(ids)]
-        for ids, routes in zip(sequences, told, strict=True)
+        for ids, routes in zip(sequences, reported, strict=True)
     ]
     return np.concatenate(parts)
 
@@ -153,7 +146,7 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     """The arrays of a Truth from hidden states [T, D]; as many rows at once as LOGITS_AT_ONCE allows."""
     vocabulary = model.config.vocab_size
     count = num_columns(wanted, vocabulary)
-    found = {
+    arrays = {
         "columns": np.full((len(states), count), UNKNOWN, np.int64),
         "logprobs": np.zeros((len(states), count)),
         "best": np.full(len(states), UNKNOWN, np.int64),
@@ -163,23 +156,23 @@ def truth_rows(model: LoadedModel, states: Array, wanted: Mapping[int, Sequence[
     chosen = np.array([row for row in sorted(wanted) if row < len(states)] or range(len(states)), np.int64)
     for part in pieces(len(chosen), vocabulary, LOGITS_AT_ONCE):
         logits = reference.output_logits(model.weights, model.numerics, states[chosen[part]])
-        fill_rows(found, logits, chosen[part], wanted)
-    return found
+        fill_rows(arrays, logits, chosen[part], wanted)
+    return arrays
 
 
 def fill_rows(
-    found: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
+    arrays: dict[str, Array], logits: Array, numbers: NDArray[np.int64], wanted: Mapping[int, Sequence[int]]
 ) -> None:
-    """What logits [t, V] say into the arrays of a Truth, at the rows of these numbers [t]."""
+    """Writes results of logits [t, V] into the arrays of a Truth, at these rows [t]."""
 
     def compute(rows: slice) -> None:
-        own, at = logits[rows], numbers[rows]
+        piece, at = logits[rows], numbers[rows]
         tokens = {index: wanted.get(row, ()) for index, row in enumerate(at.tolist())}
-        columns = chosen_columns(own, tokens, found["columns"].shape[1])
-        found["columns"][at] = columns
-        found["logprobs"][at], found["squares"][at] = distribution(own, columns)
-        found["best"][at] = np.argmax(own, axis=1)
-        found["largest"][at] = np.abs(own).max(axis=1)
+        columns = chosen_columns(piece, tokens, arrays["columns"].shape[1])
+        arrays["columns"][at] = columns
+        arrays["logprobs"][at], arrays["squares"][at] = distribution(piece, columns)
+        arrays["best"][at] = np.argmax(piece, axis=1)
+        arrays["largest"][at] = np.abs(piece).max(axis=1)
 
     over_pieces(compute, len(logits), logits.shape[1])
 
@@ -199,12 +192,12 @@ def distribution(logits: Array, columns: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def num_columns(wanted: Mapping[int, Sequence[int]], vocab_size: int) -> int:
-    """J: room for what is wanted in any row, the likeliest and some others."""
+    """J: room for the wanted tokens of any row, the likeliest and some others."""
     return min(vocab_size, max((len(set(ids)) for ids in wanted.values()), default=0) + LIKELY + OTHERS)
 
 
 def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: int) -> NDArray[np.int64]:
-    """[T, J] ids, ascending in each row: those wanted, the likeliest, and others spread over the vocabulary."""
+    """[T, J] ids, ascending in each row: the wanted, the likeliest, and others spread over the vocabulary."""
     rows, vocabulary = logits.shape
     if vocabulary <= count:
         return np.tile(np.arange(vocabulary), (rows, 1))
@@ -221,16 +214,16 @@ def chosen_columns(logits: Array, wanted: Mapping[int, Sequence[int]], count: in
 def likeliest(logits: Array, count: int) -> NDArray[np.bool_]:
     """[T, V]: whether a token is among so many of the largest of its row; of equal ones those of the lowest ids are."""
     least = np.partition(logits, logits.shape[1] - count, axis=1)[:, logits.shape[1] - count]
-    found = logits >= least[:, None]
-    for row in np.flatnonzero(np.count_nonzero(found, axis=1) > count):
+    is_likeliest = logits >= least[:, None]
+    for row in np.flatnonzero(np.count_nonzero(is_likeliest, axis=1) > count):
         equal = np.flatnonzero(logits[row] == least[row])
-        found[row, equal[count - np.count_nonzero(logits[row] > least[row]) :]] = False
-    return found
+        is_likeliest[row, equal[count - np.count_nonzero(logits[row] > least[row]) :]] = False
+    return is_likeliest
 
 
-def num_truth_tokens(item: Mapping[str, Any]) -> int:
+def num_fed_tokens(item: Mapping[str, Any]) -> int:
     """Tokens that go through the network: all but the last."""
     return len(item["token_ids"]) - 1
 
 
-TRUTH = Work("truth-rows", truth_items, num_truth_tokens)
+TRUTH = Work("truth-rows", truth_items, num_fed_tokens)

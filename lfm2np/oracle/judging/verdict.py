@@ -1,16 +1,16 @@
 """The verdict on one position, and on all of them.
 
 An engine is judged by teacher forcing: its own tokens are scored by the oracle, so one flip does not poison what
-follows. With s the scale of what the declared format may do there (noise.py), and u one unit in the last place of the
+follows. With s the scale of the declared format's noise there (noise.py), and u one unit in the last place of the
 largest logit in that format, a difference x is beyond it if x > u + LIMIT * s.
 
-EXACT         the oracle's greedy token; its log-probability, where it is told, is off by no more than the format may
-TIE           another token, whose logit is behind by no more than the format may
-ROUTE         in a mixture of experts: what only another expert explains, whose score is behind by no more than the
-              format may; the token went there instead, and so may a right engine send it
+EXACT         the oracle's greedy token; its log-probability, if reported, is off by no more than the format allows
+TIE           another token, whose logit is behind by no more than the format allows
+ROUTE         in a mixture of experts: an error that only another expert explains, whose score is behind by no more than
+              the format allows; a right engine may send the token there too
 DRIFT         log-probabilities further off than the format explains
 BUG           a token that is further behind than the format explains
-INCONCLUSIVE  the engine did not tell
+INCONCLUSIVE  nothing was reported
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lfm2np.oracle.judging.routes import RouteDifference
 from lfm2np.oracle.targets.records import Ask
 
 LIMIT = 10.0  # of right engines the largest seen is about 6: see the tables under docs/engine
-FLIPS_LIMIT = 1e-9  # probability below which as many flips as there are have another cause than rounding
-DOUBT = 0.01  # a probability below which it is computed anew with all that can be known of the noise
+FLIPS_LIMIT = 1e-9  # probability below which so many flips are not rounding
+DOUBT = 0.01  # a probability below which it is computed again with the best estimate of the noise
 SPREAD = 2.0  # how much a right engine's errors may exceed the scale, on the average of many positions
 
 
@@ -55,19 +55,27 @@ class Position:
     gap: float  # log-probability of `best` minus that of the token; 0 where they are the same
     gap_ratio: float
     margin_ratio: float  # gap to the runner-up of `best`: how far from a tie the oracle is
-    error: float | None  # engine's log-probability minus the oracle's, of this token; None where it is not told
-    error_ratio: float | None  # by how much it exceeds a unit of the logits; the largest of this token and others told
+    error: float | None  # engine's log-probability minus the oracle's, of this token; None: not reported
+    error_ratio: float | None  # beyond a unit of the logits; the largest of this token and its alternatives
     error_size: float | None  # that error in units of the noise and of the logits' unit together: for averages
     verdict: Verdict
-    route: RouteDifference | None = None  # from the oracle's, of an engine that tells its routes or reveals one
+    route: RouteDifference | None = None  # from the oracle's, if routes are reported or revealed
     is_rerouted: bool = False  # its token went to another expert, as far as that is known
     route_chance: float = 0.0  # that a right engine's does, as far as it would be noticed
     scale: float = 0.0  # nats: what the format does to its log-probability, the rounding of the logits included
     flip_chance: float | None = None  # that a right engine's token is another than `best`; None: by margin_ratio
 
     @property
+    def place(self) -> tuple[str, int]:
+        return self.ask.id, self.row
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.verdict in WRONG
+
+    @property
     def is_flip(self) -> bool:
-        """A token that rerouting explains is none: those are counted apart."""
+        """Tokens that rerouting explains are counted apart."""
         return self.is_new and self.token_id != self.best and self.verdict is not Verdict.ROUTE
 
 
@@ -77,7 +85,7 @@ def position_verdict(
     best: int,
     gap_ratio: float,
     error_ratio: float | None,
-    tells_routes: bool = False,
+    reports_routes: bool = False,
     route: RouteDifference | None = None,
 ) -> Verdict:
     """See the module's docstring; a token of the prompt was not chosen by the engine, so it is no flip."""
@@ -90,41 +98,44 @@ def position_verdict(
         return Verdict.TIE
     if route is not None:
         return Verdict.ROUTE
-    return Verdict.EXACT if is_new or error_ratio is not None or tells_routes else Verdict.INCONCLUSIVE
+    return Verdict.EXACT if is_new or error_ratio is not None or reports_routes else Verdict.INCONCLUSIVE
 
 
 def flip_probability(positions: Sequence[Position]) -> tuple[int, float]:
-    """How many flips there are, and how likely a right engine of this format has so many or more.
+    """How many flips there are, and the probability that a right engine of this format has that many or more.
 
-    Each position flips by itself with the probability that noise of its scale, times SPREAD, exceeds the oracle's
-    margin to any of its rivals; the sum of such coins is added up exactly (Poisson's binomial distribution).
+    Each position flips with the probability that noise of its scale, times SPREAD, exceeds the oracle's margin to any
+    of its rivals; the distribution of the sum is computed exactly (Poisson binomial).
     """
-    new = [one for one in positions if one.is_new]
-    flips = sum(one.is_flip for one in new)
-    chances = [tie_chance(one.margin_ratio) if one.flip_chance is None else one.flip_chance for one in new]
+    new = [position for position in positions if position.is_new]
+    flips = sum(position.is_flip for position in new)
+    chances = [
+        tie_chance(position.margin_ratio) if position.flip_chance is None else position.flip_chance for position in new
+    ]
     return flips, so_many_or_more(flips, chances)
 
 
 def route_probability(positions: Sequence[Position]) -> tuple[int, float]:
-    """How many tokens are known to have gone to other experts, and how likely so many or more in a right engine do."""
-    rerouted = sum(one.is_rerouted for one in positions)
-    return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * one.route_chance) for one in positions])
+    """How many tokens went to other experts, and the probability of that many or more in a right engine."""
+    rerouted = sum(position.is_rerouted for position in positions)
+    return rerouted, so_many_or_more(rerouted, [min(1.0, SPREAD * position.route_chance) for position in positions])
 
 
 def is_in_doubt(positions: Sequence[Position], most: float) -> bool:
-    """Whether a noise that is better known might say otherwise of all positions together: of how likely their flips
-    are, or of their errors, whose root mean square is beyond `most`."""
+    """Whether a better estimate of the noise might change the verdict on all positions together: on the probability of
+    their flips, or on their errors' root mean square, which is beyond `most`.
+    """
     chance = min(flip_probability(positions)[1], route_probability(positions)[1])
     return chance < DOUBT or size_of(positions) > most
 
 
 def tie_chance(margin_ratio: float) -> float:
-    """That noise, times SPREAD, exceeds a margin in units of the noise."""
+    """The probability that noise, times SPREAD, exceeds a margin in units of the noise."""
     return 0.5 * math.erfc(margin_ratio / (SPREAD * math.sqrt(2.0)))
 
 
 def so_many_or_more(count: int, chances: Sequence[float]) -> float:
-    """The probability of at least so many of independent events with these chances."""
+    """The probability that at least `count` of independent events with these chances happen."""
     below = np.zeros(count + 1)  # below[k]: exactly k so far, k < count; the last: so many or more
     below[0] = 1.0
     for chance in chances if count else ():
@@ -135,22 +146,22 @@ def so_many_or_more(count: int, chances: Sequence[float]) -> float:
 
 
 def probability_words(chance: float) -> str:
-    """Two digits; below what float64 can tell from 0, that bound."""
+    """Two digits; below what float64 can distinguish from 0, that bound."""
     return f"{chance:.2g}" if chance >= 1e-300 else "less than 1e-300"
 
 
 def largest_error(positions: Sequence[Position]) -> float:
-    """In units of the noise: beyond one unit of the logits or, where that leaves less, the whole error, up to LIMIT.
+    """In units of the noise: beyond one unit of the logits or, where that is smaller, the whole error, up to LIMIT.
 
-    So it is below the root mean square only where that is beyond LIMIT itself, and beyond LIMIT only if one is wrong.
+    So it is below the root mean square only if that is beyond LIMIT, and beyond LIMIT only if a position is wrong.
     """
-    sizes = [max(abs(one.error_ratio or 0.0), min(one.error_size or 0.0, LIMIT)) for one in positions]
+    sizes = [max(abs(position.error_ratio or 0.0), min(position.error_size or 0.0, LIMIT)) for position in positions]
     return max(sizes, default=0.0)
 
 
 def size_of(positions: Sequence[Position]) -> float:
-    """Root mean square of the errors told, in units of the noise; 0.0 of none."""
-    return root_mean_square([one.error_size for one in positions if one.error_size is not None])
+    """Root mean square of the reported errors, in units of the noise; 0.0 without any."""
+    return root_mean_square([position.error_size for position in positions if position.error_size is not None])
 
 
 def root_mean_square(ratios: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
-"""The experts that an engine chose, held against its own scores: a near tie may go either way, anything else is wrong.
+"""The experts that an engine chose, compared with its own scores: a near tie may go either way, anything else is wrong.
 
-Two experts are nearly tied if what they are preferred by (score plus bias) is apart by no more than LIMIT times the
-noise of that difference, which is the root of the sum of both squared spreads.
+Two experts nearly tie if their preferences (score plus bias) differ by no more than LIMIT times the noise of that
+difference, which is the root of the sum of both squared spreads.
 
 T tokens, t rows of a dump, N experts, K experts of a token. Places [T, N] are those of mixture.py.
 """
@@ -23,27 +23,29 @@ NOBODY = -1
 
 
 def places(preferred: Measured, count: int, by_place: bool) -> Measured:
-    """Which experts [T, N] are chosen by preferred [T, N]; by_place: a place among the chosen is in doubt, too."""
+    """The experts [T, N] that preferred [T, N] chooses; by_place: places among the chosen may be in doubt, too."""
     order = top_k(preferred.values, count)  # [T, K]
-    made = as_places(order, preferred.values.shape[1])
-    values, noise = (np.take_along_axis(one, order, axis=-1)[..., None] for one in (preferred.values, preferred.spread))
+    chosen_places = as_places(order, preferred.values.shape[1])
+    values, noise = (
+        np.take_along_axis(array, order, axis=-1)[..., None] for array in (preferred.values, preferred.spread)
+    )
     apart = np.abs(values - preferred.values[:, None]) - LIMIT * np.hypot(noise, preferred.spread[:, None])
     near = apart <= 0.0  # [T, K, N]: a chosen expert and any
     if by_place:
         np.put_along_axis(near, order[..., None], False, axis=-1)  # itself
     else:
-        near &= (made == 0.0)[:, None]
+        near &= (chosen_places == 0.0)[:, None]
     doubt = near.any(axis=1)
-    own = np.take_along_axis(doubt, order, axis=-1) | near.any(axis=-1)
-    np.put_along_axis(doubt, order, own, axis=-1)
-    return Measured(made, doubt.astype(np.float64))
+    is_doubted = np.take_along_axis(doubt, order, axis=-1) | near.any(axis=-1)
+    np.put_along_axis(doubt, order, is_doubted, axis=-1)
+    return Measured(chosen_places, doubt.astype(np.float64))
 
 
 def as_places(ids: Array, experts: int) -> Array:
     """[t, K] -> [t, N]"""
-    made = np.zeros((len(ids), experts))
-    np.put_along_axis(made, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
-    return made
+    places_of_experts = np.zeros((len(ids), experts))
+    np.put_along_axis(places_of_experts, ids.astype(np.int64), np.arange(1.0, 1.0 + ids.shape[1])[None], axis=-1)
+    return places_of_experts
 
 
 def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
@@ -52,19 +54,19 @@ def ids(chosen: Measured, count: int) -> NDArray[np.int64]:
 
 
 def says_nothing(chosen: Measured, most: float) -> bool:
-    """Whether of most experts it can't be said if they are chosen."""
+    """Whether for most experts it is open if they are chosen."""
     return bool(chosen.spread.mean() > most)
 
 
 def is_expert(dumped: Array, experts: int) -> NDArray[np.bool_]:
-    """Of ids [t, K] those of an expert that does not stand before them in their row."""
+    """Which ids [t, K] are valid experts that do not occur earlier in their row."""
     known = (dumped >= 0) & (dumped < experts)
     earlier = dumped[:, :, None] == dumped[:, None, :]
     return np.asarray(known & ~np.tril(earlier, -1).any(axis=-1))
 
 
 def as_read(dumped: Array, expected: Measured) -> Measured:
-    """Dumped ids as places, those of the last rows; a row that says an expert twice, or none, is what it should be."""
+    """Dumped ids as places, those of the last rows; a row with an invalid or repeated id becomes the expected one."""
     first = len(expected.values) - len(dumped)
     values, spread = expected.values.copy(), expected.spread.copy()
     rows = np.flatnonzero(is_expert(dumped, values.shape[1]).all(axis=1))
@@ -74,7 +76,7 @@ def as_read(dumped: Array, expected: Measured) -> Measured:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Dumped ids [t, K]: how wrong each is by its bound, infinite if it is no expert; in whose place it stands."""
+    """Dumped ids [t, K]: each error relative to its bound (infinite for an invalid id), and the expert it replaces."""
 
     errors: Array
     instead: NDArray[np.int64]  # NOBODY where it is right
@@ -83,79 +85,81 @@ class Judged:
 
 
 def judged(dumped: Array, preferred: Measured) -> Judged:
-    """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is held against the one missing that makes
-    it the worst."""
+    """`preferred` [T, N]; `dumped` may be the last rows only. A wrong expert is compared with the missing one that
+    gives the largest error.
+    """
     experts, count = preferred.values.shape[1], dumped.shape[1]
-    own = preferred[len(preferred.values) - len(dumped) :]
+    rows_preferred = preferred[len(preferred.values) - len(dumped) :]
     valid = is_expert(dumped, experts)
     given = np.where(valid, dumped, 0).astype(np.int64)
-    right = as_places(top_k(own.values, count), experts) > 0.0  # [t, N]
+    right = as_places(top_k(rows_preferred.values, count), experts) > 0.0  # [t, N]
     chosen = np.zeros_like(right)
     rows, columns = np.nonzero(valid)
     chosen[rows, given[rows, columns]] = True
     missing = (right & ~chosen)[:, None]  # [t, 1, N]
-    values, spread = (np.take_along_axis(one, given, axis=-1)[..., None] for one in (own.values, own.spread))
-    noise = np.hypot(spread, own.spread[:, None])
-    apart = own.values[:, None] - values
+    values, spread = (
+        np.take_along_axis(array, given, axis=-1)[..., None] for array in (rows_preferred.values, rows_preferred.spread)
+    )
+    noise = np.hypot(spread, rows_preferred.spread[:, None])
+    apart = rows_preferred.values[:, None] - values
     errors = np.where(missing, np.nan_to_num(np.abs(apart) / (LIMIT * noise), nan=0.0), -1.0)  # [t, K, N]
     worst = errors.argmax(axis=-1)[..., None]
     wrong = valid & ~np.take_along_axis(right, given, axis=-1)
-    found, off, unsure = (np.take_along_axis(one, worst, axis=-1)[..., 0] for one in (errors, apart, noise))
+    error, off, unsure = (np.take_along_axis(array, worst, axis=-1)[..., 0] for array in (errors, apart, noise))
     return Judged(
-        errors=np.where(valid, np.where(wrong, np.maximum(found, 0.0), 0.0), np.inf),
-        instead=np.where(wrong & (found >= 0.0), worst[..., 0], NOBODY),
+        errors=np.where(valid, np.where(wrong, np.maximum(error, 0.0), 0.0), np.inf),
+        instead=np.where(wrong & (error >= 0.0), worst[..., 0], NOBODY),
         apart=off,
         noise=unsure,
     )
 
 
-def in_words(dumped: Array, made: Judged, row: int, place: int, experts: int) -> str:
-    """What is wrong with one id."""
+def in_words(dumped: Array, judged_ids: Judged, row: int, place: int, experts: int) -> str:
     given = dumped[row, place]
     if not 0 <= given < experts:
         return f"routed to expert {given:g}, expected one of 0 to {experts - 1}"
-    if np.isinf(made.errors[row, place]):
+    if np.isinf(judged_ids.errors[row, place]):
         return f"routed to expert {given:g} twice"
-    times = made.apart[row, place] / made.noise[row, place]
+    times = judged_ids.apart[row, place] / judged_ids.noise[row, place]
     return (
-        f"routed to expert {given:g} instead of {made.instead[row, place]}, although their scores are "
+        f"routed to expert {given:g} instead of {judged_ids.instead[row, place]}, although their scores are "
         f"{times:.3g} times the noise apart"
     )
 
 
-def describe_choices(dumped: Array, made: Judged, experts: int) -> str:
-    """Which experts are chosen wrongly, and which are left out."""
-    wrong = made.errors > 1.0
-    valid = wrong & (made.instead != NOBODY)
+def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
+    """Which experts are wrongly chosen, and which are missing."""
+    wrong = judged_ids.errors > 1.0
+    valid = wrong & (judged_ids.instead != NOBODY)
     texts = []
-    for words, numbers in (("chosen wrongly", dumped[valid]), ("left out", made.instead[valid])):
+    for words, numbers in (("chosen wrongly", dumped[valid]), ("left out", judged_ids.instead[valid])):
         if numbers.size:
-            found = np.isin(np.arange(experts), numbers)
-            texts.append(f"{words}: {described(found, 'expert')}")
-    strange = int((wrong & (made.instead == NOBODY)).sum())
+            is_listed = np.isin(np.arange(experts), numbers)
+            texts.append(f"{words}: {described(is_listed, 'expert')}")
+    strange = int((wrong & (judged_ids.instead == NOBODY)).sum())
     return "; ".join([*texts, *([f"no expert, or one twice: {strange} times"] if strange else [])])
 
 
 def describe_experts(wrong: NDArray[np.bool_], chosen: Array, experts: int) -> str:
-    """Whose numbers are wrong, place by place: mask and ids, both [t, K]. Nothing if it is everybody's."""
-    found = [int(one) for one in np.unique(chosen[wrong])]
-    if len(found) == 1:
-        return f"expert {found[0]}: {share_of(int(wrong.sum()), int((chosen == found[0]).sum()))}"
-    if len(found) == len(np.unique(chosen)):
+    """The experts with wrong numbers: mask and ids, both [t, K]. Empty if all are wrong."""
+    wrong_experts = [int(expert) for expert in np.unique(chosen[wrong])]
+    if len(wrong_experts) == 1:
+        return f"expert {wrong_experts[0]}: {share_of(int(wrong.sum()), int((chosen == wrong_experts[0]).sum()))}"
+    if len(wrong_experts) == len(np.unique(chosen)):
         return ""
-    return described(np.isin(np.arange(experts), found), "expert")
+    return described(np.isin(np.arange(experts), wrong_experts), "expert")
 
 
 def describe_common(wrong: NDArray[np.bool_], chosen: Array) -> str:
-    """The expert that all wrong rows (a mask [t]) chose, if there is one, and the fewest right ones; chosen [t, K]."""
+    """The expert that all wrong rows (a mask [t]) and the fewest right ones chose, if there is one; chosen [t, K]."""
     counts = {}
-    for one in np.unique(chosen):
-        its = (chosen == one).any(axis=1)
+    for expert in np.unique(chosen):
+        its = (chosen == expert).any(axis=1)
         if its[wrong].all() and not its.all():
-            counts[int(one)] = int(its.sum())
+            counts[int(expert)] = int(its.sum())
     if not counts:
         return ""
-    least = min(counts, key=lambda one: counts[one])
+    least = min(counts, key=lambda expert: counts[expert])
     return f"expert {least}: {share_of(int(wrong.sum()), counts[least])}"
 
 

@@ -1,4 +1,6 @@
-"""A file of activations, as an engine's author writes it, read and held against the shapes that the config demands."""
+"""A file of activations, as an engine's author writes it: read, and checked against the shapes that the config
+implies.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,14 @@ MOST_LISTED = 5
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """What was dumped of one sequence.
+    """The dumped tensors of one sequence.
 
-    tensors    by the names of operations.py, each [rows, width] float64; of those with a row for each token the last
-               rows may be all there are: of `lm_head`, or behind what came from a cache
-    stored     the format that each of them was stored in; none of whole numbers
-    unknown    names that mean nothing here, and are not looked at
-    sizes      rows of each step up to the last token; none: one step
-    format     what the engine says that it computes in
+    tensors    by the names of operations.py, each [rows, width] float64; tensors with a row per token may hold the last
+               rows only: `lm_head`, or those after a cached prefix
+    stored     the format that each was stored in; whole numbers have none
+    unknown    names without a meaning here, which are ignored
+    sizes      rows of each step up to the last token; empty: one step
+    format     what the engine declares that it computes in
     """
 
     token_ids: Array  # [T] int64
@@ -67,7 +69,7 @@ class Dump:
 
 
 def read_dump(path: Path, config: ModelConfig, names: Mapping[str, str] | None = None) -> Dump:
-    """The file's tensors; `names` says what the engine's names mean. DumpError names file, tensor and expectation."""
+    """The file's tensors; `names` maps the engine's names to ours. DumpError names file, tensor and expectation."""
     try:
         content = path.read_bytes()
     except (OSError, ValueError) as problem:
@@ -83,8 +85,8 @@ def parse_dump(content: bytes, source: str, config: ModelConfig, names: Mapping[
         raise DumpError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
     metadata = header_of(content).get("__metadata__", {})
     if CHECKSUM in metadata and metadata[CHECKSUM] != (expected := dump_sha256(content)):
-        told = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
-        raise DumpError(f"{source}: {told}: changed since it was written")
+        stated = f"{CHECKSUM} {show(metadata[CHECKSUM])} in its metadata, expected {expected}"
+        raise DumpError(f"{source}: {stated}: changed since it was written")
     stored = {name: (entry["dtype"], tuple(entry["shape"]), bytes(entry["data"])) for name, entry in entries}
     format = declared_format(metadata.get("format"), source)
     return replace(make_dump(stored, source, config, names or {}), format=format)
@@ -97,9 +99,9 @@ def header_of(content: bytes) -> dict[str, Any]:
 
 
 def dump_sha256(content: bytes) -> str:
-    """The checksum of a sound safetensors file: of its header, without the checksum that may be there, and its data.
+    """The checksum of a sound safetensors file: of its header without the checksum, and its data.
 
-    The SHA-256 of [header, SHA-256 of all behind the header] as JSON, as in scheduler/checksum.py.
+    The SHA-256 of [header, SHA-256 of everything after the header] as JSON, as in scheduler/checksum.py.
     """
     header = header_of(content)
     metadata = {name: value for name, value in header.pop("__metadata__", {}).items() if name != CHECKSUM}
@@ -121,7 +123,7 @@ def make_dump(
     names: Mapping[str, str],
 ) -> Dump:
     """From dtype, shape and bytes of each tensor."""
-    known = {one.name: one for one in operations(config)}
+    known = {operation.name: operation for operation in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
     unknown = []
@@ -137,10 +139,9 @@ def make_dump(
         raise DumpError(f"{source}: no tensor {IDS}, expected the whole numbers [T] that the engine ran on")
     ids = read_ids(entries[given[IDS]], f"{source}: {plain(given[IDS])}", config)
     if unknown and len(given) == 1:
-        listed = ", ".join(unknown[:MOST_LISTED]) + (", ..." if len(unknown) > MOST_LISTED else "")
         raise DumpError(
-            f"{source}: none of its {len(unknown)} names is known ({listed}): expected {', '.join(list(known)[:2])}, "
-            "..., or --names to say what they mean"
+            f"{source}: none of its {len(unknown)} names is known ({shortened(unknown)}): "
+            f"expected {', '.join(list(known)[:2])}, ..., or --names to say what they mean"
         )
     sizes = read_steps(entries[given[STEPS]], f"{source}: {plain(given[STEPS])}", len(ids)) if STEPS in given else ()
     steps = Steps(len(ids), sizes or (len(ids),))
@@ -159,7 +160,7 @@ def make_dump(
 
 def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
     """A JSON object of the engine's names to ours; "{layer}" in both stands for every layer's number."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for name, meaning in read_object(path, DumpError).items():
         if not isinstance(meaning, str):
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected the name of a tensor")
@@ -167,12 +168,12 @@ def read_names(path: Path, config: ModelConfig) -> dict[str, str]:
             raise DumpError(f"{path}: {plain(name)}: {show(meaning)}, expected {{layer}} in both or in neither")
         layers = range(config.num_hidden_layers) if "{layer}" in name else (0,)
         for layer in layers:
-            found[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
-    return found
+            meanings[name.replace("{layer}", str(layer))] = meaning.replace("{layer}", str(layer))
+    return meanings
 
 
 def require_meanings(names: Mapping[str, str], known: Mapping[str, Operation]) -> None:
-    """DumpError for a meaning that no model of this family has; one of the other layer type is only not there."""
+    """DumpError for a meaning that no model of this family has; one of the other layer type is allowed."""
     forms = {re.sub(r"\.\d+", ".{layer}", name) for name in known} | {IDS, STEPS}
     forms |= {f"model.layers.{{layer}}.conv.{part}" for part in CONV_PARTS}
     forms |= {f"model.layers.{{layer}}.self_attn.{part}" for part in ATTENTION_PARTS}
@@ -198,14 +199,14 @@ def read_ids(entry: tuple[str, tuple[int, ...], bytes], what: str, config: Model
 
 def read_steps(entry: tuple[str, tuple[int, ...], bytes], what: str, tokens: int) -> tuple[int, ...]:
     """[S] rows of each step, no more than there are tokens."""
-    sizes = [int(one) for one in read_whole(entry, what, "S")]
+    sizes = [int(size) for size in read_whole(entry, what, "S")]
     if min(sizes) < 1 or sum(sizes) > tokens:
         raise DumpError(f"{what}: {shortened(sizes)}, expected rows of each step, in sum at most T={tokens}")
     return tuple(sizes)
 
 
-def shortened(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:MOST_LISTED])) + (", ..." if len(numbers) > MOST_LISTED else "")
+def shortened(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:MOST_LISTED])) + (", ..." if len(items) > MOST_LISTED else "")
 
 
 def read_whole(entry: tuple[str, tuple[int, ...], bytes], what: str, letter: str) -> Array:
@@ -236,7 +237,7 @@ def read_numbers(dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
 
 
 def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConfig, what: str) -> Array:
-    """[rows, width] from what engines dump: a batch of one, heads apart, a convolution's channels first.
+    """[rows, width] from what engines dump: with a batch of one, separate heads, or a convolution's channels first.
 
     Conv1d's output is [D, T + L - 1], as it pads both ends: the first T columns count.
     """
@@ -244,11 +245,11 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
     is_convolution = operation.name.endswith(".conv.conv") and len(steps.sizes) == 1 and steps.first == 0
     padded = steps.tokens + config.conv_L_cache - 1
     rows = allowed_rows(operation, steps)
-    for one in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
-        if one.ndim > 1 and len(one) in rows and one[0].size == width:
-            return causal(one.reshape(len(one), width), operation, steps.tokens)
-        if is_convolution and one.ndim == 2 and len(one) == width and one.shape[1] in (steps.tokens, padded):
-            return np.ascontiguousarray(one[:, : steps.tokens].T)
+    for array in (values, values[0]) if values.ndim > 1 and len(values) == 1 else (values,):
+        if array.ndim > 1 and len(array) in rows and array[0].size == width:
+            return causal(array.reshape(len(array), width), operation, steps.tokens)
+        if is_convolution and array.ndim == 2 and len(array) == width and array.shape[1] in (steps.tokens, padded):
+            return np.ascontiguousarray(array[:, : steps.tokens].T)
     expected = [f"[{rows[-1]}, {width}]", *([f"[{width}, {padded}]"] if is_convolution else [])]
     raise DumpError(
         f"{what}: shape {values.shape}, expected {' or '.join(expected)} for T={steps.tokens} tokens"
@@ -257,7 +258,7 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
 
 
 def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
-    """The last is what is expected."""
+    """The last is the expected one."""
     if operation.name == "lm_head":
         return range(1, steps.tokens + 1)
     if operation.per == TOKEN:
@@ -266,7 +267,7 @@ def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
 
 
 def causal(rows: Array, operation: Operation, tokens: int) -> Array:
-    """Attention's scores of positions behind a row's own are 0: what engines have there is theirs."""
+    """Attention's scores after a row's position become 0: engines put anything there."""
     if not operation.name.endswith(".self_attn.scores"):
         return rows
     positions = np.arange(tokens - len(rows), tokens)
@@ -275,8 +276,8 @@ def causal(rows: Array, operation: Operation, tokens: int) -> Array:
 
 
 def default_format(dump: Dump) -> str:
-    """What it says; else the coarsest format that any tensor is stored in; float32 for none, and for float64."""
+    """The declared format; else the coarsest that any tensor is stored in; float32 for none, and for float64."""
     if dump.format is not None:
         return dump.format
-    found = [PRECISIONS[one] for one in dump.stored.values() if one in PRECISIONS]
-    return max(found, key=lambda one: one.unit).name if found else "float32"
+    precisions = [PRECISIONS[dtype] for dtype in dump.stored.values() if dtype in PRECISIONS]
+    return max(precisions, key=lambda precision: precision.unit).name if precisions else "float32"

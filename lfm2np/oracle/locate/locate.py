@@ -1,12 +1,11 @@
 """Where an engine goes wrong: the first operation whose output its own inputs do not explain.
 
-Each dumped tensor is held against what the operation makes of the engine's OWN dumped inputs, in float64, so that an
-error counts where it arises, and not again behind it. An input that is not in the dump is recomputed from its own
-inputs, with what the format may lose there: the fault may then lie in any operation that was recomputed. How far a
-number may be off is reasoned in spread.py.
+Each dumped tensor is compared with what the operation computes in float64 from the engine's OWN dumped inputs, so that
+an error counts where it arises, and not again later. An input that was not dumped is recomputed from its own inputs,
+with what the format may lose there: the fault may then be in any recomputed operation. spread.py derives the bounds.
 
-A dumped number carries the spread of one rounding when it is read: a fused kernel may have gone on with what it had
-before it rounded what it wrote. A number that is not finite is replaced, once reported, by what it should be.
+A dumped number has the spread of one rounding when it is read: a fused kernel may have continued with the unrounded
+number. A number that is not finite is reported, then replaced by the expected one.
 """
 
 from __future__ import annotations
@@ -23,27 +22,19 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.numerics.machine import require_ieee
 from lfm2np.oracle.locate import choices
 from lfm2np.oracle.locate.dump import Dump, default_format
-from lfm2np.oracle.locate.eight_bits import rounds
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
-from lfm2np.oracle.locate.spread import (
-    LIMIT,
-    PRECISIONS,
-    Measured,
-    Precision,
-    joined_rows,
-    precision_named,
-    rounded,
-)
+from lfm2np.oracle.locate.rounded_inputs import rounds
+from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
 from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
 EMBEDDINGS = "model.embed_tokens"
 BLUNT = 0.5  # of a tensor's size; from all tensors of a right bfloat16 engine bounds are at most 0.2 of it
-LARGEST = float(np.finfo(np.float32).max)  # what no format of an engine goes beyond
+LARGEST = float(np.finfo(np.float32).max)  # no format of an engine exceeds it
 
 
 @dataclass(frozen=True)
@@ -53,27 +44,27 @@ class Finding:
     name: str
     operation: str  # in words
     layer: int | None
-    recomputed: tuple[str, ...]  # the operations before it that were not dumped: it may also be one of these
+    recomputed: tuple[str, ...]  # the operations before it that were not dumped: the fault may be in these
     error: float  # the largest, measured by its bound; infinite where a number is not finite
-    bound: float  # there
+    bound: float  # of that error
     row: int
     channel: int
-    value: float  # what the engine has there,
-    expected: float  # and what it should have
+    value: float  # the engine's,
+    expected: float  # and the right one
     wrong_numbers: int
     numbers: int
     rows: str  # the pattern, in words
     channels: str
     steps: str  # which of several steps are wrong, in words
     place: str  # of the largest error, in words
-    noun: str  # what a channel is there
+    noun: str  # what a channel is called
     experts: str  # of a mixture: whose numbers are wrong, in words
     choice: str  # of an expert: what is wrong with it, in words
 
 
 @dataclass(frozen=True)
 class Check:
-    """One dumped tensor that was looked at."""
+    """One dumped tensor that was checked."""
 
     name: str
     error: float  # the largest, measured by its bound: right up to 1
@@ -83,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What was looked at and what was found, in the model's order."""
+    """What was checked and what was found, in the model's order."""
 
     format: str
     num_tokens: int
@@ -95,8 +86,8 @@ class Report:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether a fault was found, or could have been in a tensor behind the embeddings."""
-        return bool(self.findings) or any(one.name != EMBEDDINGS and not one.is_blunt for one in self.checks)
+        """Whether a fault was found, or could have been found in a tensor after the embeddings."""
+        return bool(self.findings) or any(check.name != EMBEDDINGS and not check.is_blunt for check in self.checks)
 
 
 def locate(
@@ -106,7 +97,7 @@ def locate(
     precision: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Every dumped tensor against its inputs.
+    """Checks every dumped tensor against its inputs.
 
     tensors    the checkpoint's (checkpoint.open_checkpoint)
     precision  what the engine computes in: one of spread.PRECISIONS; None: what the dump is stored in
@@ -126,7 +117,7 @@ def locate(
         for done, step in enumerate(steps, start=1):
             if step.name in needed or step.name in dump.tensors:
                 expected, is_rounded = computed(step, oracle, known, exact, dump)
-                recomputed = ordered(name for one in step.inputs for name in behind[one])
+                recomputed = ordered(name for input_name in step.inputs for name in behind[input_name])
                 known[step.name], behind[step.name] = expected, (*recomputed, step.name)
             if step.name in dump.tensors:
                 if step.prefers is None:
@@ -157,44 +148,45 @@ def locate(
 def computed(
     step: Operation, oracle: Oracle, known: Mapping[str, Measured], exact: dict[str, Measured], dump: Dump
 ) -> tuple[Measured, bool | None]:
-    """What an operation makes of its inputs; and of a product whose inputs may be rounded to 8 bits, if they are.
+    """What an operation computes from its inputs; and for a product, whether inputs were rounded to 8 bits (None: no
+    question).
 
-    Either explains the dump: that all products behind it which are not dumped round their inputs, or that none does.
-    `exact` gets what the latter makes of operations that are not dumped, where it is something else than `known` has.
+    Either explains the dump: all products before it that are not dumped round their inputs, or none does. `exact` gets
+    what the latter gives for operations that are not dumped, where it differs from `known`.
     """
-    made = step.compute(oracle, *(known[name] for name in step.inputs))
+    expected = step.compute(oracle, *(known[name] for name in step.inputs))
     may_round = step.weights != "" and rounds(oracle.tensors[f"{step.weights}.weight"])
     if not (oracle.rounds_inputs and (may_round or exact.keys() & set(step.inputs))):
-        return made, None
+        return expected, None
 
-    def error(one: Measured) -> float:
-        return float(errors_by_bound(dump.tensors[step.name], as_stored(one, dump, step.name)).max())
+    def error(candidate: Measured) -> float:
+        return float(errors_by_bound(dump.tensors[step.name], as_stored(candidate, dump, step.name)).max())
 
     is_dumped = step.name in dump.tensors
-    if is_dumped and (step.prefers is not None or error(made) <= 1.0):
-        return made, True if may_round else None
+    if is_dumped and (step.prefers is not None or error(expected) <= 1.0):
+        return expected, True if may_round else None
     other = step.compute(replace(oracle, rounds_inputs=False), *(exact.get(name, known[name]) for name in step.inputs))
     if not is_dumped:
         exact[step.name] = other
-        return made, None
-    is_rounded = error(made) <= error(other)
-    return (made if is_rounded else other), is_rounded if may_round else None
+        return expected, None
+    is_rounded = error(expected) <= error(other)
+    return (expected if is_rounded else other), is_rounded if may_round else None
 
 
 def narrower_format(dump: Dump, precision: Precision) -> str | None:
-    """The coarsest format below `precision` that holds all numbers dumped behind the embeddings.
+    """The coarsest format below `precision` that holds all dumped numbers after the embeddings.
 
-    The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16 too, hardly ever the reverse.
+    The coarsest: numbers of bfloat16 that happen not to be tiny are numbers of float16, too, hardly ever the reverse.
     """
     tensors = [values for name, values in dump.tensors.items() if name != EMBEDDINGS and not name.endswith(CHOSEN)]
-    for one in sorted(PRECISIONS.values(), key=lambda one: one.unit, reverse=True):
-        if tensors and one.unit > precision.unit and all(np.array_equal(one.keep(x), x) for x in tensors):
-            return one.name
+    for coarser in sorted(PRECISIONS.values(), key=lambda coarser: coarser.unit, reverse=True):
+        if tensors and coarser.unit > precision.unit and all(np.array_equal(coarser.keep(x), x) for x in tensors):
+            return coarser.name
     return None
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order of their first."""
+    """Each once, in the order of first occurrence."""
     return tuple(dict.fromkeys(names))
 
 
@@ -208,21 +200,21 @@ def needed_names(steps: Sequence[Operation], dump: Dump) -> set[str]:
 
 
 def as_stored(expected: Measured, dump: Dump, name: str) -> Measured:
-    """What the file may hold of it: rounded once more if it stores less than the engine computes in."""
+    """What the file may hold of it: rounded again if its format is coarser than the engine's."""
     coarser = PRECISIONS.get(dump.stored.get(name, ""))
     return rounded(expected.values, coarser, expected.spread) if coarser else expected
 
 
 def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precision) -> Measured:
-    """A dumped tensor as an input: with the spread of a rounding, and without what is not finite or not there."""
+    """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
     name = step.name
     if step.prefers is not None:
         return choices.as_read(dump.tensors[name], expected)
     values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
-    own = rounded(values, max(stored, precision, key=lambda one: one.unit))
-    return joined_rows([expected[:first], own]) if first else own
+    dumped = rounded(values, max(stored, precision, key=lambda form: form.unit))
+    return joined_rows([expected[:first], dumped]) if first else dumped
 
 
 def says_nothing(expected: Measured) -> bool:
@@ -233,7 +225,7 @@ def says_nothing(expected: Measured) -> bool:
 
 
 def errors_by_bound(values: Array, expected: Measured) -> Array:
-    """Each number's error by its bound; infinite where it is not finite, 0 where none can be told.
+    """Each error relative to its bound; infinite for a number that is not finite, 0 where the bound is.
 
     `values` may be the last rows only.
     """
@@ -245,7 +237,7 @@ def errors_by_bound(values: Array, expected: Measured) -> Array:
 def looked_at(
     step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], chosen: Measured | None
 ) -> tuple[Check, list[Finding]]:
-    """A dumped tensor against what it should be, as it may be stored; `chosen`: the experts that it is of, if any."""
+    """A dumped tensor against the expected one as it may be stored; `chosen`: the experts whose numbers these are."""
     values = dump.tensors[step.name]
     first = len(expected.values) - len(values)
     errors = errors_by_bound(values, expected)
@@ -272,16 +264,18 @@ def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
 def looked_at_choice(
     step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], preferred: Measured
 ) -> tuple[Check, list[Finding]]:
-    """Dumped ids of experts against what they are preferred by."""
+    """Dumped ids of experts against their preferences."""
     ids, experts = dump.tensors[step.name], preferred.values.shape[1]
-    made = choices.judged(ids, preferred)
-    check = Check(step.name, float(made.errors.max()), choices.says_nothing(expected, BLUNT))
-    if not (made.errors > 1.0).any():
+    judged_ids = choices.judged(ids, preferred)
+    check = Check(step.name, float(judged_ids.errors.max()), choices.says_nothing(expected, BLUNT))
+    if not (judged_ids.errors > 1.0).any():
         return check, []
-    channels = choices.describe_choices(ids, made, experts)
-    choice = choices.in_words(ids, made, *worst_of(made.errors), experts)
-    first, bounds = len(expected.values) - len(ids), LIMIT * made.noise
-    return check, [finding(step, dump, recomputed, first, made.errors, made.instead, bounds, channels, choice=choice)]
+    channels = choices.describe_choices(ids, judged_ids, experts)
+    choice = choices.in_words(ids, judged_ids, *worst_of(judged_ids.errors), experts)
+    first, bounds = len(expected.values) - len(ids), LIMIT * judged_ids.noise
+    return check, [
+        finding(step, dump, recomputed, first, judged_ids.errors, judged_ids.instead, bounds, channels, choice=choice)
+    ]
 
 
 def worst_of(errors: Array) -> tuple[int, int]:

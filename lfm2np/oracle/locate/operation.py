@@ -1,4 +1,4 @@
-"""What an operation of the network is to `locate`, and what each needs beside its inputs."""
+"""An operation of the network as `locate` sees it, and what operations need beside their inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.numerics.matrix import Weights
-from lfm2np.oracle.locate import eight_bits, spread
+from lfm2np.oracle.locate import rounded_inputs, spread
 from lfm2np.oracle.locate.spread import Measured, Precision
 from lfm2np.oracle.locate.steps import TOKEN, Steps
 
@@ -49,10 +49,10 @@ class Oracle:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation: reads `inputs`, makes the tensor `name` [rows, width]."""
+    """One operation: computes the tensor `name` [rows, width] from `inputs`."""
 
     name: str
-    words: str  # what it does, from its inputs on
+    words: str  # what it computes from its inputs
     layer: int | None
     inputs: tuple[str, ...]
     width: int
@@ -62,15 +62,13 @@ class Operation:
     per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
     by_position: bool = False  # `width` channels for each of the T positions, one position after another
     noun: str = "channel"  # what a column is
-    prefers: Callable[..., Measured] | None = (
-        None  # its numbers are experts' ids, chosen by what this makes (choices.py)
-    )
+    prefers: Callable[..., Measured] | None = None  # of ids of experts: the preferences they are chosen by (choices.py)
     weights: str = ""  # the matrix that it multiplies by, or one of several alike
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
 
 
 def product(name: str, *fields: Any, weights: str = "", **more: Any) -> Operation:
-    """A product with the matrix of the same name, unless another is named."""
+    """A product with the matrix of the same name, unless `weights` names another."""
     return replace(Operation(name, *fields, **more), weights=weights or name)
 
 
@@ -81,6 +79,6 @@ def is_wanted(name: str, dumped: Container[str] | None) -> bool:
 
 def projection(name: str, oracle: Oracle, x: Measured) -> Measured:
     tensor = oracle.tensors[name + ".weight"]
-    if oracle.rounds_inputs and eight_bits.rounds(tensor):
-        return eight_bits.linear(x, oracle.matrix(name), oracle.bias(name), tensor, oracle.precision)
+    if oracle.rounds_inputs and rounded_inputs.rounds(tensor):
+        return rounded_inputs.linear(x, oracle.matrix(name), oracle.bias(name), tensor, oracle.precision)
     return spread.linear(x, oracle.matrix(name), oracle.bias(name), oracle.precision)

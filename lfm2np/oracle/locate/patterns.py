@@ -1,7 +1,7 @@
 """Which rows and channels of a tensor are wrong, in words: the shape of an error often names its cause.
 
-Rows that begin at a chunk's border point at state between steps, heads that are wrong alone at how they are grouped or
-strided, a channel together with the one half a head further at the rotation.
+Rows from a chunk's border on point to state between steps, wrong single heads to grouping or strides, a channel
+together with the one half a head further to the rotation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_RUNS = 6  # of indices that are listed
 
 
 def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
-    """Rows [T], at least one of them wrong, in words; those before `first` were not dumped. A row may be a step's."""
+    """Rows [T], at least one wrong, in words; those before `first` were not dumped. A row may be a step's."""
     noun = "row" if noun == "token" else noun
     rows, total = np.flatnonzero(wrong), len(wrong)
     if len(rows) == total - first:
@@ -44,9 +44,9 @@ def describe_rows(wrong: Mask, first: int = 0, noun: str = "row") -> str:
 
 
 def repeated(rows: Indices) -> tuple[int, int] | None:
-    """(length, period) if the wrong rows are `length` at a time, every `period` rows.
+    """(length, period) if wrong rows come `length` at a time, every `period` rows.
 
-    Three times, or twice where they begin at a period's first multiple: two of anything have some period.
+    At least three times, or twice if they begin at the first multiple of the period: any two have some period.
     """
     starts = rows[np.diff(rows, prepend=-2) > 1]
     if len(starts) < 2:
@@ -60,7 +60,7 @@ def repeated(rows: Indices) -> tuple[int, int] | None:
 
 
 def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str = "channel") -> str:
-    """Channels of a mask [T, width] in words: by heads if it has any, by named parts if it has any."""
+    """Channels of a mask [T, width] in words: by heads or named parts, if there are any."""
     columns = np.asarray(wrong.any(axis=0))
     if heads:
         return describe_heads(columns.reshape(heads, -1))
@@ -73,18 +73,17 @@ def describe_channels(wrong: Mask, heads: int, parts: Sequence[str], noun: str =
 
 def describe_heads(wrong: Mask) -> str:
     """Of a mask [heads, E]."""
-    own = np.asarray(wrong.any(axis=0))  # channels of any head
+    channels = np.asarray(wrong.any(axis=0))  # channels of any head
     text, half = described(np.asarray(wrong.any(axis=1)), "head"), wrong.shape[1] // 2
-    if own.all():
+    if channels.all():
         return text
-    if np.array_equal(own[:half], own[half:]):
-        pairs = listed(np.flatnonzero(own[:half]), "channel")
+    if np.array_equal(channels[:half], channels[half:]):
+        pairs = listed(np.flatnonzero(channels[:half]), "channel")
         return f"{text}: {pairs} and those {half} further, which are rotated together"
-    return f"{text}: {described(own, 'channel')}"
+    return f"{text}: {described(channels, 'channel')}"
 
 
 def described(wrong: Mask, noun: str) -> str:
-    """All of them, a few, or how many."""
     indices, total = np.flatnonzero(wrong), len(wrong)
     if len(indices) == total:
         return f"the only {noun}" if total == 1 else f"all {total} {noun}s"

@@ -1,4 +1,4 @@
-"""A router's operators, and the sum of its experts' outputs, on numbers that are not quite known: see spread.py.
+"""A router's operators, and the weighted sum of experts' outputs, on measured numbers: see spread.py.
 
 T tokens, N experts, K experts of a token, D hidden.
 """
@@ -17,7 +17,7 @@ from lfm2np.oracle.locate.spread import EXP_UNITS, SUM_UNIT, Measured, Precision
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
-MOST_LEFT_OUT = 1e-5  # relative; what an engine without LEAST_SUM may differ by in a weight
+MOST_LEFT_OUT = 1e-5  # relative: the most that a weight may differ without LEAST_SUM
 
 
 def sigmoid(x: Measured, precision: Precision) -> Measured:
@@ -29,7 +29,7 @@ def sigmoid(x: Measured, precision: Precision) -> Measured:
 
 
 def preferred(scores: Measured, bias: Float32 | None) -> Measured:
-    """By which experts are chosen: scores and the bias [N], which is float32 in every format, and so is the sum."""
+    """What experts are chosen by: scores plus the bias [N]; bias and sum are float32 in every format."""
     if bias is None:
         return scores
     values = scores.values + bias.astype(np.float64)
@@ -40,7 +40,7 @@ def routing_weights(scores: Measured, normalised: bool, factor: float, precision
     """The chosen experts' scores [T, K] as weights of their outputs.
 
     With s / sum(s) = p: dp = (ds * (1 - p) - p * sum of the others' ds) / sum(s). The sum may be rounded at each of its
-    terms, and the quotient. LEAST_SUM, which the sum is raised by, has no part in some engines (vLLM): no finding.
+    terms, and the quotient. Some engines (vLLM) do not add LEAST_SUM to the sum: no finding.
     """
     values = FLOAT64.routing_weights(scores.values, normalised, factor)
     if not normalised:
@@ -56,7 +56,7 @@ def routing_weights(scores: Measured, normalised: bool, factor: float, precision
 
 
 def combine_experts(outputs: Measured, weights: Measured, precision: Precision) -> Measured:
-    """Outputs [T, K, D] times weights [T, K], added up: [T, D]. Each product and each sum on the way may be rounded."""
+    """The sum [T, D] of outputs [T, K, D] times weights [T, K]. Each product and partial sum may be rounded."""
     values = FLOAT64.combine_experts(outputs.values, weights.values)
     weight, off = weights.values[..., None], weights.spread[..., None]
     products = weight * outputs.values

@@ -1,4 +1,4 @@
-"""In which steps the rows of a dump were computed, and which steps are wrong, in words."""
+"""The steps in which the rows of a dump were computed, and which steps are wrong, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN, STEP, CONTEXT = "token", "step", "context"  # what a row of a tensor belo
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of one sequence, one after another up to its last token; what came before them was in a cache."""
+    """Consecutive steps of one sequence up to its last token; earlier tokens were in a cache."""
 
     tokens: int  # T
     sizes: tuple[int, ...]  # rows of each
@@ -40,11 +40,11 @@ class Steps:
         return (slice(start, end) for start, end in zip(self.starts, self.ends, strict=True))
 
     def count(self, per: str) -> int:
-        """Rows of a tensor that has one for each token, for each step, or for all that each step sees."""
+        """Rows of a tensor with one per token, per step, or per position that each step sees."""
         return {TOKEN: self.tokens, STEP: len(self.sizes), CONTEXT: sum(self.ends)}[per]
 
     def step_of(self, per: str) -> Indices:
-        """The step of each row; -1 for what came before the first, which contexts have before theirs as well."""
+        """The step of each row; -1 for rows before the first step, which contexts also have first."""
         numbers = np.arange(len(self.sizes))
         if per == STEP:
             return numbers
@@ -62,22 +62,22 @@ class Steps:
 
 
 def describe_steps(wrong: NDArray[np.bool_], steps: Steps, per: str) -> str:
-    """Which steps have wrong rows (`wrong`, as many as `per` says); nothing if there is but one."""
-    found = np.unique(steps.step_of(per)[wrong])
-    found, total = found[found >= 0], len(steps.sizes)
-    if total == 1 or not len(found):
+    """Steps with wrong rows (`wrong`, as many as `per` says); empty if there is only one step."""
+    wrong_steps = np.unique(steps.step_of(per)[wrong])
+    wrong_steps, total = wrong_steps[wrong_steps >= 0], len(steps.sizes)
+    if total == 1 or not len(wrong_steps):
         return ""
-    if len(found) == total:
+    if len(wrong_steps) == total:
         return f"each of the {total}"
-    first = int(found[0])
-    if first == 0 or len(found) < total - first:
-        return f"{listed(found, 'step')} of {total}"
+    first = int(wrong_steps[0])
+    if first == 0 or len(wrong_steps) < total - first:
+        return f"{listed(wrong_steps, 'step')} of {total}"
     rows = f"{steps.sizes[first]} row{'s' if steps.sizes[first] > 1 else ''} from position {steps.starts[first]} on"
     return f"from step {first} on ({rows}), right in {listed(np.arange(first), 'step')}"
 
 
 def describe_reads(wrong: NDArray[np.bool_], steps: Steps) -> str:
-    """Rows of a tensor of contexts: the positions that the first wrong step read wrongly."""
+    """For a tensor of contexts: the positions that the first wrong step read wrongly."""
     first = int(steps.step_of(CONTEXT)[wrong][0])
-    own = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
-    return f"{listed(np.flatnonzero(own), 'position')} of {len(own)}, as step {first} read them"
+    positions = np.split(wrong[steps.first :], np.cumsum(steps.ends))[first]
+    return f"{listed(np.flatnonzero(positions), 'position')} of {len(positions)}, as step {first} read them"

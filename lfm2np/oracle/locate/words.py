@@ -1,4 +1,4 @@
-"""What `locate` found, in lines for a terminal."""
+"""The report of `locate` in lines for a terminal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ MOST_NAMES = 8
 
 def as_text(report: Report) -> str:
     """A paragraph for the first wrong tensor, a line for each of the others."""
-    lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors held against their inputs"]
-    products = [one.is_rounded for one in report.checks if one.is_rounded is not None]
+    lines = [f"{report.num_tokens} tokens, {report.format}: {len(report.checks)} tensors checked against their inputs"]
+    products = [check.is_rounded for check in report.checks if check.is_rounded is not None]
     if products:
         lines.append(f"inputs rounded to 8 bits: {sum(products)} of {len(products)} products with quantised weights")
-    blunt = [one.name for one in report.checks if one.is_blunt]
+    blunt = [check.name for check in report.checks if check.is_blunt]
     if blunt:
-        lines.append(f"too little before them is dumped to judge {shortened(blunt)}")
+        lines.append(f"too little is dumped before these to judge them: {shortened(blunt)}")
     if not report.findings:
-        largest = max((one.error for one in report.checks), default=0.0)
+        largest = max((check.error for check in report.checks), default=0.0)
         lines.append(f"nothing exceeds its bound; the largest error is {largest:.2g} of it")
         if report.checks and report.unreached:
-            lines.append(f"not looked at, as nothing behind them is dumped: {shortened(report.unreached)}")
+            lines.append(f"not checked, as nothing after them is dumped: {shortened(report.unreached)}")
         return "\n".join(lines)
     first, *others = report.findings
     lines += finding_lines(first)
-    for one in others:
-        lines.append(f"also wrong, given its own inputs: {one.name}: {one.rows}; {one.channels}")
+    for finding in others:
+        lines.append(f"also wrong, given its own inputs: {finding.name}: {finding.rows}; {finding.channels}")
     if report.narrower:
         lines.append(
             f"every number dumped is a {report.narrower}: if that is what the engine computes in, say --format"
@@ -35,32 +35,32 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def finding_lines(one: Finding) -> list[str]:
-    where = "" if one.layer is None else f" (layer {one.layer})"
-    number = f"{one.place}, {one.noun} {one.channel}: {one.value:.9g}, expected {one.expected:.9g} +- {one.bound:.2g}"
-    largest = f"{one.place}: {one.choice}" if one.choice else f"{number} ({one.error:.3g} times that)"
-    columns = "experts" if one.choice else f"{one.noun}s"
+def finding_lines(finding: Finding) -> list[str]:
+    where = "" if finding.layer is None else f" (layer {finding.layer})"
+    values = f"{finding.value:.9g}, expected {finding.expected:.9g} +- {finding.bound:.2g}"
+    number = f", {finding.noun} {finding.channel}: {values} ({finding.error:.3g} times that)"
+    columns = "experts" if finding.choice else f"{finding.noun}s"
     lines = [
-        f"first wrong tensor  {one.name}{where}",
-        f"operation           {one.operation}",
-        *([f"rows                {one.rows}"] if one.rows != one.steps else []),
-        *([f"steps               {one.steps}"] if one.steps else []),
-        f"{columns:<20}{one.channels}",
-        *([f"experts             {one.experts}"] if one.experts else []),
-        f"largest error       {largest}",
-        f"wrong numbers       {one.wrong_numbers} of {one.numbers}",
+        f"first wrong tensor  {finding.name}{where}",
+        f"operation           {finding.operation}",
+        *([f"rows                {finding.rows}"] if finding.rows != finding.steps else []),
+        *([f"steps               {finding.steps}"] if finding.steps else []),
+        f"{columns:<20}{finding.channels}",
+        *([f"experts             {finding.experts}"] if finding.experts else []),
+        f"largest error       {finding.place}{f': {finding.choice}' if finding.choice else number}",
+        f"wrong numbers       {finding.wrong_numbers} of {finding.numbers}",
     ]
-    if one.recomputed:
-        them = "it" if len(one.recomputed) == 1 else "them"
-        lines.append(f"or before it, in    {', '.join(one.recomputed)} (not dumped: dump {them} to tell)")
+    if finding.recomputed:
+        them = "it" if len(finding.recomputed) == 1 else "them"
+        lines.append(f"or before it, in    {', '.join(finding.recomputed)} (not dumped: dump {them} to tell)")
     return lines
 
 
 def why_inconclusive(report: Report) -> str:
-    judged = [one.name for one in report.checks if not one.is_blunt]
+    judged = [check.name for check in report.checks if not check.is_blunt]
     if report.checks and not judged:
-        return f"too little is dumped before {shortened([one.name for one in report.checks])} to judge it"
-    return f"no tensor behind {EMBEDDINGS} is dumped: nothing to tell from"
+        return f"too little is dumped before {shortened([check.name for check in report.checks])} to judge it"
+    return f"no tensor behind {EMBEDDINGS} is dumped: nothing to judge"
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Ways to an engine's activations: each runs requests and writes one request's tensors under the names of `locate`.
+"""Recorders of engines' activations: each runs requests and writes one request's tensors under the names of `locate`.
 
-recorder.py is what an engine's author calls; own.py records this package's engine; the others know where one engine
-keeps what, say which versions of it they were run with, and refuse others. record.py chooses by a target's name.
+recorder.py is for an engine's author; own.py records this package's engine; the others know the internals of one engine
+and refuse versions that they were not run with. registry.py chooses a recorder by a target's name.
 """
 
 from lfm2np.oracle.recorders.recorder import Recorder

@@ -1,5 +1,6 @@
-"""What every recorder demands: an engine of a version that it was run with, since it knows where that keeps what, and
-requests that can be run."""
+"""What every recorder requires: a known version of the engine, since it depends on its internals, and valid
+requests.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,19 @@ from lfm2np.oracle.targets.target import TargetError
 
 
 def require_version(package: str, known: Sequence[str]) -> None:
-    """TargetError if a package is not installed, or is of another version than those that a recorder was run with."""
+    """TargetError if a package is missing, or of a version that the recorder was not run with."""
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:
         raise TargetError(f"{package}: not installed, expected {package}=={known[-1]}") from None
-    if found not in known:
-        raise TargetError(f"{package}: version {found}, expected {' or '.join(known)}: no other is known here")
+    if installed not in known:
+        raise TargetError(
+            f"{package}: version {installed}, expected {' or '.join(known)}: other versions are not supported"
+        )
 
 
 def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: int, config: ModelConfig) -> None:
-    """RequestError for what no engine can run, before one answers nonsense or ends the process."""
+    """RequestError for what no engine can run, before one returns nonsense or ends the process."""
     if not 0 <= request < len(prompts):
         raise RequestError(f"request {request}: expected one of {len(prompts)}, from 0 on")
     if max_tokens < 1:
@@ -33,7 +36,7 @@ def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: 
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise RequestError(f"prompt {number}: empty, expected at least one token")
-        wrong = [one for one in prompt if not 0 <= one < config.vocab_size]
+        wrong = [token_id for token_id in prompt if not 0 <= token_id < config.vocab_size]
         if wrong:
             raise RequestError(f"prompt {number}: token {wrong[0]}, expected ids below vocab_size={config.vocab_size}")
         if len(prompt) + max_tokens > most:
@@ -42,14 +45,15 @@ def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: 
 
 
 def require_dense(config: ModelConfig, engine: str) -> None:
-    """RequestError for a mixture of experts, of engines in which nobody has looked for it yet."""
+    """RequestError for a mixture of experts, for engines whose mixture is not recorded yet."""
     if config.mixture is not None:
         raise RequestError(f"{engine}: a mixture of experts can't be recorded there, expected a dense model (lfm2)")
 
 
 def require_directory(path: Path, engine: str) -> Path:
-    """RequestError for a GGUF file, of engines that run checkpoint directories. (transformers reads some such files,
-    but makes float32 of all weights: that is what `lfm2np:float32` does.)"""
+    """RequestError for a GGUF file, for engines that run checkpoint directories. (transformers reads some such files,
+    but widens all weights to float32: that is what `lfm2np:float32` does.)
+    """
     if is_gguf(path):
         raise RequestError(f"{path}: {engine} is recorded of a checkpoint directory, not of a GGUF file ({engine}:DIR)")
     return path

@@ -1,9 +1,9 @@
-"""Which rows of llama.cpp's micro-batches are a request's: how a batch is split, and where its cache has a row.
+"""Which rows of llama.cpp's micro-batches belong to a request: how a batch is split, and where its cache has a row.
 
-A model with recurrent memory gets micro-batches of equal numbers of rows of each of their sequences, one sequence after
-another. Source: llama.cpp 0c1e570, llama_batch_allocr::split_equal in src/llama-batch.cpp.
+A model with recurrent memory gets micro-batches with equal numbers of rows of each of their sequences, one sequence
+after another. Source: llama.cpp 0c1e570, llama_batch_allocr::split_equal in src/llama-batch.cpp.
 
-T rows of a micro-batch, H query heads, G key/value heads, E head_dim, C cells of the cache that it looks at.
+T rows of a micro-batch, H query heads, G key/value heads, E head_dim, C cells of the cache that it sees.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Place:
 
 
 def split_equal(rows: Sequence[Row], most: int, sequential: bool) -> Iterator[list[Row]]:
-    """Micro-batches of at most `most` rows; sequential: sequences of one have numbers that follow each other."""
+    """Micro-batches of at most `most` rows; sequential: the sequences of one have consecutive numbers."""
     waiting: dict[int, list[Row]] = {}
     for row in rows:
         waiting.setdefault(row.sequence, []).append(row)
@@ -54,21 +54,23 @@ def split_equal(rows: Sequence[Row], most: int, sequential: bool) -> Iterator[li
         count = min(count, max(1, most // len(chosen)))
         yield [row for sequence in chosen for row in waiting[sequence][:count]]
         waiting = {
-            sequence: left for sequence, own in waiting.items() if (left := own[count:] if sequence in chosen else own)
+            sequence: left
+            for sequence, rows_left in waiting.items()
+            if (left := rows_left[count:] if sequence in chosen else rows_left)
         }
 
 
 def place_of(rows: Sequence[Row], sequence: int) -> Place | None:
-    """Where the rows of a sequence are, if it has any."""
-    own = [index for index, row in enumerate(rows) if row.sequence == sequence]
-    if not own:
+    """The rows of a sequence, if it has any."""
+    indices = [index for index, row in enumerate(rows) if row.sequence == sequence]
+    if not indices:
         return None
-    return Place(own[0] // len(own), own[0], own[-1] + 1)
+    return Place(indices[0] // len(indices), indices[0], indices[-1] + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of the cache that an attention looks at: of each of its streams those from `first` on."""
+    """The cells of the cache that an attention sees: in each of its streams those from `first` on."""
 
     first: int  # number of the first stream's first one
     between: int  # from a stream's first to the next one's
@@ -76,38 +78,39 @@ class Cells:
     seen: int  # C, of each
 
     def stream_of(self, row: int, rows: int) -> int:
-        """Rows of a micro-batch are in as many equal parts as there are streams."""
+        """A micro-batch has equal parts, one per stream."""
         return row // (rows // self.streams)
 
     def within(self, stream: int, numbers: Sequence[int]) -> Array:
-        """Where cells stand among those of a stream. TargetError if one is not among them."""
-        found = np.array(numbers, np.int64) - self.first - stream * self.between
-        if not np.all((found >= 0) & (found < self.seen)):
+        """Indices of cells among those of a stream. TargetError if one is not among them."""
+        places = np.array(numbers, np.int64) - self.first - stream * self.between
+        if not np.all((places >= 0) & (places < self.seen)):
             expected = f"{self.seen} from {self.first} on in stream {stream}"
             raise TargetError(f"llama.cpp: cells {list(numbers)}, expected those of {expected}")
-        return found
+        return places
 
 
 def cached_rows(cached: Array, stream: int, cells: Array) -> Array:
     """[streams, G, C, E] -> [cells, G * E]"""
-    found: Array = cached[stream][:, cells].transpose(1, 0, 2)
-    return found.reshape(len(cells), -1)
+    rows: Array = cached[stream][:, cells].transpose(1, 0, 2)
+    return rows.reshape(len(cells), -1)
 
 
 def scores_by_row(scores: Array, place: Place, stream: int, cells: Array, tokens: int) -> Array:
-    """[streams, H, T / streams, C] -> [t, H, tokens] of one sequence: by position, zeros behind the last cell."""
-    own = scores[stream]
-    start = place.start - stream * own.shape[1]
-    found = own[:, start : start + place.stop - place.start][..., cells]  # [H, t, cells]
-    return np.pad(found.transpose(1, 0, 2), [(0, 0), (0, 0), (0, tokens - len(cells))])
+    """[streams, H, T / streams, C] -> [t, H, tokens] of one sequence: by position, zeros after the last cell."""
+    stream_scores = scores[stream]
+    start = place.start - stream * stream_scores.shape[1]
+    rows = stream_scores[:, start : start + place.stop - place.start][..., cells]  # [H, t, cells]
+    return np.pad(rows.transpose(1, 0, 2), [(0, 0), (0, 0), (0, tokens - len(cells))])
 
 
-def own_tensors(
+def sequence_tensors(
     graph: Mapping[str, Any], place: Place, cells: Sequence[int], tokens: int
 ) -> Iterator[tuple[str, Array]]:
-    """A sequence's part of each tensor of a micro-batch; `cells` are those of all that it has so far, in order.
+    """A sequence's part of each tensor of a micro-batch.
 
-    `tokens` are those of the whole dump: scores have as many positions.
+    cells   those of all its tokens so far, in order
+    tokens  of the whole dump: scores have as many positions
     """
     for name, values in graph.items():
         prefix, _, part = name.rpartition(".")

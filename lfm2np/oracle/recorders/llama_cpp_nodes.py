@@ -1,8 +1,8 @@
 """Nodes of the graph that llama.cpp evaluates: which tensor each is, and its numbers.
 
-A node is told by its operation and by what it reads: a weight, whose name GGUF fixes, or another node. Names that
-llama.cpp gives its nodes are not used: most have none, and one is wrong (`ffn_out` is the norm before it). Source:
-llama.cpp 0c1e570, src/models/lfm2.cpp, src/llama-graph.cpp, ggml/include/ggml.h.
+A node is identified by its operation and its inputs: a weight, whose name GGUF fixes, or another node. llama.cpp's
+names of nodes are not used: most have none, and one is wrong (`ffn_out` is the norm before it). Source: llama.cpp
+0c1e570, src/models/lfm2.cpp, src/llama-graph.cpp, ggml/include/ggml.h.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ Tensor._fields_ = [
 
 @dataclass(frozen=True)
 class Source:
-    """What a node reads: a node that is known by its full name, or a leaf (a weight, an input, a cache) by its own."""
+    """An input of a node: a node with a known name, or a leaf (a weight, an input, a cache) with its own."""
 
     known: str = ""
     leaf: str = ""
 
 
 def known_as(op: str, sources: Sequence[Source]) -> tuple[str, bool]:
-    """Which of our tensors a node is, or stands for, and whether it computes it; "" if it is none of them."""
+    """Which of our tensors a node is or views, and whether it computes it; "" for none."""
     first, second = (*sources, Source(), Source())[:2]
     if op in SAME or (op == "GET_ROWS" and second.leaf == "out_ids"):
         return first.known, False
@@ -102,8 +102,8 @@ def known_as(op: str, sources: Sequence[Source]) -> tuple[str, bool]:
     if weight is not None and weight[1] is None:
         return WHOLE.get((op, weight[2]), ""), True
     if weight is not None:
-        made = WEIGHTS.get(weight[2], "")
-        return (f"model.layers.{weight[1]}.{made}" if made else ""), True
+        part = WEIGHTS.get(weight[2], "")
+        return (f"model.layers.{weight[1]}.{part}" if part else ""), True
     layer, of_first, of_second = within_layer(first.known, second.known)
     for form in ((op, of_first, of_second), (op, "", of_second), (op, of_first, "")):
         if layer and form in READS:
@@ -112,10 +112,10 @@ def known_as(op: str, sources: Sequence[Source]) -> tuple[str, bool]:
 
 
 def within_layer(*names: str) -> tuple[str, ...]:
-    """The layer of the last that is a part of one, and what each is in it: "" for one of another layer."""
-    found = [re.fullmatch(r"(model\.layers\.\d+)\.(.+)", name) for name in names]
-    layer = next((one[1] for one in reversed(found) if one is not None), "")
-    return layer, *(one[2] if one is not None and one[1] == layer else "" for one in found)
+    """The layer of the last name that has one, and each name within it: "" for one of another layer."""
+    matches = [re.fullmatch(r"(model\.layers\.\d+)\.(.+)", name) for name in names]
+    layer = next((match[1] for match in reversed(matches) if match is not None), "")
+    return layer, *(match[2] if match is not None and match[1] == layer else "" for match in matches)
 
 
 class Library:

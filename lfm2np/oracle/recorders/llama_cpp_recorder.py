@@ -1,12 +1,12 @@
 """llama.cpp's activations, in process: llama-cpp-python's low-level interface and the graph's evaluation callback.
 
-Every node that is one of our tensors is read right after it was computed; so nothing of the graph is fused, as it may
-be without a callback. All requests run in one batch, which llama.cpp splits into micro-batches; each that holds rows of
-the request is a step. All rows are asked for logits, so that the last layer computes all of them. Flash attention is
+Every node that is one of our tensors is read right after it was computed, so nothing of the graph is fused, as it may
+be without a callback. All requests run in one batch, which llama.cpp splits into micro-batches; each with rows of the
+request is a step. Logits are requested for all rows, so that the last layer computes all of them. Flash attention is
 off, as it has no scores, and the cache has the format that is computed in.
 
-Not tapped: a merged projection of queries, keys and values (LFM2's GGUF has three). The scores are llama.cpp's products
-times the scale that its softmax applies.
+Not recorded: a merged projection of queries, keys and values (LFM2's GGUF has three). The scores are llama.cpp's
+products times the scale that its softmax applies.
 
 The library is what llama-cpp-python was built with, or what LLAMA_CPP_LIB_PATH names.
 """
@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.files import read_config
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
-from lfm2np.oracle.recorders.llama_cpp_batches import LOOKS_AT, OUTPUTS, Cells, Row, own_tensors, place_of, split_equal
+from lfm2np.oracle.recorders.llama_cpp_batches import (
+    LOOKS_AT,
+    OUTPUTS,
+    Cells,
+    Row,
+    place_of,
+    sequence_tensors,
+    split_equal,
+)
 from lfm2np.oracle.recorders.llama_cpp_nodes import BF16, F16, F32, Library, Source, Tensor, known_as
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
@@ -64,12 +72,12 @@ def record(
     with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:
         recorder = Recorder(format=format)
         total = len(prompts[request]) + max_tokens - 1
-        rows = [Row(number, at, one) for number, ids in enumerate(prompts) for at, one in enumerate(ids)]
+        rows = [Row(number, at, token) for number, ids in enumerate(prompts) for at, token in enumerate(ids)]
         for _ in range(max_tokens):
             logits = session.decode(rows)
             session.keep(recorder, request, total)
             last = {row.sequence: index for index, row in enumerate(rows)}
-            rows = [Row(one, rows[at].position + 1, int(np.argmax(logits[at]))) for one, at in last.items()]
+            rows = [Row(sequence, rows[at].position + 1, int(np.argmax(logits[at]))) for sequence, at in last.items()]
         return recorder
 
 
@@ -93,7 +101,7 @@ def loaded() -> tuple[Any, Library]:
 
 
 class Session:
-    """A loaded model and a context of it; of the last `decode` the micro-batches and their tensors are kept."""
+    """A loaded model with a context; keeps the micro-batches and tensors of the last `decode`."""
 
     def __init__(
         self,
@@ -193,14 +201,14 @@ class Session:
         return np.stack([logits[row] for row in rows])
 
     def keep(self, recorder: Recorder, sequence: int, total: int) -> None:
-        """The sequence's rows of the last `decode`, step by step; `total` is what all its steps will come to."""
+        """Records the sequence's rows of the last `decode`, step by step; `total`: the rows of all its steps."""
         for rows, graph in self._batches:
             place = place_of(rows, sequence)
             if place is not None:
-                own = rows[place.start : place.stop]
-                cells = [self._cells[sequence, position] for position in range(own[-1].position + 1)]
-                recorder.step([row.token for row in own])
-                for name, values in own_tensors(graph, place, cells, total):
+                request_rows = rows[place.start : place.stop]
+                cells = [self._cells[sequence, position] for position in range(request_rows[-1].position + 1)]
+                recorder.step([row.token for row in request_rows])
+                for name, values in sequence_tensors(graph, place, cells, total):
                     recorder.keep(name, values)
 
     def close(self) -> None:
@@ -216,7 +224,7 @@ class Session:
         self.close()
 
     def _evaluated(self, pointer: int, asks: bool, data: int | None) -> bool:
-        """Called with each node: before it is computed, and after it if that was asked for."""
+        """Called with each node before it is computed, and afterwards if that was requested."""
         try:
             tensor = ctypes.cast(pointer, ctypes.POINTER(Tensor)).contents
             if asks:
@@ -229,11 +237,11 @@ class Session:
 
     def _wants(self, pointer: int, tensor: Any) -> bool:
         sources = []
-        for one in (one.contents for one in tensor.src[:2] if one):
-            known = self._nodes.get(ctypes.addressof(one))
-            sources.append(Source(leaf=one.name.decode()) if known is None else Source(known))
+        for source in (source.contents for source in tensor.src[:2] if source):
+            known = self._nodes.get(ctypes.addressof(source))
+            sources.append(Source(leaf=source.name.decode()) if known is None else Source(known))
             if sources[-1].leaf == OUTPUTS:
-                self._graphs[-1][OUTPUTS] = self._library.numbers(one).reshape(-1)
+                self._graphs[-1][OUTPUTS] = self._library.numbers(source).reshape(-1)
         known, is_computed = known_as(self._library.op(tensor), sources)
         if known == "model.embed_tokens":  # a graph begins
             self._nodes.clear()
@@ -242,7 +250,7 @@ class Session:
         return bool(known) and is_computed
 
     def _taken(self, name: str, tensor: Any) -> dict[str, Any]:
-        """What is read at this node, of it and of what it reads."""
+        """What is read at this node, of it and of its inputs."""
         numbers = self._library.numbers
         first, second = sources_of(tensor)
         prefix, _, part = name.rpartition(".")
@@ -266,17 +274,17 @@ class Session:
 
 def sources_of(tensor: Any) -> list[Any]:
     """The first two tensors that a node reads; None where it reads fewer."""
-    return [one.contents if one else None for one in tensor.src[:2]]
+    return [source.contents if source else None for source in tensor.src[:2]]
 
 
 def looked_at(keys: Any) -> Cells:
-    """Of a view of the cache's keys: ggml's axes are E, cells, heads, streams."""
+    """From a view of the cache's keys: ggml's axes are E, cells, heads, streams."""
     size = keys.nb[1]
     return Cells(keys.view_offs // size, keys.nb[3] // size, keys.ne[3], keys.ne[1])
 
 
 def require_split(rows: Sequence[Row], graph: dict[str, Any]) -> None:
-    """TargetError if llama.cpp evaluated other rows than these, or the last layer has them in another order."""
+    """TargetError if llama.cpp evaluated other rows, or the last layer has them in another order."""
     for what, expected in (
         ("tokens", [row.token for row in rows]),
         ("positions", [row.position for row in rows]),

@@ -10,11 +10,11 @@ from lfm2np.errors import Lfm2npError
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.judging.verdict import WRONG, Position
+from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.words import finding_lines, shortened
-from lfm2np.oracle.recorders.record import Record
+from lfm2np.oracle.recorders.registry import Record
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.progress import Progress
 
@@ -33,7 +33,7 @@ class Trial:
     max_tokens: int
 
     def without(self, index: int) -> Trial:
-        kept = tuple(one for number, one in enumerate(self.prompts) if number != index)
+        kept = tuple(prompt for number, prompt in enumerate(self.prompts) if number != index)
         return Trial(self.ask, kept, self.request - (index < self.request), self.max_tokens)
 
 
@@ -49,7 +49,7 @@ def cause_of(
 
     target     what `record` records, in words
     progress   called with (recordings done, the most that there may be)
-    An engine that can't be recorded is a cause without a finding: what the check found stays.
+    An engine that can't be recorded gives a cause without a finding: the check's result stays.
     """
     asks = wrong_asks(checked.positions)
     if not asks:
@@ -76,7 +76,7 @@ def cause_of(
 
 
 def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
-    """Of an engine that shows only its answers: which wrong request to dump, of what tensors, and what to run `then`.
+    """For an engine that shows only answers: which wrong request to dump, which tensors, and what to run `then`.
 
     None if no token or log-probability was wrong.
     """
@@ -103,22 +103,24 @@ def cause_to_dump(checked: Checked, target: str, then: str) -> Cause | None:
 def wrong_asks(positions: Sequence[Position]) -> list[tuple[Ask, int]]:
     """Wrong requests and the first wrong row of each, the shortest first; those alone before those beside others."""
     first: dict[str, tuple[Ask, int]] = {}
-    for one in positions:
-        if one.verdict in WRONG and (one.ask.id not in first or one.row < first[one.ask.id][1]):
-            first[one.ask.id] = (one.ask, one.row)
+    for position in positions:
+        if position.is_wrong and (position.ask.id not in first or position.row < first[position.ask.id][1]):
+            first[position.ask.id] = (position.ask, position.row)
     return sorted(first.values(), key=lambda pair: (bool(pair[0].factors.get("beside")), pair[1], pair[0].id))
 
 
 def trials(checked: Checked, asks: Sequence[tuple[Ask, int]]) -> Iterator[Trial]:
-    """Each alone, then each that was asked so beside others of its case, which were in flight with it or near it."""
+    """Each alone, then each that ran in a batch beside others of its case that were in flight with it or near it."""
     for ask, row in asks[:MOST_ASKS]:
         yield alone(ask, row)
     for ask, row in [pair for pair in asks if pair[0].factors.get("beside")][:MOST_ASKS]:
-        case = [one for one, _ in checked.pairs if one.case == ask.case]
-        place = next(index for index, one in enumerate(case) if one.id == ask.id)
+        case = [other for other, _ in checked.pairs if other.case == ask.case]
+        place = next(index for index, other in enumerate(case) if other.id == ask.id)
         start = max(0, min(place - MOST_BESIDE // 2, len(case) - 1 - MOST_BESIDE))
         near = case[start : start + MOST_BESIDE + 1]
-        yield Trial(ask.id, tuple(one.prompt_token_ids for one in near), place - start, new_tokens(ask, row))
+        yield Trial(
+            ask.id, tuple(neighbour.prompt_token_ids for neighbour in near), place - start, new_tokens(ask, row)
+        )
 
 
 def alone(ask: Ask, row: int) -> Trial:
@@ -126,34 +128,34 @@ def alone(ask: Ask, row: int) -> Trial:
 
 
 def new_tokens(ask: Ask, row: int) -> int:
-    """As many as it takes to compute that row."""
+    """As many as are needed to compute that row."""
     return max(1, row + 2 - len(ask.prompt_token_ids))
 
 
 def without_needless(trial: Trial, report: Report, report_of: Callable[[Trial], Report]) -> tuple[Trial, Report]:
-    """The trial without the neighbours that it is wrong without."""
+    """The trial without neighbours that are not needed for it to be wrong."""
     for index in reversed(range(len(trial.prompts))):
         if index != trial.request and len(trial.prompts) > 1:
             smaller = trial.without(index)
-            found = report_of(smaller)
-            if found.findings:
-                trial, report = smaller, found
+            smaller_report = report_of(smaller)
+            if smaller_report.findings:
+                trial, report = smaller, smaller_report
     return trial, report
 
 
 def cause(target: str, trial: Trial, report: Report | None, problem: str = "") -> Cause:
-    """Of a report with a finding; or of none, and what hindered it."""
+    """Of a report with a finding; or of none, and the problem."""
     first = report.findings[0] if report else None
     tokens = f"prompt of {len(trial.prompts[trial.request])}, {trial.max_tokens} new"
     others = f"beside {len(trial.prompts) - 1} others" if len(trial.prompts) > 1 else "alone"
     if report and first:
         lines = finding_lines(first)
-        more = shortened([one.name for one in report.findings[1:]])
+        more = shortened([finding.name for finding in report.findings[1:]])
         lines += [f"also wrong          {more}"] if more else []
     elif problem:
         lines = [f"not recorded        {problem}"]
     else:
-        lines = ["nothing is wrong    there: it takes what was not recorded (a cache, other company, the server)"]
+        lines = ["nothing is wrong    there: the bug needs what was not recorded (a cache, other requests, the server)"]
     return Cause(
         recorder=target,
         ask=trial.ask,

@@ -1,11 +1,11 @@
-"""mlx-lm's activations, in process: what its BatchGenerator computes, tapped at the modules of `mlx_lm.models.lfm2`
-and `lfm2_moe`.
+"""mlx-lm's activations, in process: what its BatchGenerator computes, at the modules of `mlx_lm.models.lfm2` and
+`lfm2_moe`.
 
-All requests run in one generator, as in mlx-lm's server: prompts but for their last tokens in batches that are padded
-on the right, in chunks; then a row of each request a step, in a batch whose keys are padded on the left. Each pass that
-has rows of the request is a step. What a module reads or makes is evaluated at once, where mlx would do so later.
+All requests run in one generator, as in mlx-lm's server: prompts without their last tokens in batches padded on the
+right, in chunks; then one row of each request per step, in a batch whose keys are padded on the left. Each pass with
+rows of the request is a step. Inputs and outputs of modules are evaluated at once, where mlx would do so later.
 
-Not tapped: attention's scores and weights, which mlx computes within one operation; a router's scores and weights.
+Not recorded: attention's scores and weights, which mlx computes within one operation; a router's scores and weights.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ def record(
         generator = BatchGenerator(
             network, prefill_step_size=chunk, prefill_batch_size=at_once, completion_batch_size=at_once
         )
-        generator.insert([list(one) for one in prompts], [max_tokens] * len(prompts))  # their numbers are 0, 1, ...
+        generator.insert(
+            [list(prompt) for prompt in prompts], [max_tokens] * len(prompts)
+        )  # their numbers are 0, 1, ...
         running = len(prompts)
         while running:
-            running -= sum(one.finish_reason is not None for one in generator.next()[1])
+            running -= sum(response.finish_reason is not None for response in generator.next()[1])
     return tap.recorder
 
 
@@ -88,7 +90,7 @@ def load(model: Path, format: str) -> Any:
     except Exception as problem:
         reason = " ".join(str(problem).split())
         raise TargetError(f"mlx-lm: {model}: {type(problem).__name__}: {reason}") from None
-    biases = [(one, one.expert_bias) for one in sparse(network).values() if "expert_bias" in one]
+    biases = [(block, block.expert_bias) for block in sparse(network).values() if "expert_bias" in block]
     network.set_dtype(getattr(mx, format))
     for block, bias in biases:  # which mlx-lm casts in no conversion
         block.expert_bias = bias
@@ -101,7 +103,7 @@ def sparse(network: Any) -> dict[str, Any]:
 
 
 def missing_keys(model: Path) -> dict[str, Any]:
-    """What mlx-lm demands of config.json and does not find there, as the checkpoint has it."""
+    """Keys that mlx-lm requires of config.json and that are missing there."""
     config, keys = load_config(model), json.loads((model / "config.json").read_text(encoding="utf-8"))
     same = ("num_key_value_heads", "max_position_embeddings", "norm_eps", "conv_bias", "conv_L_cache", "rope_theta")
     feed_forward = {
@@ -118,7 +120,7 @@ def missing_keys(model: Path) -> dict[str, Any]:
 
 
 def names_of(network: Any) -> dict[int, str]:
-    """By a module's identity our name of what it makes; of the whole that is the logits."""
+    """By a module's identity our name of its output; the whole network's are the logits."""
     names = {
         id(module): our_name(name)
         for name, module in network.named_modules()
@@ -148,7 +150,7 @@ class Pass:
 
 
 class Tap:
-    """What modules make of one request's rows, put into a recorder."""
+    """Records the request's rows of module outputs."""
 
     def __init__(self, names: Mapping[int, str], request: int, total: int, recorder: Recorder) -> None:
         self.names, self.recorder = names, recorder
@@ -175,7 +177,7 @@ class Tap:
             if count:
                 self.recorder.step(tokens[row, :count].tolist())
 
-    def module_ran(self, module: Any, given: Any, made: Any, chosen: Any = None) -> None:
+    def module_ran(self, module: Any, given: Any, output: Any, chosen: Any = None) -> None:
         """`chosen`: the experts [B, t, K] that those of a mixture are called with."""
         name = self.names.get(id(module), "")
         if not self._pass.count or not name:
@@ -185,10 +187,10 @@ class Tap:
             self._attention = layer
             number = self._pass.calls[layer] = self._pass.calls.get(layer, 0) + 1
             turned = f"{layer}.self_attn.{'q' if number == 1 else 'k'}_rotated"
-            self.recorder.keep(turned, self._rows(made.transpose(0, 2, 1, 3)))
+            self.recorder.keep(turned, self._rows(output.transpose(0, 2, 1, 3)))
             return
         if part == "conv.conv":  # reads the state, then u
-            columns = given.shape[1] - made.shape[1]
+            columns = given.shape[1] - output.shape[1]
             self.recorder.keep(f"{layer}.conv.state", numbers(given[self._pass.row, :columns])[None])
             self.recorder.keep(f"{layer}.conv.u", self._rows(given[:, columns:]))
         elif part == "feed_forward.expert_outputs":
@@ -196,7 +198,7 @@ class Tap:
             self.recorder.keep(f"{layer}.feed_forward.experts_chosen", rows)
         elif part in BEFORE:
             self.recorder.keep(f"{layer}.{BEFORE[part]}", self._rows(given))
-        self.recorder.keep(name, self._rows(made))
+        self.recorder.keep(name, self._rows(output))
 
     def attention_runs(self, keys: Any, values: Any, cache: Any) -> None:
         """keys and values [B, G, C, E] as the cache has them, behind `left_padding` columns of each row."""
@@ -204,8 +206,8 @@ class Tap:
             padding = int(cache.left_padding[self._pass.row])
             end = self._pass.start + self._pass.count
             for name, cached in (("keys_read", keys), ("values_read", values)):
-                found = numbers(cached[self._pass.row, :, padding : padding + end])
-                self.recorder.keep(f"{self._attention}.self_attn.{name}", side_by_side(found))
+                heads = numbers(cached[self._pass.row, :, padding : padding + end])
+                self.recorder.keep(f"{self._attention}.self_attn.{name}", side_by_side(heads))
 
     def _rows(self, batch: Any) -> Array:
         """[B, t, ...] -> [count, width]"""
@@ -213,12 +215,12 @@ class Tap:
 
 
 def valid_columns(left: Sequence[int], columns: int) -> list[int]:
-    """Of a batch padded on the right, how many columns each row has, if so many of its tokens are still to come."""
-    return [max(0, min(one, columns)) for one in left]
+    """Of a batch padded on the right, how many columns of each row are tokens."""
+    return [max(0, min(count, columns)) for count in left]
 
 
 def within_layer(name: str) -> tuple[str, str]:
-    """model.layers.3.conv.conv -> model.layers.3 and conv.conv; of what is no part of a layer "" and the name."""
+    """model.layers.3.conv.conv -> model.layers.3 and conv.conv; outside of layers "" and the name."""
     parts = name.split(".", 3)
     return (".".join(parts[:3]), parts[3]) if name.startswith("model.layers.") and len(parts) == 4 else ("", name)
 
@@ -237,12 +239,12 @@ def numbers(array: Any) -> Array:
 
 @contextmanager
 def tapped(tap: Tap, network: Any) -> Iterator[None]:
-    """While it lasts, batches, passes, modules and attention tell the tap what they do."""
+    """While it lasts, batches, passes, modules and attention call the tap."""
     from mlx_lm.generate import GenerationBatch, PromptProcessingBatch
 
     def prompt(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(batch: Any, tokens: Any) -> Any:
-            tap.batch_begins(batch.uids, [len(one) for one in tokens])
+            tap.batch_begins(batch.uids, [len(prompt_tokens) for prompt_tokens in tokens])
             return original(batch, tokens)
 
         return run
@@ -265,10 +267,10 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
         def run(module: Any, *arguments: Any, **options: Any) -> Any:
             if module is network:
                 tap.pass_begins(np.array(arguments[0]))
-            made = original(module, *arguments, **options)
+            output = original(module, *arguments, **options)
             chosen = arguments[1] if hasattr(module, "down_proj") and len(arguments) > 1 else None
-            tap.module_ran(module, arguments[0], made, chosen)
-            return made
+            tap.module_ran(module, arguments[0], output, chosen)
+            return output
 
         return run
 
@@ -284,7 +286,7 @@ def tapped(tap: Tap, network: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """owner.name is what `wrapped` makes of it, while it lasts."""
+    """While it lasts, owner.name is `wrapped` of the original."""
     original = getattr(owner, name)
     setattr(owner, name, wrapped(original))
     try:

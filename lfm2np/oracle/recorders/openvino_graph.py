@@ -1,8 +1,7 @@
 """Which node of the graph that optimum-intel exports is which of our tensors.
 
-Nodes within a module carry its name: what a module makes is its last node, what it reads comes from outside of it.
-What runs between modules (gates, rotation, the caches) is told by what it reads, since its names are numbers that
-differ from layer to layer.
+Nodes within a module carry its name: its output is its last node, its input comes from outside. Nodes between modules
+(gates, rotation, the caches) are identified by their inputs, since their names are numbers that differ between layers.
 """
 
 from __future__ import annotations
@@ -31,55 +30,57 @@ Graph = Mapping[str, Node]  # by name, each node behind those that it reads
 
 
 def tensors_of(graph: Graph, config: ModelConfig) -> dict[str, str]:
-    """Our name of each tensor that can be tapped, in the model's order -> the node that makes it."""
-    found = {"model.embed_tokens": made_by(graph, "model.embed_tokens")}
+    """Our name of each tensor that can be recorded, in the model's order -> the node that computes it."""
+    nodes = {"model.embed_tokens": output_of(graph, "model.embed_tokens")}
     for index, kind in enumerate(config.layer_types):
         prefix = f"model.layers.{index}"
-        found[f"{prefix}.operator_norm"] = made_by(graph, f"{prefix}.operator_norm")
-        found |= convolution(graph, prefix) if kind == "conv" else attention(graph, prefix)
-        found[f"{prefix}.residual"] = read_by(graph, f"{prefix}.ffn_norm")
+        nodes[f"{prefix}.operator_norm"] = output_of(graph, f"{prefix}.operator_norm")
+        nodes |= convolution(graph, prefix) if kind == "conv" else attention(graph, prefix)
+        nodes[f"{prefix}.residual"] = input_of(graph, f"{prefix}.ffn_norm")
         for part in ("ffn_norm", "feed_forward.w1", "feed_forward.w3", "feed_forward.w2"):
-            found[f"{prefix}.{part}"] = made_by(graph, f"{prefix}.{part}")
-        found[f"{prefix}.feed_forward.gated"] = read_by(graph, f"{prefix}.feed_forward.w2")
-        down = found[f"{prefix}.feed_forward.w2"]
-        found[prefix] = the(graph, f"{prefix}/", "Add", partial(reads, down))
-    found["model.embedding_norm"] = made_by(graph, "model.embedding_norm")
-    found["lm_head"] = made_by(graph, "lm_head")
-    return found
+            nodes[f"{prefix}.{part}"] = output_of(graph, f"{prefix}.{part}")
+        nodes[f"{prefix}.feed_forward.gated"] = input_of(graph, f"{prefix}.feed_forward.w2")
+        down = nodes[f"{prefix}.feed_forward.w2"]
+        nodes[prefix] = only_node(graph, f"{prefix}/", "Add", partial(reads, down))
+    nodes["model.embedding_norm"] = output_of(graph, "model.embedding_norm")
+    nodes["lm_head"] = output_of(graph, "lm_head")
+    return nodes
 
 
 def convolution(graph: Graph, prefix: str) -> dict[str, str]:
-    """`state` is the convolution's whole input, u behind the state."""
+    """`state` is the convolution's whole input: the state, then u."""
     conv = f"{prefix}.conv"
-    gated = read_by(graph, f"{conv}.out_proj")
+    gated = input_of(graph, f"{conv}.out_proj")
     gated = graph[gated].reads[0] if graph[gated].op == "Transpose" else gated
-    u = the(graph, f"{conv}/", "Multiply", lambda node: all(graph[one].op == "VariadicSplit" for one in node.reads))
-    mixed = [one for one in graph[gated].reads if graph[one].op != "VariadicSplit"]
+    u = only_node(
+        graph, f"{conv}/", "Multiply", lambda node: all(graph[read].op == "VariadicSplit" for read in node.reads)
+    )
+    mixed = [read for read in graph[gated].reads if graph[read].op != "VariadicSplit"]
     if len(mixed) != 1:
         names = ", ".join(graph[gated].reads)
         raise TargetError(f"OpenVINO: {gated} reads {names}, expected gate_out and a convolution")
     return {
-        f"{conv}.in_proj": made_by(graph, f"{conv}.in_proj"),
+        f"{conv}.in_proj": output_of(graph, f"{conv}.in_proj"),
         f"{conv}.u": u,
-        f"{conv}.state": the(graph, f"{conv}/", "Concat", partial(reads, u)),
+        f"{conv}.state": only_node(graph, f"{conv}/", "Concat", partial(reads, u)),
         f"{conv}.conv": mixed[0],
         f"{conv}.gated": gated,
-        f"{conv}.out_proj": made_by(graph, f"{conv}.out_proj"),
+        f"{conv}.out_proj": output_of(graph, f"{conv}.out_proj"),
     }
 
 
 def attention(graph: Graph, prefix: str) -> dict[str, str]:
-    own = f"{prefix}.self_attn"
+    module = f"{prefix}.self_attn"
     parts = ("q_proj", "k_proj", "v_proj", "q_layernorm", "k_layernorm")
-    found = {f"{own}.{part}": made_by(graph, f"{own}.{part}") for part in parts}
+    nodes = {f"{module}.{part}": output_of(graph, f"{module}.{part}") for part in parts}
     for part in "qk":
-        found[f"{own}.{part}_rotated"] = first_behind(graph, found[f"{own}.{part}_layernorm"], f"{own}/", "Add")
-    keys = found[f"{own}.k_rotated"]
-    return found | {
-        f"{own}.keys_read": the(graph, f"{own}/", "Concat", partial(reads, keys)),
-        f"{own}.values_read": first_behind(graph, found[f"{own}.v_proj"], f"{own}/", "Concat"),
-        f"{own}.attended": read_by(graph, f"{own}.out_proj"),
-        f"{own}.out_proj": made_by(graph, f"{own}.out_proj"),
+        nodes[f"{module}.{part}_rotated"] = first_after(graph, nodes[f"{module}.{part}_layernorm"], f"{module}/", "Add")
+    keys = nodes[f"{module}.k_rotated"]
+    return nodes | {
+        f"{module}.keys_read": only_node(graph, f"{module}/", "Concat", partial(reads, keys)),
+        f"{module}.values_read": first_after(graph, nodes[f"{module}.v_proj"], f"{module}/", "Concat"),
+        f"{module}.attended": input_of(graph, f"{module}.out_proj"),
+        f"{module}.out_proj": output_of(graph, f"{module}.out_proj"),
     }
 
 
@@ -92,33 +93,33 @@ def within(graph: Graph, start: str) -> Iterator[str]:
     return (name for name in graph if name.startswith(TOP + start))
 
 
-def made_by(graph: Graph, module: str) -> str:
+def output_of(graph: Graph, module: str) -> str:
     """A module's last node; constants may be shared with other modules."""
-    found = [name for name in within(graph, f"{module}/") if graph[name].op not in CONSTANT]
-    if not found:
+    names = [name for name in within(graph, f"{module}/") if graph[name].op not in CONSTANT]
+    if not names:
         raise TargetError(f"OpenVINO: no node of {module}, expected what optimum-intel exports of it")
-    return found[-1]
+    return names[-1]
 
 
-def read_by(graph: Graph, module: str) -> str:
-    """The first node outside of a module that it reads, and that is no weight."""
+def input_of(graph: Graph, module: str) -> str:
+    """The first node outside of a module that it reads and that is no weight."""
     for name in within(graph, f"{module}/"):
-        for one in graph[name].reads:
-            if not one.startswith(f"{TOP}{module}/") and graph[one].op not in CONSTANT:
-                return one
+        for read in graph[name].reads:
+            if not read.startswith(f"{TOP}{module}/") and graph[read].op not in CONSTANT:
+                return read
     raise TargetError(f"OpenVINO: no input of {module}, expected what optimum-intel exports of it")
 
 
-def the(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
-    """The one node of an operation, in a module, that fits."""
-    found = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
-    if len(found) != 1:
-        raise TargetError(f"OpenVINO: {len(found)} fitting nodes {op} in {start.rstrip('/')}, expected one")
-    return found[0]
+def only_node(graph: Graph, start: str, op: str, fits: Callable[[Node], bool]) -> str:
+    """The only node of an operation in a module for which `fits` holds."""
+    names = [name for name in within(graph, start) if graph[name].op == op and fits(graph[name])]
+    if len(names) != 1:
+        raise TargetError(f"OpenVINO: {len(names)} fitting nodes {op} in {start.rstrip('/')}, expected one")
+    return names[0]
 
 
-def first_behind(graph: Graph, start: str, module: str, op: str) -> str:
-    """The first node of an operation, in a module, that depends on the numbers of the node `start`."""
+def first_after(graph: Graph, start: str, module: str, op: str) -> str:
+    """The first node of an operation in a module that depends on the numbers of the node `start`."""
     behind = {start}
     for name, node in graph.items():
         if node.op not in MEASURES and not behind.isdisjoint(node.reads):

@@ -1,11 +1,11 @@
-"""OpenVINO's activations: outputs added to the graph that optimum-intel exports, run by OpenVINO's own runtime.
+"""OpenVINO's activations: outputs added to the graph that optimum-intel exports, run by OpenVINO's runtime.
 
 The graph keeps its state (keys, values, columns of the convolutions) between runs. Requests run one after another, the
-state reset before each; a prompt in one run or in chunks, then a token a run. A node that became an output is fused
-with nothing behind it; without these outputs OpenVINO fuses more.
+state reset before each; a prompt in one run or in chunks, then a token per run. An output node is not fused with later
+ones; without these outputs OpenVINO fuses more.
 
-Not tapped: attention's scores and weights, which are within one operation. Requests in one batch would have to be
-padded on the left, and the graph has no positions as an input: padding would shift them.
+Not recorded: attention's scores and weights, which are within one operation. Requests in one batch would need padding
+on the left, and the graph has no positions as an input: padding would shift them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def record(
 
     exported  folder that `optimum-cli export openvino` wrote of the checkpoint
     chunk     most tokens of a prompt in a run; None: all
-    only      endings of names: these tensors alone become outputs, and lm_head; none: all. What is none may be fused
+    only      endings of names: only these tensors and lm_head become outputs, the others may be fused; empty: all
     """
     config = load_config(model)
     require_dense(config, "openvino")
@@ -81,9 +81,11 @@ class Engine:
         require_exported(model, exported)
         nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
         endings = (*only, "lm_head") if only else ""
-        names = {one: name for one, name in tensors_of(graph_of(nodes), config).items() if one.endswith(endings)}
+        names = {
+            tensor: name for tensor, name in tensors_of(graph_of(nodes), config).items() if tensor.endswith(endings)
+        }
         model.add_outputs([nodes[name].output(0) for name in names.values()])
-        shown = [one.get_node().input_value(0).get_node().get_friendly_name() for one in model.outputs]
+        shown = [output.get_node().input_value(0).get_node().get_friendly_name() for output in model.outputs]
         self._numbers = {tensor: shown.index(name) for tensor, name in names.items()}
         hints = {
             "INFERENCE_PRECISION_HINT": HINTS[format],
@@ -93,7 +95,7 @@ class Engine:
         }
         compiled = openvino.Core().compile_model(model, "CPU", hints)
         chosen = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        if chosen != HINTS[format]:  # a hint that this machine can't follow is passed over in silence
+        if chosen != HINTS[format]:  # a hint that this machine can't follow is ignored silently
             raise TargetError(f"OpenVINO: computes in {chosen} on this machine, expected {HINTS[format]} for {format}")
         self._request: Any = compiled.create_infer_request()
         self._columns, self._done = config.conv_L_cache - 1, 0
@@ -103,7 +105,7 @@ class Engine:
         self._done = 0
 
     def run(self, tokens: Sequence[int], recorder: Recorder) -> int:
-        """Records the next tokens. The best token behind them."""
+        """Records the next tokens. Returns the best token after them."""
         self._done += len(tokens)
         self._request.infer(
             {
@@ -113,10 +115,10 @@ class Engine:
             }
         )
         recorder.step(tokens)
-        made = {tensor: self._output(number) for tensor, number in self._numbers.items()}
-        for tensor, values in made.items():
+        outputs = {tensor: self._output(number) for tensor, number in self._numbers.items()}
+        for tensor, values in outputs.items():
             recorder.keep(tensor, as_rows(tensor, values, len(tokens), self._columns))
-        return int(np.argmax(made["lm_head"][-1]))
+        return int(np.argmax(outputs["lm_head"][-1]))
 
     def _output(self, number: int) -> Array:
         """Of the only sequence."""
@@ -124,19 +126,19 @@ class Engine:
 
 
 def require_exported(model: Any, exported: Path) -> None:
-    """TargetError for a graph that other versions wrote: they name and order its nodes."""
+    """TargetError for a graph of other versions, which name and order nodes differently."""
     for key, known in EXPORTED.items():
         path = ["optimum", key]
         found = model.get_rt_info(path).astype(str) if model.has_rt_info(path) else "none"
         if found not in known:
             raise TargetError(
-                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: no other is known here"
+                f"{exported / FILE}: {key} {found}, expected {' or '.join(known)}: other versions are not supported"
             )
 
 
 def graph_of(nodes: dict[str, Any]) -> Graph:
     return {
-        name: Node(node.get_type_name(), tuple(one.get_node().get_friendly_name() for one in node.input_values()))
+        name: Node(node.get_type_name(), tuple(value.get_node().get_friendly_name() for value in node.input_values()))
         for name, node in nodes.items()
     }
 
@@ -144,7 +146,7 @@ def graph_of(nodes: dict[str, Any]) -> Graph:
 def as_rows(tensor: str, values: Array, tokens: int, columns: int) -> Array:
     """[rows, width] of one sequence's output; the graph has channels, and heads, first.
 
-    The state stands before u in the convolution's input: its last `columns` are those that the convolution reads.
+    The convolution's input is the state, then u: the state's last `columns` are those that the convolution reads.
     """
     part = tensor.rpartition(".")[2]
     if part == "state":

@@ -9,7 +9,7 @@
         ...
 
 Of a ragged batch keep the rows of one request: `recorder.keep(name, rows[start:stop])`. Names and shapes are those of
-docs/engine/7-locate.md; names of one's own do as well, with `lfm2np locate --names FILE`. Nothing has to be complete.
+docs/engine/7-locate.md; other names work with `lfm2np locate --names FILE`. The dump may be incomplete.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Recorder:
         if format is not None and format not in PRECISIONS:
             raise DumpError(f"format {format!r}: expected one of {', '.join(PRECISIONS)}")
         self.path, self.format = path, format
-        self.token_ids = [int(one) for one in prefix]
+        self.token_ids = [int(token_id) for token_id in prefix]
         self.sizes: list[int] = []
         self._kept: dict[str, list[Array]] = {}
         self._in_step: set[str] = set()
 
     def step(self, token_ids: Sequence[int]) -> None:
-        """A step begins: these are its tokens, and what is kept from now on is theirs."""
+        """Begins a step with these tokens; what is kept from now on belongs to it."""
         if len(token_ids) == 0:
             raise DumpError(f"step {len(self.sizes)}: no tokens, expected at least one")
-        self.token_ids += [int(one) for one in token_ids]
+        self.token_ids += [int(token_id) for token_id in token_ids]
         self.sizes.append(len(token_ids))
         self._in_step.clear()
 

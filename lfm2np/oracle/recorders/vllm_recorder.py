@@ -1,7 +1,4 @@
-"""vLLM's activations, of its engine on a CPU in this process: runs requests and records one of them.
-
-Where vLLM keeps what is in vllm_taps.py.
-"""
+"""vLLM's activations: runs requests on its CPU engine in this process and records one of them; see vllm_taps.py."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ CACHE_BYTES = 2**28
 def record(
     model: Path, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str, **options: Any
 ) -> Recorder:
-    """All prompts together, greedily, `max_tokens` new tokens each; of number `request` what its steps made.
+    """All prompts together, greedily, `max_tokens` new tokens each; records the steps of number `request`.
 
     options   arguments of vllm.LLM: max_num_batched_tokens (a prefill's chunks), block_size, enable_prefix_caching with
               max_num_seqs=1 (one prompt after another, so that the second finds the first one's prefix)
-    errors    RequestError for what cannot be asked; TargetError if vLLM is missing, of another version, or fails
+    errors    RequestError for what cannot be run; TargetError if vLLM is missing, of another version, or fails
     """
     config = load_config(model)
     require_dense(config, "vllm")
@@ -68,50 +65,50 @@ def require_vllm() -> None:
 
 
 def load(model: Path, format: str, **options: Any) -> Any:
-    """A vllm.LLM of the checkpoint, computing in `format`; not compiled, as what is fused then has no hooks."""
+    """A vllm.LLM of the checkpoint, computing in `format`; not compiled, as fused operations have no hooks."""
     require_vllm()
     import vllm
 
     usual = {"enable_prefix_caching": False, "kv_cache_memory_bytes": CACHE_BYTES, "hf_overrides": missing_keys(model)}
-    own = {"dtype": format, "enforce_eager": True, "skip_tokenizer_init": True}
+    fixed = {"dtype": format, "enforce_eager": True, "skip_tokenizer_init": True}
     try:
-        return vllm.LLM(str(model), **{**usual, **options, **own})
+        return vllm.LLM(str(model), **{**usual, **options, **fixed})
     except Exception as problem:
         raise TargetError(f"vllm:{model}: {shortened(f'{type(problem).__name__}: {problem}')}") from problem
 
 
 def missing_keys(model: Path) -> dict[str, int]:
-    """What vLLM asks a config for, and transformers does not write."""
+    """Keys that vLLM reads from a config, and transformers does not write."""
     hidden = load_config(model).hidden_size
     given = json.loads((model / "config.json").read_text("utf-8"))
     return {name: hidden for name in ("block_dim", "conv_dim") if name not in given}
 
 
 def record_with(llm: Any, prompts: Sequence[Sequence[int]], request: int, max_tokens: int, format: str) -> Recorder:
-    """As `record`, of an engine that is loaded and idle."""
+    """As `record`, with an engine that is loaded and idle."""
     from vllm import SamplingParams
 
     engine = llm.llm_engine
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
     names = [
-        engine.add_request(str(number), {"prompt_token_ids": [int(one) for one in prompt]}, greedy)
+        engine.add_request(str(number), {"prompt_token_ids": [int(token) for token in prompt]}, greedy)
         for number, prompt in enumerate(prompts)
     ]
     runner = engine.model_executor.driver_worker.worker.model_runner
     tap = Tap(runner, names[request])
-    made: list[int] = []
+    token_ids: list[int] = []
     with attached(tap):
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished and output.request_id == str(request):
-                    made = list(output.outputs[0].token_ids)
-    return filled(format, [*prompts[request], *made], tap.steps)
+                    token_ids = list(output.outputs[0].token_ids)
+    return filled(format, [*prompts[request], *token_ids], tap.steps)
 
 
 def filled(format: str, sequence: Sequence[int], steps: Sequence[Step]) -> Recorder:
-    """The steps, one after another: of a request that was preempted, and computed again, those of the last time.
+    """The steps, one after another; of a request that was preempted and recomputed, those of the last time.
 
-    What came before those was in a cache. Logits are kept as far as no row of a later step is without.
+    What came before those was in a cache. Logits are kept only if every later step has one row.
     """
     begins = [n for n, step in enumerate(steps) if n == 0 or step.start != steps[n - 1].end]
     kept = steps[begins[-1] :]

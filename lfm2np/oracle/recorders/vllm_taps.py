@@ -1,10 +1,10 @@
-"""Where vLLM keeps what `locate` reads: hooks on its modules, and its caches as they are read.
+"""Where vLLM has what `locate` reads: hooks on its modules, and its caches as they are read.
 
-A forward pass is one flat batch of the rows of all its requests; a request's rows are found by the runner's own list.
-What vLLM has otherwise than `locate`: q, k, v and w1, w3 are one product each; a norm adds the residual and returns the
-pair (norm, sum); `u` and the convolution's output are an argument and the result of a kernel, decodes apart from
-prefills; keys and values lie in blocks, in an order that the kernel chooses.
-Not there to be kept: attention's scores and weights, which no tensor of vLLM's holds.
+A forward pass is one flat batch of the rows of all its requests; the runner's list gives a request's rows. What differs
+from `locate`: q, k, v and w1, w3 are one product each; a norm adds the residual and returns the pair (norm, sum); `u`
+and the convolution's output are an argument and the result of a kernel, for decodes and prefills separately; keys and
+values are in blocks, in an order that the kernel chooses. Not available: attention's scores and weights, which no
+tensor of vLLM's holds.
 
 T rows of a pass, D hidden, G key/value heads, E head_dim, L convolution taps, P tokens of a block of the cache, B
 blocks, C tokens that the request sees.
@@ -30,7 +30,7 @@ DIGIT = 128  # whole numbers up to it are exact in every format
 
 @dataclass
 class Step:
-    """What was kept of one pass, whose rows are those of the positions from `start` on."""
+    """The tensors of one pass, whose rows are the positions from `start` on."""
 
     start: int
     count: int
@@ -95,7 +95,7 @@ def as_list(tensor: Any, count: int) -> list[int]:
 
 
 def readings(model: Any) -> Iterator[tuple[Any, Reading]]:
-    """Modules of an Lfm2ForCausalLM, each with what its call tells."""
+    """Modules of an Lfm2ForCausalLM, each with what to record of its call."""
     last = f"model.layers.{len(model.model.layers) - 1}"
     yield model.model.embed_tokens, partial(named, "model.embed_tokens")
     for index, layer in enumerate(model.model.layers):
@@ -118,44 +118,44 @@ def conv_readings(prefix: str, layer: Any) -> Iterator[tuple[Any, Reading]]:
 
 def attention_readings(prefix: str, layer: Any) -> Iterator[tuple[Any, Reading]]:
     """The rotated are what attention is called with: the rotation is one module for all layers."""
-    own, prefix = layer.self_attn, f"{prefix}.self_attn"
+    attention, prefix = layer.self_attn, f"{prefix}.self_attn"
     names = [f"{prefix}.{part}_proj" for part in "qkv"]
-    yield own.qkv_proj, partial(parted, names, (own.q_size, own.kv_size, own.kv_size))
-    for part, norm in (("q", own.q_layernorm), ("k", own.k_layernorm)):
+    yield attention.qkv_proj, partial(parted, names, (attention.q_size, attention.kv_size, attention.kv_size))
+    for part, norm in (("q", attention.q_layernorm), ("k", attention.k_layernorm)):
         yield norm, partial(named, f"{prefix}.{part}_layernorm")
-    yield own.attn, lambda given, made: {f"{prefix}.q_rotated": given[0], f"{prefix}.k_rotated": given[1]}
-    yield own.out_proj, partial(with_input, f"{prefix}.attended", f"{prefix}.out_proj")
+    yield attention.attn, lambda given, output: {f"{prefix}.q_rotated": given[0], f"{prefix}.k_rotated": given[1]}
+    yield attention.out_proj, partial(with_input, f"{prefix}.attended", f"{prefix}.out_proj")
 
 
-def first(made: Any) -> Any:
+def first(output: Any) -> Any:
     """Linear modules return (output, bias), norms (norm, sum)."""
-    return made[0] if isinstance(made, tuple) else made
+    return output[0] if isinstance(output, tuple) else output
 
 
-def named(name: str, given: Any, made: Any) -> Tensors:
-    return {name: first(made)}
+def named(name: str, given: Any, output: Any) -> Tensors:
+    return {name: first(output)}
 
 
-def with_input(entering: str, name: str, given: Any, made: Any) -> Tensors:
-    return {entering: given[0], name: first(made)}
+def with_input(entering: str, name: str, given: Any, output: Any) -> Tensors:
+    return {entering: given[0], name: first(output)}
 
 
-def summed_norm(norm: str, total: str, given: Any, made: Any) -> Tensors:
+def summed_norm(norm: str, total: str, given: Any, output: Any) -> Tensors:
     """The first norm has nothing to add, and returns no pair."""
-    return {norm: made[0], total: made[1]} if isinstance(made, tuple) else {norm: made}
+    return {norm: output[0], total: output[1]} if isinstance(output, tuple) else {norm: output}
 
 
-def parted(names: Sequence[str], widths: Sequence[int], given: Any, made: Any) -> Tensors:
+def parted(names: Sequence[str], widths: Sequence[int], given: Any, output: Any) -> Tensors:
     """Outputs of a merged projection, one behind another."""
     ends = np.cumsum([0, *widths])
-    return {name: first(made)[:, start:end] for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
+    return {name: first(output)[:, start:end] for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)}
 
 
 # --- the hooks
 
 
 class Tap:
-    """Of one request, what each pass that has rows of it makes."""
+    """Records the request's rows of each pass."""
 
     def __init__(self, runner: Any, name: str) -> None:
         self.model, self._runner, self._name = runner.model, runner, name
@@ -180,8 +180,8 @@ class Tap:
             for name, tensor in tensors.items():
                 self._put(name, tensor[self._place.rows].flatten(1))
 
-    def keep_called(self, read: Reading, _: Any, given: Any, made: Any) -> None:
-        self.keep(read(given, made))
+    def keep_called(self, read: Reading, _: Any, given: Any, output: Any) -> None:
+        self.keep(read(given, output))
 
     def keep_logits(self, _: Any, given: Any, logits: Any) -> None:
         """One row for each request: its last."""
@@ -195,16 +195,16 @@ class Tap:
         self.convolved.clear()
         if self._place is None:
             return
-        told, blocks = metadata_of(conv.prefix), conv.kv_cache[0]
+        metadata, blocks = metadata_of(conv.prefix), conv.kv_cache[0]
         states = (blocks.transpose(-1, -2) if is_conv_state_dim_first() else blocks)[:, : conv.L_cache - 1]
-        decodes = as_list(told.state_indices_tensor_d, told.num_decodes)
-        prefills = as_list(told.state_indices_tensor_p, told.num_prefills)
-        begun = as_list(told.has_initial_states_p, told.num_prefills)
+        decodes = as_list(metadata.state_indices_tensor_d, metadata.num_decodes)
+        prefills = as_list(metadata.state_indices_tensor_p, metadata.num_prefills)
+        begun = as_list(metadata.has_initial_states_p, metadata.num_prefills)
         slot = state_slot(self._place.index, decodes, prefills, begun)
         self._put(f"{prefix}.state", states.new_zeros(1, *states.shape[1:]) if slot is None else states[[slot]])
 
     def keep_convolved(self, prefix: str, *_: Any) -> None:
-        """After a ShortConv ran: it calls the kernel for prefills first, and puts the rows of decodes first."""
+        """After a ShortConv ran: it calls the kernel for prefills first, but puts decodes' rows first."""
         import torch
 
         if self.convolved:
@@ -212,7 +212,7 @@ class Tap:
             self.keep({f"{prefix}.u": u, f"{prefix}.conv": mixed})
 
     def keep_reads(self, prefix: str, attention: Any, *_: Any) -> None:
-        """After attention ran: all that it saw [C, G*E]. Nothing of a cache in another format than the keys."""
+        """After attention ran: all that it saw [C, G*E]. Nothing if the cache's format differs from the keys'."""
         place, cache = self._place, attention.kv_cache
         if place is None or cache.dtype != attention.dtype:
             return
@@ -231,7 +231,7 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def metadata_of(layer_name: str) -> Any:
-    """What the pass tells this layer's kernel."""
+    """What the pass gives this layer's kernel."""
     from vllm.forward_context import get_forward_context
 
     return get_forward_context().attn_metadata[layer_name]
@@ -241,12 +241,12 @@ def unpacked(pages: Array, layout: Array) -> Array:
     """[B*P, G*E] of blocks [B, G, P, 2 * E], in which number `layout[i]` of a head is number i of its [P, E]."""
     count, heads = pages.shape[:2]
     size = pages.shape[2]
-    found = pages.reshape(count, heads, -1)[:, :, layout]
-    return found.reshape(count, heads, size, -1).swapaxes(1, 2).reshape(count * size, -1)
+    cells = pages.reshape(count, heads, -1)[:, :, layout]
+    return cells.reshape(count, heads, size, -1).swapaxes(1, 2).reshape(count * size, -1)
 
 
 def layout_of(attention: Any) -> tuple[Array, Array]:
-    """Where a block of this layer's cache has keys and values, found by having its kernel write their numbers.
+    """Where a block of this layer's cache has keys and values, found by letting its kernel write consecutive numbers.
 
     Each [P*E]: the place of number i of a head's [P, E] in the block's [P * 2 * E]. Written digit by digit, as not
     every format holds all numbers.
@@ -271,7 +271,7 @@ def layout_of(attention: Any) -> tuple[Array, Array]:
 
 @contextmanager
 def attached(tap: Tap) -> Iterator[None]:
-    """Hooks on the model's modules. Its Lfm2Model is none of them: vLLM calls the forward of that itself."""
+    """Hooks on the model's modules, except Lfm2Model, whose forward vLLM calls directly."""
     model = tap.model
     handles = [model.register_forward_pre_hook(tap.begin)]
     handles += [module.register_forward_hook(partial(tap.keep_called, read)) for module, read in readings(model)]
@@ -295,22 +295,22 @@ def attached(tap: Tap) -> Iterator[None]:
 
 @contextmanager
 def kernels_kept(into: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Appends what the convolution's kernels are called with and return; ShortConv imports them at each call."""
+    """Appends inputs and outputs of the convolution's kernels; ShortConv imports them at each call."""
     from vllm.model_executor.layers.mamba.ops.cpu import causal_conv1d as kernels
 
     prefill, decode = kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu
 
     def prefill_kept(u: Any, *others: Any, **options: Any) -> Any:  # [D, t]
         given = u.T.clone()
-        made = prefill(u, *others, **options)
-        into.append((given, made.T.clone()))
-        return made
+        output = prefill(u, *others, **options)
+        into.append((given, output.T.clone()))
+        return output
 
     def decode_kept(u: Any, *others: Any, **options: Any) -> Any:  # [t, D]
         given = u.clone()
-        made = decode(u, *others, **options)
-        into.append((given, made.clone()))
-        return made
+        output = decode(u, *others, **options)
+        into.append((given, output.clone()))
+        return output
 
     kernels.causal_conv1d_fn_cpu, kernels.causal_conv1d_update_cpu = prefill_kept, decode_kept
     try:

@@ -1,7 +1,7 @@
-"""Error by position as SVG: each judged log-probability as a mark, its size in units of the noise on a log scale.
+"""Error by position as SVG: one mark per judged log-probability, its size in units of the noise on a log scale.
 
-The marks of one verdict are one path, so a page with thousands of them stays small. Where there are more positions than
-can be told apart, those of one verdict that fall into one cell of a grid are one mark, where the first of them is.
+The marks of one verdict are one path, so a page with thousands of them stays small. With very many positions those of
+one verdict in one cell of a grid share a mark, at the first of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict
 
-MOST_MARKS = 2000  # more positions are put into cells
+MOST_MARKS = 2000  # more positions are grouped into cells
 CELL = 6.0  # units of the drawing, whose marks are as large
 WIDTH, HEIGHT = 460.0, 330.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 448.0, 34.0, 286.0  # of the plot
@@ -21,7 +21,7 @@ HIGHEST = 15  # decade
 Point = tuple[float, float]
 
 SHAPES: dict[Verdict, str] = {
-    # Drawn around a centre, which the pen is moved to first. In this order, so that what is wrong is on top.
+    # Relative to a centre. In this order, so that what is wrong is on top.
     Verdict.EXACT: "m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0-5 0z",  # circle
     Verdict.ROUTE: "m-2.5 0a2.5 2.5 0 0 1 5 0z",  # half a circle
     Verdict.TIE: "m0-4.5l4.5 4.5l-4.5 4.5l-4.5-4.5z",  # diamond
@@ -49,9 +49,9 @@ class Scale:
 
 def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]:
     """The drawing, described by `summary` (HTML already escaped), and how many marks it has."""
-    told = [one for one in positions if one.error_ratio is not None]
-    scale = scale_of(told)
-    marks = marks_of(told, scale)
+    reported = [position for position in positions if position.error_ratio is not None]
+    scale = scale_of(reported)
+    marks = marks_of(reported, scale)
     drawn = "".join(path_of(verdict, marks[verdict]) for verdict in SHAPES if verdict in marks)
     text = (
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="figure-title figure-summary">\n'
@@ -62,19 +62,19 @@ def error_figure(positions: Sequence[Position], summary: str) -> tuple[str, int]
     return text, sum(map(len, marks.values()))
 
 
-def scale_of(told: Sequence[Position]) -> Scale:
-    sizes = [abs(one.error_ratio) for one in told if one.error_ratio is not None and math.isfinite(one.error_ratio)]
-    largest = math.ceil(math.log10(max(sizes, default=0.0) or 1.0))
-    return Scale(max((one.row for one in told), default=0), min(HIGHEST, max(2, largest)))
+def scale_of(reported: Sequence[Position]) -> Scale:
+    sizes = [abs(position.error_ratio or 0.0) for position in reported]
+    largest = math.ceil(math.log10(max(filter(math.isfinite, sizes), default=0.0) or 1.0))
+    return Scale(max((position.row for position in reported), default=0), min(HIGHEST, max(2, largest)))
 
 
-def marks_of(told: Sequence[Position], scale: Scale) -> Mapping[Verdict, list[Point]]:
-    """Where marks stand, by verdict, from left to right and from top to bottom."""
+def marks_of(reported: Sequence[Position], scale: Scale) -> Mapping[Verdict, list[Point]]:
+    """Places of marks, by verdict, from left to right and from top to bottom."""
     marks: dict[Verdict, dict[Point, Point]] = {}  # by cell
-    for one in told:
-        x, y = round(scale.x(one.row), 1), round(scale.y(abs(one.error_ratio or 0.0)), 1)
-        cell = (x, y) if len(told) <= MOST_MARKS else (x // CELL, y // CELL)
-        marks.setdefault(one.verdict, {}).setdefault(cell, (x, y))
+    for position in reported:
+        x, y = round(scale.x(position.row), 1), round(scale.y(abs(position.error_ratio or 0.0)), 1)
+        cell = (x, y) if len(reported) <= MOST_MARKS else (x // CELL, y // CELL)
+        marks.setdefault(position.verdict, {}).setdefault(cell, (x, y))
     return {verdict: sorted(cells.values()) for verdict, cells in marks.items()}
 
 

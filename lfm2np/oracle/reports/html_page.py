@@ -1,4 +1,4 @@
-"""The report of a check as one page that any browser opens: no script, no request, everything from outside escaped."""
+"""The report of a check as one page for any browser: no script, no request, foreign text escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
-from lfm2np.oracle.reports.page import bullets, details, foreign, page, table
+from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
 from lfm2np.oracle.reports.parts import (
     NOISE,
     SEVERITY,
@@ -18,15 +18,19 @@ from lfm2np.oracle.reports.parts import (
     counts_in_words,
     early_words,
     environment,
+    error_words,
+    flip_cells,
     flips_of,
+    gap_words,
+    group_cells,
     left_words,
     limits,
     messages,
     not_put_by_case,
     number,
     phase,
+    place_words,
     plural,
-    size,
     some_ids,
     suspects,
     wrong_of,
@@ -35,7 +39,6 @@ from lfm2np.oracle.reports.report import format_in_words, reasons_of
 
 MOST_ROWS = 100  # of one table
 MOST_PROMPT = 400  # characters
-COMMAND = 4000  # characters
 SIGNS = {
     Verdict.EXACT: "●",
     Verdict.ROUTE: "◐",
@@ -46,9 +49,9 @@ SIGNS = {
 }
 MEANS = {
     Verdict.EXACT: "Every token is the oracle's, and every error is one that the declared format explains.",
-    Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell their scores apart.",
+    Verdict.ROUTE: "Some tokens went to other experts, where the declared format can't tell the scores apart.",
     Verdict.TIE: "Some tokens differ from the oracle's, where the declared format can't tell the two apart.",
-    Verdict.INCONCLUSIVE: "The engine does not reveal enough, or did not answer: neither right nor wrong is shown.",
+    Verdict.INCONCLUSIVE: "The engine reports too little, or did not answer: it can't be shown to be right or wrong.",
     Verdict.DRIFT: "Errors are larger than the declared format explains, but another format explains all of them.",
     Verdict.BUG: "Errors are larger than any number format explains.",
 }
@@ -60,11 +63,11 @@ FACTOR_WORDS = {
     "prefix": "Prefix cold, warm or shared",
     "phase": "Prefill or decode",
 }
-NUMBERS = ("positions", "told", "RMS", "worst")
+NUMBERS = ("positions", "reported", "RMS", "worst")
 
 
 def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """The page. `facts` are by default those of `report_parts.environment`."""
+    """The page. `facts` are by default those of `parts.environment`."""
     sections = [
         ("errors", "Errors by position", errors(checked)),
         ("first", "First wrong position", first_wrong(checked.total.first_wrong)),
@@ -73,8 +76,8 @@ def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         ("factors", "What the errors depend on", by_factor(checked)),
         ("flips", "Flips", flips(checked)),
         ("cases", "Cases", cases(checked)),
-        ("missing", "What could not be asked or seen", missing(checked)),
-        ("again", "Versions, and how to do it again", again(checked, command, facts or environment())),
+        ("missing", "Not tested", missing(checked)),
+        ("again", "Versions and command", again(checked, command, facts or environment())),
     ]
     title = f"{checked.total.verdict}: {checked.abilities.engine} - lfm2np check"
     return page(title, head(checked), sections, f'<p class="note">{NOISE}</p>\n')
@@ -97,36 +100,36 @@ def head(checked: Checked) -> str:
 
 def errors(checked: Checked) -> str:
     total = checked.total
-    told = [one for one in checked.positions if one.error_ratio is not None]
+    reported = sum(position.error_ratio is not None for position in checked.positions)
+    rms, worst = (number(value) if reported else "-" for value in (total.rms, total.worst))
     summary = (
         f"{plural(len(checked.positions), 'position')}: {counts_in_words(total.counts)}. "
-        f"{plural(len(told), 'position')} with log-probabilities told. Errors in units of the noise of "
-        f"{foreign(checked.format)}: RMS {number(total.rms) if told else '-'}, "
-        f"worst {number(total.worst) if told else '-'}; the limit is {LIMIT:g}."
+        f"{plural(reported, 'position')} with a reported log-probability. Errors in units of the noise of "
+        f"{foreign(checked.format)}: RMS {rms}, worst {worst}; the limit is {LIMIT:g}."
     )
     drawing, marks = error_figure(checked.positions, plain(summary))
     binned = (
-        f" More than {MOST_MARKS:,} positions: those of one verdict that lie on one spot are one mark, "
-        f"{marks:,} marks for {len(told):,} positions."
-        if len(told) > MOST_MARKS
+        f" More than {MOST_MARKS:,} positions: those of one verdict at one spot share a mark, {marks:,} marks for "
+        f"{reported:,} positions."
+        if reported > MOST_MARKS
         else ""
     )
     return (
-        f'<p>{summary}</p>\n<figure>\n{drawing}<figcaption class="note">One mark a position; smaller errors than 0.01 '
-        f"are drawn at the bottom.{binned}</figcaption>\n</figure>\n"
+        f'<p>{summary}</p>\n<figure>\n{drawing}<figcaption class="note">One mark per position; errors below 0.01 are '
+        f"drawn at the bottom.{binned}</figcaption>\n</figure>\n"
         + details("The numbers of the figure", by_row(checked) + wrong_table(checked))
     )
 
 
 def plain(markup: str) -> str:
-    """Without the only element that a summary holds: a description of SVG is text."""
+    """Without the only element of a summary: a description in SVG is text."""
     return markup.replace("<bdi>", "").replace("</bdi>", "")
 
 
 def by_row(checked: Checked) -> str:
     counts: dict[str, Counter[Verdict]] = {}
-    for one in checked.positions:
-        counts.setdefault(factors.row_bin(one), Counter())[one.verdict] += 1
+    for position in checked.positions:
+        counts.setdefault(factors.row_bin(position), Counter())[position.verdict] += 1
     rows = [
         [level, *group_cells(group), *(counts[level][verdict] for verdict in SEVERITY)]
         for level, group in factors.grouped(checked.positions, "row").items()
@@ -134,30 +137,19 @@ def by_row(checked: Checked) -> str:
     return table("Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, SEVERITY)], {"": rows})
 
 
-def group_cells(group: factors.Group) -> list[str | int]:
-    return [group.count, group.told, size(group, group.rms), size(group, group.worst)]
-
-
 def wrong_table(checked: Checked) -> str:
-    """The positions themselves, so far as one can read them."""
+    """The wrong positions themselves, as many as one can read."""
     wrong = wrong_of(checked)
     if not wrong:
         return "<p>No position is DRIFT or BUG.</p>\n"
     header = ("request", "row", "kind", "token", "oracle's", "gap, nats", "gap, noise", "error, nats", "error, noise")
     rows = [
         [
-            foreign(one.ask.id),
-            one.row,
-            phase(one),
-            one.token_id,
-            one.best,
-            number(one.gap),
-            number(one.gap_ratio),
-            number(one.error),
-            number(one.error_ratio),
-            verdict_cell(one.verdict),
+            *(foreign(position.ask.id), position.row, phase(position), position.token_id, position.best),
+            *map(number, (position.gap, position.gap_ratio, position.error, position.error_ratio)),
+            verdict_cell(position.verdict),
         ]
-        for one in wrong[:MOST_ROWS]
+        for position in wrong[:MOST_ROWS]
     ]
     return table("Positions that are DRIFT or BUG", [*header, "verdict"], {"": rows}, (0, 2, 9)) + more(wrong)
 
@@ -167,45 +159,46 @@ def more(things: Sequence[object]) -> str:
     return f"<p>... {left:,} more; the report as JSON has them all.</p>\n" if left > 0 else ""
 
 
-def first_wrong(one: Position | None) -> str:
-    if one is None:
+def first_wrong(position: Position | None) -> str:
+    if position is None:
         return "<p>None.</p>\n"
-    ids = one.ask.prompt_token_ids
-    prompt = f"{plural(len(ids), 'token')}: <code>{some_ids(ids, 64)}</code>"
-    rows: list[list[str | int]] = [
-        ["verdict", verdict_cell(one.verdict)],
-        ["request", f"{foreign(one.ask.id)} of case {foreign(one.ask.case)}"],
-        ["prompt", prompt],
-        ["position", f"row {one.row}, which predicts token {one.row + 1} of the sequence ({phase(one)})"],
-        ["token", one.token_id],
-        ["the oracle's token", one.best],
-        ["behind it by", f"{number(one.gap)} nats, {number(one.gap_ratio)} times the noise"],
-        ["error", f"{number(one.error)} nats; the largest of those told {number(one.error_ratio)} times the noise"],
+    ask, ids = position.ask, position.ask.prompt_token_ids
+    rows: list[list[object]] = [
+        ["verdict", verdict_cell(position.verdict)],
+        ["request", f"{foreign(ask.id)} of case {foreign(ask.case)}"],
+        ["prompt", f"{plural(len(ids), 'token')}: <code>{some_ids(ids, 64)}</code>"],
+        ["position", place_words(position)],
+        ["token", position.token_id],
+        ["the oracle's token", position.best],
+        ["behind it by", gap_words(position)],
+        ["error", error_words(position)],
     ]
-    if one.ask.prompt_text is not None:
-        rows.insert(3, ["prompt as text", foreign(one.ask.prompt_text, MOST_PROMPT)])
+    if ask.prompt_text is not None:
+        rows.insert(3, ["prompt as text", foreign(ask.prompt_text, MOST_PROMPT)])
     return table("The first position that the format does not explain", ("what", "value"), {"": rows}, (0, 1))
 
 
-def cause(one: Cause) -> str:
-    """The lines of `locate`, whose first 20 characters say what."""
-    lines = "\n".join(foreign(line) for line in one.lines)
-    prompts = [[index, f"<code>{some_ids(ids, 64)}</code>"] for index, ids in enumerate(one.prompts)]
-    together = f"Requests that ran together; recorded was {one.request}"
+def cause(cause: Cause) -> str:
+    """The lines of `locate`."""
+    lines = "\n".join(foreign(line) for line in cause.lines)
+    prompts = [[index, f"<code>{some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
+    together = f"Requests that ran together; recorded was {cause.request}"
     return f"<pre>{lines}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
 
 
 def suspected(checked: Checked) -> str:
-    found = suspects(checked)
-    if found:
-        return "<p>Classes of bug, the most telling first:</p>\n" + bullets([foreign(one) for one in found])
+    suspected_bugs = suspects(checked)
+    if suspected_bugs:
+        return "<p>Suspected causes, the likeliest first:</p>\n" + bullets(
+            [foreign(suspect) for suspect in suspected_bugs]
+        )
     if checked.total.verdict is Verdict.DRIFT:
-        return "<p>Not to a bug: another number format explains the errors, as the verdict says.</p>\n"
+        return "<p>To no bug: another number format explains the errors, as the verdict says.</p>\n"
     return "<p>No class of bug is suspected.</p>\n"
 
 
 def by_factor(checked: Checked) -> str:
-    """A format errs everywhere alike, a bug depends on something."""
+    """Errors by each level of each factor."""
     bodies = {
         FACTOR_WORDS.get(factor, factor): [
             [foreign(level), *group_cells(group), group.bugs, state(group)]
@@ -214,7 +207,7 @@ def by_factor(checked: Checked) -> str:
         for factor in factors.FACTORS
     }
     header = ("level", *NUMBERS, "bugs", "state")
-    return "<p>A number format errs everywhere alike; the errors of a bug depend on something.</p>\n" + table(
+    return "<p>A number format errs alike everywhere; the errors of a bug depend on something.</p>\n" + table(
         "Errors by each factor, in units of the noise", header, bodies, (0, 6)
     )
 
@@ -223,36 +216,25 @@ def state(group: factors.Group) -> str:
     if group.is_off:
         return "✕ off"
     if not group.told:
-        return "? not told"
+        return "? not reported"
     return "● fine" if group.is_fine else "? too few to tell"
 
 
 def flips(checked: Checked) -> str:
-    found = flips_of(checked)
-    if not found:
-        judged = any(one.is_new for one in checked.positions)
+    sorted_flips = flips_of(checked)
+    if not sorted_flips:
+        judged = any(position.is_new for position in checked.positions)
         return f"<p>{'None' if judged else 'No new token could be judged'}.</p>\n"
     header = ("request", "prompt", "row", "token", "oracle's", "gap, nats", "gap, noise", "margin, noise", "verdict")
     rows = [
-        [
-            foreign(one.ask.id),
-            len(one.ask.prompt_token_ids),
-            one.row,
-            one.token_id,
-            one.best,
-            number(one.gap),
-            number(one.gap_ratio),
-            number(one.margin_ratio),
-            verdict_cell(one.verdict),
-        ]
-        for one in found[:MOST_ROWS]
+        [foreign(flip.ask.id), *flip_cells(flip)[1:-1], verdict_cell(flip.verdict)] for flip in sorted_flips[:MOST_ROWS]
     ]
     likely = probability_words(checked.total.flip_chance)
     return (
         f"<p>{checked.total.flips} new tokens are not the oracle's. A right engine of this format has so many or more "
         f"with probability {likely}. Margin: how far the oracle is from a tie there.</p>\n"
         + table("Flips, the furthest behind first", header, {"": rows}, (0, 8))
-        + more(found)
+        + more(sorted_flips)
     )
 
 
@@ -270,20 +252,15 @@ def missing(checked: Checked) -> str:
     lines += [f"Not tested: {foreign(words)}." for words in checked.not_tested]
     lines += [f"The engine {words}." for words in limits(checked.abilities)]
     for case, count in not_put_by_case(checked).items():
-        lines.append(f"Not put: {plural(count, 'request')} of {foreign(case)}.")
+        lines.append(f"Not sent: {plural(count, 'request')} of {foreign(case)}.")
     lines += [f"{words}." for words in left_words(checked)]
-    content = bullets(lines) if lines else "<p>Everything was asked.</p>\n"
-    found = messages(checked)
-    if found:
-        rows = [[foreign(message), count] for message, count in found[:MOST_ROWS]]
-        content += table("Requests without a usable answer", ("why", "requests"), {"": rows}) + more(found)
+    content = bullets(lines) if lines else "<p>Everything was tested.</p>\n"
+    counted = messages(checked)
+    if counted:
+        rows = [[foreign(message), count] for message, count in counted[:MOST_ROWS]]
+        content += table("Requests without a usable answer", ("why", "requests"), {"": rows}) + more(counted)
     return content
 
 
 def again(checked: Checked, command: str, facts: Mapping[str, str]) -> str:
-    rows = [[foreign(name), foreign(value)] for name, value in facts.items()]
-    rows.insert(0, ["engine", foreign(checked.abilities.engine)])
-    content = table("Versions", ("what", "version"), {"": rows}, (0, 1))
-    if command:
-        content += f"<p>The command:</p>\n<pre><code>{foreign(command, COMMAND)}</code></pre>\n"
-    return content
+    return versions("Versions", [("engine", checked.abilities.engine), *facts.items()], command)

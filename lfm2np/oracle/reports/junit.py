@@ -1,4 +1,4 @@
-"""The report of a check as JUnit XML: one test case a request, and a last one for the verdict on all of them."""
+"""The report of a check as JUnit XML: one test case per request, and a last one for the overall verdict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
-from lfm2np.oracle.reports.parts import case_of, common_verdict, environment, number, phase, visible
+from lfm2np.oracle.reports.parts import case_of, common_verdict, environment, error_words, gap_words, phase, visible
 from lfm2np.oracle.targets.records import Answer, Ask
 
 SUITE = "lfm2np check"
@@ -15,7 +15,7 @@ MOST_POSITIONS = 20  # in the text of one failure
 
 
 def as_junit(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """A failure is a request with a token or log-probability that is wrong; what can't be told is skipped."""
+    """A failure is a request with a wrong token or log-probability; what can't be judged is skipped."""
     suite = Element("testsuite", name=SUITE)
     properties = SubElement(suite, "properties")
     named = {
@@ -27,15 +27,18 @@ def as_junit(checked: Checked, command: str = "", facts: Mapping[str, str] | Non
     for name, value in named.items():
         SubElement(properties, "property", name=visible(name), value=visible(value))
     by_ask: dict[str, list[Position]] = {}
-    for one in checked.positions:
-        by_ask.setdefault(one.ask.id, []).append(one)
+    for position in checked.positions:
+        by_ask.setdefault(position.ask.id, []).append(position)
     for ask, answer in checked.pairs:
         add_ask(suite, ask, answer, by_ask.get(ask.id, []))
     for name in checked.not_put:
-        skip(add_case(suite, case_of(name), name), "not put: the engine takes texts only, and none makes this prompt")
+        skip(
+            add_case(suite, case_of(name), name),
+            "not sent: the engine takes texts only, and no text encodes to this prompt",
+        )
     add_verdict(suite, checked)
-    for name, found in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
-        suite.set(name, str(len(suite.findall(found))))
+    for name, path in (("tests", "testcase"), ("failures", "testcase/failure"), ("skipped", "testcase/skipped")):
+        suite.set(name, str(len(suite.findall(path))))
     suite.set("errors", "0")
     indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suite, encoding="unicode") + "\n"
@@ -51,10 +54,10 @@ def add_ask(suite: Element, ask: Ask, answer: Answer, positions: Sequence[Positi
     elif not positions:
         skip(case, "no usable answer: no tokens that could be judged")
     elif verdict is Verdict.INCONCLUSIVE:
-        skip(case, "INCONCLUSIVE: no log-probabilities were told")
+        skip(case, "INCONCLUSIVE: no log-probabilities were reported")
     elif verdict in WRONG:
-        wrong = [one for one in positions if one.verdict in WRONG]
-        lines = [position_line(one) for one in wrong[:MOST_POSITIONS]]
+        wrong = [position for position in positions if position.is_wrong]
+        lines = [position_line(position) for position in wrong[:MOST_POSITIONS]]
         if len(wrong) > MOST_POSITIONS:
             lines.append(f"... {len(wrong) - MOST_POSITIONS} more")
         fail(case, verdict, f"{len(wrong)} of {len(positions)} positions; {position_line(wrong[0])}", lines)
@@ -70,12 +73,10 @@ def add_verdict(suite: Element, checked: Checked) -> None:
         fail(case, verdict, reasons[0] if reasons else str(verdict), lines)
 
 
-def position_line(one: Position) -> str:
-    return (
-        f"{one.verdict} at row {one.row} ({phase(one)}): token {one.token_id}, the oracle's {one.best}, "
-        f"gap {number(one.gap)} nats = {number(one.gap_ratio)} times the noise, "
-        f"error {number(one.error)} nats, the largest of those told {number(one.error_ratio)} times the noise"
-    )
+def position_line(position: Position) -> str:
+    token = f"token {position.token_id}, the oracle's {position.best}"
+    errors = f"gap {gap_words(position)}, error {error_words(position)}"
+    return f"{position.verdict} at row {position.row} ({phase(position)}): {token}, {errors}"
 
 
 def add_case(suite: Element, case: str, name: str) -> Element:

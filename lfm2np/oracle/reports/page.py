@@ -1,7 +1,7 @@
-"""The pieces of a page: escaped text, tables that scroll by themselves, sections with headings, and the page around.
+"""The builder of HTML pages: escaped text, tables that scroll by themselves, sections with headings, the document.
 
-The page asks for nothing from anywhere: its content security policy forbids every request and every script, and allows
-one style sheet, by its hash.
+A page loads nothing: its content security policy forbids every request and every script, and allows one style sheet, by
+its hash.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from lfm2np.oracle.reports.parts import visible
+from lfm2np.oracle.reports.parts import MOST_COMMAND, visible
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1b1d21; --quiet: #50555d; --edge: #767c86;
@@ -63,12 +63,14 @@ Row = Sequence[object]
 
 
 def foreign(text: str, most: int = 1000) -> str:
-    """Text from outside: what would act shows as its number, and what runs from right to left stays in its place."""
+    """Text from outside, escaped: control characters show as numbers, right-to-left text stays in its place."""
     return f"<bdi>{html.escape(visible(text, most))}</bdi>"
 
 
 def table(caption: str, header: Sequence[str], bodies: Mapping[str, Sequence[Row]], words: Sequence[int] = (0,)) -> str:
-    """A table of escaped cells, its rows under headings ("": none). A row's first cell heads it; `words` stand left."""
+    """A table of escaped cells, its rows under headings ("": none). A row's first cell is its header; `words` are
+    left-aligned.
+    """
     head = "".join(f'<th scope="col"{word(index, words)}>{name}</th>' for index, name in enumerate(header))
     body = "".join(table_body(heading, rows, len(header), words) for heading, rows in bodies.items())
     return (
@@ -102,8 +104,17 @@ def details(summary: str, content: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n{content}</details>\n"
 
 
+def versions(caption: str, facts: Iterable[tuple[str, str]], command: str) -> str:
+    """A table of versions, and the command that made the page, if it is known."""
+    rows = [[foreign(name), foreign(value)] for name, value in facts]
+    content = table(caption, ("what", "version"), {"": rows}, (0, 1))
+    if command:
+        content += f"<p>The command:</p>\n<pre><code>{foreign(command, MOST_COMMAND)}</code></pre>\n"
+    return content
+
+
 def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], footer: str) -> str:
-    """A whole document; sections are (name, heading, content), and all but the title is escaped already."""
+    """A whole document; sections are (name, heading, content), all escaped except the title."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     links = bullets([f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections])
@@ -114,6 +125,6 @@ def page(title: str, header: str, sections: Sequence[tuple[str, str, str]], foot
         '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
         f"<title>{html.escape(visible(title, 200))}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f'<header>\n{header}</header>\n<nav aria-label="Sections">\n{links}</nav>\n<main>\n'
-        + "".join(section(*one) for one in sections)
+        + "".join(section(*fields) for fields in sections)
         + f"</main>\n<footer>\n{footer}</footer>\n</body>\n</html>\n"
     )

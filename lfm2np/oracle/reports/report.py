@@ -1,7 +1,7 @@
-"""The report of a check for a terminal and for programs; junit.py and html_page.py make the other forms.
+"""The report of a check for a terminal and for programs; junit.py and html_page.py write the other forms.
 
-All are pure functions of what was checked, the command that did it, and facts of the environment: the same input, the
-same text. `facts` are by default those of `report_parts.environment`; a caller may add its own.
+All are pure functions of the check, the command, and facts of the environment: the same input, the same text. `facts`
+are by default those of `parts.environment`; a caller may add to them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lfm2np.oracle import factors
-from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.causes.constants import would_show
 from lfm2np.oracle.causes.regions import described
+from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.reports.parts import (
+    MOST_COMMAND,
+    aligned,
     case_rows,
     counts_in_words,
     early_words,
     environment,
+    error_words,
+    flip_cells,
     flips_of,
+    gap_words,
+    group_cells,
     left_words,
     limits,
     messages,
     not_put_by_case,
     number,
-    phase,
+    place_words,
     plural,
-    size,
     some_ids,
     suspects,
     visible,
@@ -39,29 +43,35 @@ from lfm2np.oracle.reports.parts import (
 from lfm2np.oracle.total import Total
 
 MOST_LINES = 10  # of flips and of messages
-COMMAND = 4000  # characters
 MOST_NOT_TESTED = 600  # characters
+POSITION_FIELDS = (
+    *("row", "is_new", "token_id", "best", "is_flip", "gap", "gap_ratio", "margin_ratio"),
+    *("error", "error_ratio", "error_size", "is_rerouted"),
+)
+TOTAL_FIELDS = ("rms", "worst", "flips", "flip_chance", "rerouted", "route_chance")
 
 
 def exit_code(verdict: Verdict) -> int:
-    """0 for a right engine, 1 for a wrong one, 2 where it can't be told."""
+    """0 for a right engine, 1 for a wrong one, 2 if that is open."""
     if verdict is Verdict.INCONCLUSIVE:
         return 2
     return 1 if verdict in WRONG else 0
 
 
 def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> str:
-    """For a terminal: the verdict and why, a table by case, the first wrong position, flips, and what is missing."""
+    """For a terminal: the verdict and why, a table by case, the first wrong position, flips, and what was not
+    tested.
+    """
     blocks = [
         head_lines(checked),
         case_lines(checked),
         first_wrong_lines(checked.total.first_wrong),
-        cause_lines(checked.cause),
+        ["where it goes wrong", *map(visible, checked.cause.lines)] if checked.cause else [],
         flip_lines(flips_of(checked)),
         message_lines(checked),
         missing_lines(checked),
         [f"{name:<11}{visible(value)}" for name, value in (facts or environment()).items()],
-        [f"{'again':<11}{visible(command, COMMAND)}"] if command else [],
+        [f"{'again':<11}{visible(command, MOST_COMMAND)}"] if command else [],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in blocks if lines)
 
@@ -72,8 +82,8 @@ def format_in_words(checked: Checked) -> str:
 
 def head_lines(checked: Checked) -> list[str]:
     total = checked.total
-    told = sum(one.error_ratio is not None for one in checked.positions)
-    errors = f"RMS {number(total.rms)}, worst {number(total.worst)}" if told else "none told"
+    reported = sum(position.error_ratio is not None for position in checked.positions)
+    errors = f"RMS {number(total.rms)}, worst {number(total.worst)}" if reported else "none reported"
     likely = probability_words(total.flip_chance)
     chance = f"; a right engine has so many or more with probability {likely}" if total.flips else ""
     return [
@@ -92,14 +102,14 @@ def head_lines(checked: Checked) -> list[str]:
 
 
 def constant_lines(total: Total) -> list[str]:
-    """Of an engine that is not wrong: how closely its constants are right."""
+    """For an engine that is not wrong: how accurate its constants are known to be."""
     if total.constants is None or total.verdict in WRONG:
         return []
     return [f"constants  would show if off: {would_show(total.constants)}"]
 
 
 def route_lines(total: Total) -> list[str]:
-    """Of a mixture of experts, if any token is known to have gone elsewhere."""
+    """For a mixture of experts, if tokens are known to have gone elsewhere."""
     if not total.rerouted:
         return []
     likely = probability_words(total.route_chance)
@@ -107,49 +117,32 @@ def route_lines(total: Total) -> list[str]:
 
 
 def reasons_of(checked: Checked) -> list[str]:
-    """Why, and where it goes wrong if that is known."""
+    """Why, and the first wrong operation if it is known."""
     where = checked.cause.reason if checked.cause else None
     return [*checked.total.reasons, *([where] if where else [])]
 
 
 def case_lines(checked: Checked) -> list[str]:
-    header = ("case", "requests", "positions", "told", "RMS", "worst", "flips", "verdict")
+    header = ("case", "requests", "positions", "reported", "RMS", "worst", "flips", "verdict")
     rows = [
-        (
-            visible(row.case),
-            row.asks,
-            row.group.count,
-            row.group.told,
-            size(row.group, row.group.rms),
-            size(row.group, row.group.worst),
-            row.flips,
-            row.verdict,
-        )
-        for row in case_rows(checked)
+        (visible(row.case), row.asks, *group_cells(row.group), row.flips, row.verdict) for row in case_rows(checked)
     ]
     return aligned([header, *rows], left=(0, 7)) if rows else []
 
 
-def first_wrong_lines(one: Position | None) -> list[str]:
-    if one is None:
+def first_wrong_lines(position: Position | None) -> list[str]:
+    if position is None:
         return []
-    behind = f"{number(one.gap)} nats, {number(one.gap_ratio)} times the noise"
+    ids = position.ask.prompt_token_ids
+    prompt = f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
+    behind = f"the oracle's is {position.best}, the engine's is behind it by {gap_words(position)}"
     return [
-        f"first wrong position: {one.verdict}",
-        f"request    {visible(one.ask.id)} of {visible(one.ask.case)}, {prompt_words(one)}",
-        f"position   row {one.row}, which predicts token {one.row + 1} of the sequence ({phase(one)})",
-        f"token      {one.token_id}; the oracle's is {one.best}, the engine's is behind it by {behind}",
-        f"error      {number(one.error)} nats; the largest of those told {number(one.error_ratio)} times the noise",
+        f"first wrong position: {position.verdict}",
+        f"request    {visible(position.ask.id)} of {visible(position.ask.case)}, {prompt}",
+        f"position   {place_words(position)}",
+        f"token      {position.token_id}; {behind}",
+        f"error      {error_words(position)}",
     ]
-
-
-def prompt_words(one: Position) -> str:
-    ids = one.ask.prompt_token_ids
-    return f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
-
-
-def cause_lines(one: Cause | None) -> list[str]:
-    return [] if one is None else ["where it goes wrong", *map(visible, one.lines)]
 
 
 def flip_lines(flips: Sequence[Position]) -> list[str]:
@@ -157,65 +150,39 @@ def flip_lines(flips: Sequence[Position]) -> list[str]:
     if not flips:
         return []
     header = ("flip in", "prompt", "row", "token", "oracle", "gap, nats", "gap, noise", "margin, noise", "verdict")
-    rows = [
-        (
-            visible(one.ask.id),
-            len(one.ask.prompt_token_ids),
-            one.row,
-            one.token_id,
-            one.best,
-            number(one.gap),
-            number(one.gap_ratio),
-            number(one.margin_ratio),
-            one.verdict,
-        )
-        for one in flips[:MOST_LINES]
-    ]
+    rows = [(visible(flip.ask.id), *flip_cells(flip)[1:]) for flip in flips[:MOST_LINES]]
     return [*aligned([header, *rows], left=(0, 8)), *more(flips)]
 
 
 def message_lines(checked: Checked) -> list[str]:
-    """The engine's words, counted."""
-    found = messages(checked)
-    if not found:
+    """The engine's messages, counted."""
+    counted = messages(checked)
+    if not counted:
         return []
     unanswered = plural(len(checked.total.unanswered), "request")
     lines = [f"no usable answer to {unanswered} of {len(checked.pairs)}"]
-    lines += [f"{count:>9}  {visible(message)}" for message, count in found[:MOST_LINES]]
-    return [*lines, *more(found)]
+    lines += [f"{count:>9}  {visible(message)}" for message, count in counted[:MOST_LINES]]
+    return [*lines, *more(counted)]
 
 
 def missing_lines(checked: Checked) -> list[str]:
-    """What could not be asked or seen."""
     lines = [f"the engine {words}" for words in limits(checked.abilities)]
     lines += left_words(checked)
     if checked.not_put:
         by_case = ", ".join(f"{visible(case)} {count}" for case, count in not_put_by_case(checked).items())
-        lines.append(f"not put: {plural(len(checked.not_put), 'request')} ({by_case})")
-    return ["could not be asked or seen", *("  " + line for line in lines)] if lines else []
+        lines.append(f"not sent: {plural(len(checked.not_put), 'request')} ({by_case})")
+    return ["not tested", *("  " + line for line in lines)] if lines else []
 
 
 def more(things: Sequence[Any]) -> list[str]:
     return [f"... {len(things) - MOST_LINES} more"] if len(things) > MOST_LINES else []
 
 
-def aligned(rows: Sequence[Sequence[Any]], left: Sequence[int]) -> list[str]:
-    """A table: numbers to the right, the columns in `left` to the left."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-
-
 def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Everything that a program may want. Numbers that are not finite are text: they are no JSON."""
+    """Everything that a program may want. Numbers that are not finite become text, as JSON has none."""
     total = checked.total
-    odd = [one for one in checked.positions if one.verdict is not Verdict.EXACT]
+    regions = described(checked.positions) if total.verdict is Verdict.BUG else None
+    odd = [position for position in checked.positions if position.verdict is not Verdict.EXACT]
     fields = {
         "verdict": str(total.verdict),
         "exit_code": exit_code(total.verdict),
@@ -223,26 +190,21 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "not_tested": checked.not_tested,
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
         "suspects": suspects(checked),
-        "causes": [one.as_json() for one in total.causes],
+        "causes": [cause.as_json() for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),
-        "repeats": [dataclasses.asdict(one) for one in checked.repeats],
-        "regions": regions_json(checked),
+        "repeats": [dataclasses.asdict(repeat) for repeat in checked.repeats],
+        "regions": regions and regions.as_json(),
         "format": checked.format,
         "why_format": checked.why_format,
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
-        "rms": total.rms,
-        "worst": total.worst,
-        "flips": total.flips,
-        "flip_chance": total.flip_chance,
-        "rerouted": total.rerouted,
-        "route_chance": total.route_chance,
+        **{name: getattr(total, name) for name in TOTAL_FIELDS},
         "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
         "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
-        "positions": [position_json(one) for one in odd],
-        "prompts": {one.ask.id: list(one.ask.prompt_token_ids) for one in odd},
+        "positions": [position_json(position) for position in odd],
+        "prompts": {position.ask.id: list(position.ask.prompt_token_ids) for position in odd},
         "asked": len(checked.pairs),
         "unanswered": [{"message": message, "count": count} for message, count in messages(checked)],
         "unanswered_ids": list(total.unanswered),
@@ -256,12 +218,6 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
     return plain
 
 
-def regions_json(checked: Checked) -> dict[str, Any] | None:
-    """Where a wrong engine is right, and what is wrong by itself; None if nothing tells right from wrong."""
-    found = described(checked.positions) if checked.total.verdict is Verdict.BUG else None
-    return None if found is None else found.as_json()
-
-
 def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:
     return {
         level: {**dataclasses.asdict(group), "fine": group.is_fine, "off": group.is_off}
@@ -269,32 +225,21 @@ def groups_json(positions: Iterable[Position], factor: str) -> dict[str, Any]:
     }
 
 
-def position_json(one: Position) -> dict[str, Any]:
+def position_json(position: Position) -> dict[str, Any]:
     """Its numbers, and its request by id."""
     return {
-        "id": one.ask.id,
-        "case": one.ask.case,
-        "prompt_length": len(one.ask.prompt_token_ids),
-        "row": one.row,
-        "is_new": one.is_new,
-        "token_id": one.token_id,
-        "best": one.best,
-        "is_flip": one.is_flip,
-        "gap": one.gap,
-        "gap_ratio": one.gap_ratio,
-        "margin_ratio": one.margin_ratio,
-        "error": one.error,
-        "error_ratio": one.error_ratio,
-        "error_size": one.error_size,
-        "is_rerouted": one.is_rerouted,
-        "route": None if one.route is None else dataclasses.asdict(one.route),
-        "verdict": str(one.verdict),
+        "id": position.ask.id,
+        "case": position.ask.case,
+        "prompt_length": len(position.ask.prompt_token_ids),
+        **{name: getattr(position, name) for name in POSITION_FIELDS},
+        "route": None if position.route is None else dataclasses.asdict(position.route),
+        "verdict": str(position.verdict),
     }
 
 
 def finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

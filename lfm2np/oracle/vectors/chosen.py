@@ -1,18 +1,19 @@
-"""Which prompts are golden vectors, and why each of them is there.
+"""Which prompts are golden vectors, and why each of them is.
 
-Everything is drawn by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
+Everything is derived by SHA-256 from one seed, so the same model and seed give the same prompts on every machine.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.model.config import ModelConfig
+from lfm2np.oracle.workloads import exact_text
 
 NEW = 8  # new tokens of a vector, unless it says otherwise
 BLOCK = 16  # tokens of a block in most engines
@@ -58,8 +59,9 @@ TASKS = {  # as fixtures/corpus.py asks them: id, flag, question, new tokens, co
 class Chosen:
     """One vector before anything is computed.
 
-    keep  what goes into the tensors' file: "" nothing, "logits" the rows of the new tokens, "blocks" also what each
-          block puts out for the prompt, "all" every tensor that record.py names
+    keep  tensors to store: "" none, "logits" the rows of the new tokens, "blocks" also each block's output for the
+    prompt,
+          "all" every tensor that recorders/own.py names
     """
 
     id: str
@@ -74,20 +76,20 @@ class Chosen:
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Draws prompts for one model; `label` tells draws apart."""
+    """Draws prompts for one model; `label` separates draws."""
 
     config: ModelConfig
     tokenizer: Tokenizer | None
     seed: int
 
     def random(self, length: int, label: str) -> tuple[int, ...]:
-        """Ids at random, but none of the special tokens, which stand at the front."""
+        """Random ids, without the special tokens, which come first."""
         low = min(8, self.config.vocab_size - 1)
         drawn = (self.number(f"{label}:{index}") for index in range(length))
-        return tuple(low + one % (self.config.vocab_size - low) for one in drawn)
+        return tuple(low + number % (self.config.vocab_size - low) for number in drawn)
 
     def text(self, length: int, label: str) -> tuple[int, ...]:
-        """The beginning of a text of the tasks; ids at random without a tokenizer."""
+        """The beginning of a text of the tasks; random ids without a tokenizer."""
         if self.tokenizer is None:
             return self.random(length, label)
         start = self.number(label) % len(TEXTS)
@@ -101,35 +103,25 @@ class Prompts:
     def number(self, label: str) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}:{label}".encode()).digest(), "big")
 
-    def text_of(self, ids: Sequence[int]) -> str | None:
-        """A text that the tokenizer turns into exactly these ids, if there is one."""
-        if self.tokenizer is None:
-            return None
-        bos = self.tokenizer.bos_token_id
-        text = self.tokenizer.decode(list(ids[1:] if bos is not None and ids[0] == bos else ids))
-        return text if self.tokenizer.encode(text) == list(ids) else None
-
 
 def choose(config: ModelConfig, tokenizer: Tokenizer | None, seed: int = 0) -> list[Chosen]:
-    """All vectors that the model's context has room for."""
+    """All vectors that fit into the model's context."""
     prompts = Prompts(config, tokenizer, seed)
     makers = (short, borders, decoding, chunks, prefixes, branches, slots, neighbours, repeated, tasks, long_ones)
-    found = [one for maker in makers for one in maker(prompts)]
+    vectors = [vector for maker in makers for vector in maker(prompts)]
     room = config.max_position_embeddings
-    kept = {one.id: one for one in found if len(one.prompt_token_ids) + one.new <= room}
-    while lost := [name for name, one in kept.items() if not mentioned(one) <= kept.keys()]:
-        kept = {name: one for name, one in kept.items() if name not in lost}
-    return [with_text(prompts, one) for one in kept.values()]
+    kept = {vector.id: vector for vector in vectors if len(vector.prompt_token_ids) + vector.new <= room}
+    while lost := [name for name, vector in kept.items() if not mentioned(vector) <= kept.keys()]:
+        kept = {name: vector for name, vector in kept.items() if name not in lost}
+    for name, vector in kept.items():
+        if tokenizer is not None and vector.prompt_text is None:
+            kept[name] = replace(vector, prompt_text=exact_text(tokenizer, vector.prompt_token_ids))
+    return list(kept.values())
 
 
-def with_text(prompts: Prompts, one: Chosen) -> Chosen:
-    text = prompts.text_of(one.prompt_token_ids) if one.prompt_text is None else one.prompt_text
-    return replace(one, prompt_text=text)
-
-
-def mentioned(one: Chosen) -> set[str]:
+def mentioned(vector: Chosen) -> set[str]:
     """The vectors that its schedule names."""
-    return {name for hint in one.schedule for name in (hint.get("id"), *hint.get("with", ())) if name is not None}
+    return {name for hint in vector.schedule for name in (hint.get("id"), *hint.get("with", ())) if name is not None}
 
 
 def alone() -> dict[str, Any]:
@@ -179,7 +171,7 @@ def decoding(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def chunks(prompts: Prompts) -> Iterator[Chosen]:
-    """One prompt, in several cuts: the answers have to be the same."""
+    """One prompt with several chunk sizes: the answers have to be the same."""
     ids = prompts.text(23, "chunks")
     whole = "The prompt in one step: what the same prompt in chunks has to equal."
     yield Chosen("chunks-none", ("chunk-state",), whole, ids, schedule=(alone(),), keep="blocks")
@@ -212,11 +204,11 @@ def prefixes(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def branches(prompts: Prompts) -> Iterator[Chosen]:
-    """One beginning and several ends, at the same time."""
+    """One beginning with several ends, at the same time."""
     start = prompts.text(2 * BLOCK + 1, "branches")
     names = [f"branch-{index}" for index in range(3)]
     for index, name in enumerate(names):
-        together = {"kind": "together", "with": [one for one in names if one != name]}
+        together = {"kind": "together", "with": [other for other in names if other != name]}
         comment = f"{1 + 2 * index} own tokens behind 33 common ones, all three in flight: what one writes is its own."
         ids = (*start, *prompts.random(1 + 2 * index, name))
         yield Chosen(name, ("shared-block", "prefix-branch"), comment, ids, schedule=(together,))
@@ -235,13 +227,13 @@ def slots(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def neighbours(prompts: Prompts) -> Iterator[Chosen]:
-    """Five prompts of unlike length in one batch, which they leave at different times."""
+    """Five prompts of different lengths in one batch, which they leave at different times."""
     lengths = (17, 1, 40, 3, 2)
     names = [f"beside-{length}" for length in lengths]
     for length, name in zip(lengths, names, strict=True):
-        together = {"kind": "together", "with": [one for one in names if one != name]}
+        together = {"kind": "together", "with": [other for other in names if other != name]}
         flags = ("ragged-batch", "padding", "slot-index")
-        others = ", ".join(str(one) for one in lengths if one != length)
+        others = ", ".join(str(other) for other in lengths if other != length)
         comment = f"{length} tokens beside {others}, which end earlier or later: alone it is the same."
         draw = prompts.text if length > 3 else prompts.random
         new, keep = NEW - 3 * (length % 3), "logits" if length < 4 else ""
@@ -249,15 +241,15 @@ def neighbours(prompts: Prompts) -> Iterator[Chosen]:
 
 
 def repeated(prompts: Prompts) -> Iterator[Chosen]:
-    one, other = prompts.random(2, "repeated")
+    first_token, other = prompts.random(2, "repeated")
     comment = "One token forty times: every block has the same tokens, and every row but the first the same window."
-    yield Chosen("repeat-one", ("repeated-token", "prefix-branch"), comment, (one,) * 40)
+    yield Chosen("repeat-one", ("repeated-token", "prefix-branch"), comment, (first_token,) * 40)
     comment = "Two tokens in turn: exchanged taps, and windows that are one off, see the other token."
-    yield Chosen("repeat-two", ("repeated-token", "convolution-order"), comment, (one, other) * 20)
+    yield Chosen("repeat-two", ("repeated-token", "convolution-order"), comment, (first_token, other) * 20)
 
 
 def tasks(prompts: Prompts) -> Iterator[Chosen]:
-    """Questions of the trained fixture's corpus in the chat layout; as text they are tasks for any model."""
+    """Questions of the trained fixture's corpus in the chat layout; any model can take them as text."""
     if prompts.tokenizer is None:
         return
     for name, (flag, question, new, comment) in TASKS.items():

@@ -1,4 +1,4 @@
-"""A vector set as two files in a folder: vectors.json and vectors.safetensors. Read strictly, written as a whole."""
+"""A vector set as two files in a folder: vectors.json and vectors.safetensors. Read strictly, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Tensors = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class VectorSet:
-    """What both files hold. `tensors_sha256` is of the second as it is, whatever the first says of it."""
+    """Both files. `tensors_sha256` is that of the second file, whatever the first says of it."""
 
     document: dict[str, Any]  # as schemas/vectors.schema.json describes, without its checksum
     tensors: Tensors  # by VECTOR/NAME
@@ -40,7 +40,7 @@ class VectorSet:
 
 
 def packaged_set() -> Path:
-    """The folder of the set that comes with the package, of the trained fixture."""
+    """The folder of the packaged set, of the trained fixture."""
     here = Path(__file__).parents[2]
     packaged = here / "_fixtures" / "vectors" / "trained"
     for path in (packaged, here.parent / "fixtures" / "vectors" / "trained"):
@@ -50,7 +50,7 @@ def packaged_set() -> Path:
 
 
 def read_set(folder: str | Path) -> VectorSet:
-    """VectorsError that names file, JSON path or tensor for what can't be read or has not the form of a set."""
+    """VectorsError names file, JSON path or tensor if the set can't be read or has another form."""
     folder = Path(folder)
     content = read_bytes(folder / DOCUMENT, LIMITS[DOCUMENT], VectorsError)
     document: dict[str, Any] = parse_object(content, str(folder / DOCUMENT), VectorsError)
@@ -70,28 +70,28 @@ def read_set(folder: str | Path) -> VectorSet:
 
 
 def read_tensors(content: bytes, source: str) -> dict[str, NDArray[np.float32]]:
-    """All of them float32; their numbers may be anything, as they are compared by their bits."""
+    """All of them float32; any numbers, as they are compared by their bits."""
     try:
         entries = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except SafetensorError as problem:
         raise VectorsError(f"{source}: not a sound safetensors file ({len(content)} bytes): {problem}") from None
-    found = {}
+    tensors = {}
     for name, entry in entries:
         if entry["dtype"] != "F32":
             raise VectorsError(f"{source}: tensor {plain(name)}: dtype {entry['dtype']}, expected F32")
-        found[name] = np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
-    return found
+        tensors[name] = np.frombuffer(entry["data"], "<f4").reshape(entry["shape"])
+    return tensors
 
 
 def tensors_bytes(tensors: Tensors) -> bytes:
-    """The same for the same tensors: no metadata, names in order."""
+    """The same bytes for the same tensors: no metadata, sorted names."""
     ordered = {name: np.ascontiguousarray(tensors[name], "<f4") for name in sorted(tensors)}
     content: bytes = safetensors.numpy.save(ordered)
     return content
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """JSON with its checksum, and one position a line, so that a change of one shows as one."""
+    """JSON with its checksum, and one position per line, so that a diff shows changed positions."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -108,13 +108,13 @@ def document_text(document: Mapping[str, Any]) -> str:
     return "{\n" + "\n".join([*lines, ",\n".join(vectors), "]"]) + "\n}\n"
 
 
-def write_set(made: VectorSet, folder: str | Path) -> int:
-    """Writes both files, so that the folder holds this set or what it held before; returns their bytes.
+def write_set(vector_set: VectorSet, folder: str | Path) -> int:
+    """Writes both files, so that the folder holds this set or its old content; returns their bytes.
 
-    RequestError that names the folder if it can't be written, or holds anything else than a set.
+    RequestError names the folder if it can't be written, or holds anything but a set.
     """
     require_replaceable(folder)
-    contents = {DOCUMENT: document_text(made.document).encode(), TENSORS: tensors_bytes(made.tensors)}
+    contents = {DOCUMENT: document_text(vector_set.document).encode(), TENSORS: tensors_bytes(vector_set.tensors)}
     try:
         target = Path(folder).resolve()
         beside = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -135,7 +135,7 @@ def write_set(made: VectorSet, folder: str | Path) -> int:
 
 
 def require_replaceable(folder: str | Path) -> None:
-    """RequestError for a folder that can't be made, or holds anything else than a set: before the work, not after."""
+    """RequestError for a folder that can't be written, or holds anything but a set: before the work, not after."""
     try:
         target = Path(folder).resolve()
         if not target.parent.is_dir():
@@ -152,7 +152,7 @@ def require_replaceable(folder: str | Path) -> None:
 
 
 def replace_folder(target: Path, beside: Path) -> None:
-    """A full directory can't be replaced in one step: the old one is moved aside, and back if that fails."""
+    """A full directory can't be replaced in one step: the old one is moved aside, and back on failure."""
     if not target.exists():
         beside.rename(target)
         return

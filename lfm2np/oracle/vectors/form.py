@@ -1,7 +1,7 @@
 """Whether a vector set has the form that schemas/vectors.schema.json describes; each error names its JSON path.
 
-A check of those words of JSON Schema that the file uses, and of what no schema can say: names that refer to others,
-lists of one length. Values are not recomputed here: vectors.py does that.
+Checks the keywords of JSON Schema that the file uses, and what no schema can express: names that refer to others, lists
+of equal length. Values are not recomputed here: golden.py does that.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ WORDS = {
 
 
 class VectorsError(Lfm2npError):
-    """A vector set is missing, can't be read, or is none."""
+    """A vector set is missing, can't be read, or is invalid."""
 
     exit_code = 3
 
 
 @cache
 def schema() -> Schema:
-    found: Schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return found
+    parsed: Schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return parsed
 
 
 def require_form(document: Any, source: str) -> None:
-    """VectorsError naming the file and the path of the first thing that is not as it should be."""
+    """VectorsError names the file and the path of the first violation."""
     try:
         check(document, schema(), "$")
         check_references(document)
@@ -55,7 +55,7 @@ def require_form(document: Any, source: str) -> None:
 
 
 def check(value: Any, rule: Schema, path: str) -> None:
-    """One value against one rule of the schema, and all that is in it."""
+    """One value against one rule of the schema, recursively."""
     require(set(rule) <= WORDS, path, sorted(rule), "only words of JSON Schema that this check knows")
     if "$ref" in rule:
         check(value, schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")], path)
@@ -65,7 +65,7 @@ def check(value: Any, rule: Schema, path: str) -> None:
         return
     if "type" in rule:
         types = rule["type"] if isinstance(rule["type"], list) else [rule["type"]]
-        require(any(TYPES[one](value) for one in types), path, value, " or ".join(types))
+        require(any(TYPES[kind](value) for kind in types), path, value, " or ".join(types))
     if "const" in rule:
         require(type(value) is type(rule["const"]) and value == rule["const"], path, value, repr(rule["const"]))
     if "enum" in rule:
@@ -85,24 +85,24 @@ def check(value: Any, rule: Schema, path: str) -> None:
 def check_list(value: list[Any], rule: Schema, path: str) -> None:
     least, most = rule.get("minItems", 0), rule.get("maxItems", len(value))
     require(least <= len(value) <= most, path, len(value), f"{least} or more, at most {most} entries")
-    for index, one in enumerate(value):
+    for index, item in enumerate(value):
         fixed = rule.get("prefixItems", [])
-        check(one, fixed[index] if index < len(fixed) else rule.get("items", {}), f"{path}[{index}]")
+        check(item, fixed[index] if index < len(fixed) else rule.get("items", {}), f"{path}[{index}]")
 
 
 def check_object(value: dict[str, Any], rule: Schema, path: str) -> None:
-    own, rest = rule.get("properties", {}), rule.get("additionalProperties", {})
+    properties, rest = rule.get("properties", {}), rule.get("additionalProperties", {})
     for name in rule.get("required", ()):
         if name not in value:
             raise VectorsError(f"{path}.{name}: missing, expected {', '.join(rule['required'])}")
-    for name, one in value.items():
-        if name not in own and rest is False:
-            raise VectorsError(f"{path}: field {show(name)}, expected only {', '.join(own)}")
-        check(one, own.get(name, rest), f"{path}.{name}")
+    for name, item in value.items():
+        if name not in properties and rest is False:
+            raise VectorsError(f"{path}: field {show(name)}, expected only {', '.join(properties)}")
+        check(item, properties.get(name, rest), f"{path}.{name}")
 
 
 def check_kind(value: Any, rules: list[Schema], path: str) -> None:
-    """One of several objects that their `kind` tells apart."""
+    """One of several objects distinguished by their `kind`."""
     named = [schema()["$defs"][rule["$ref"].removeprefix("#/$defs/")] for rule in rules]
     kinds = {rule["properties"]["kind"]["const"]: rule for rule in named}
     kind = value.get("kind") if isinstance(value, dict) else value
@@ -116,7 +116,7 @@ def require(holds: bool, path: str, value: Any, expected: str) -> None:
 
 
 def check_references(document: dict[str, Any]) -> None:
-    """Names that have to be somewhere else in the set, ids below vocab_size, one position for each token."""
+    """Names that must occur elsewhere in the set, ids below vocab_size, one position per token."""
     names = [vector["id"] for vector in document["vectors"]]
     for index, vector in enumerate(document["vectors"]):
         path = f"$.vectors[{index}]"
@@ -137,7 +137,7 @@ def check_references(document: dict[str, Any]) -> None:
 def check_position(position: dict[str, Any], document: dict[str, Any], path: str) -> None:
     formats = document["formats"]
     require_known(position["may_tie_in"], formats, f"{path}.may_tie_in", "the name of a format")
-    require_ids([one[0] for one in position["top"]], document["model"]["vocab_size"], f"{path}.top")
+    require_ids([entry[0] for entry in position["top"]], document["model"]["vocab_size"], f"{path}.top")
     require(set(position["noise"]) == set(formats), f"{path}.noise", sorted(position["noise"]), ", ".join(formats))
     for name, bounds in position["noise"].items():
         others = len(position["top"]) - 1
@@ -150,5 +150,5 @@ def require_known(names: list[str], known: Collection[str], path: str, expected:
 
 
 def require_ids(ids: list[int], vocab_size: int, path: str) -> None:
-    for index, one in enumerate(ids):
-        require(one < vocab_size, f"{path}[{index}]", one, f"less than vocab_size {vocab_size}")
+    for index, token_id in enumerate(ids):
+        require(token_id < vocab_size, f"{path}[{index}]", token_id, f"less than vocab_size {vocab_size}")

@@ -1,9 +1,9 @@
-"""Golden vectors: prompts, and what a right engine answers, for engines' own tests; as Project Wycheproof has them for
+"""Golden vectors: prompts with a right engine's answers, for engines' tests, like Project Wycheproof's for
 cryptography. `make` computes a set, `verify` computes it again and compares, bit for bit.
 
 The arithmetic is exact, so tokens, logits, log-probabilities and activations are the same on every machine. Bounds of
-noise are not, as the emulations behind them use the machine's float32 products: they are rounded to two digits, not
-compared, and what follows from them (`may_tie_in`) follows from the rounded ones.
+noise are not, as emulated engines use the machine's float32 products: they are rounded to two digits and not compared;
+`may_tie_in` follows from the rounded bounds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import NumericsError, ProofError, RequestError
 from lfm2np.network.digest import digest
+from lfm2np.oracle.check import silent
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.noise import Noise, loosened, noise_of
 from lfm2np.oracle.judging.position import FLOAT32_UNITS
-from lfm2np.oracle.judging.truth import Truth, truths_of
+from lfm2np.oracle.judging.truth import Truth, Wanted, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.recorders.own import record
 from lfm2np.oracle.vectors.chosen import Chosen, choose, mentioned
@@ -50,7 +51,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that a set says and the model does not."""
+    """One disagreement between a set and the model."""
 
     vector: str | None  # None: of the set as a whole
     position: int | None
@@ -64,10 +65,6 @@ class Difference:
         return f"{' '.join(place) or 'set'}: {self.what}: {self.found}, expected {self.expected}"
 
 
-def silent(what: str, done: int, total: int) -> None:
-    """No progress is shown."""
-
-
 # --- make
 
 
@@ -78,30 +75,33 @@ def make(
     progress: ProgressOf = silent,
     executor: AnyPlace = None,
 ) -> VectorSet:
-    """The set of a model; `only` some vectors, by their ids, and those that their schedules name.
+    """The set of a model; with `only` some vectors, by their ids, and those that their schedules name.
 
-    `executor` as for check.check: all but the engine's own run is computed there.
-
-    RequestError for another arithmetic than `exact`, an unknown id or a vocabulary of one token; ProofError if the
-    engine's tokens are not the reference's.
+    executor  as for check.check: all but the engine's run is computed there
+    errors    RequestError for an arithmetic other than `exact`, an unknown id or a vocabulary of one token; ProofError
+    if
+              the engine's tokens are not the reference's
     """
     require_exact(model)
     if seed < 0:
         raise RequestError(f"seed {seed}: expected at least 0")
     chosen = picked(choose(model.config, model.tokenizer if model.has_tokenizer else None, seed), only)
-    keys = [(one.prompt_token_ids, tokens) for one, tokens in zip(chosen, greedy(model, chosen, progress), strict=True)]
+    keys = [
+        (vector.prompt_token_ids, tokens)
+        for vector, tokens in zip(chosen, greedy(model, chosen, progress), strict=True)
+    ]
     place = place_of(executor)
-    items = [vector_item(key, kept_names(model, one.keep)) for one, key in zip(chosen, keys, strict=True)]
-    made = compute(VECTOR, model, items, place, functools.partial(progress, "scoring"))
-    exact = {key: one["positions"] for key, one in zip(keys, made, strict=True)}
+    items = [vector_item(key, kept_names(model, vector.keep)) for vector, key in zip(chosen, keys, strict=True)]
+    results = compute(VECTOR, model, items, place, functools.partial(progress, "scoring"))
+    exact = {key: result["positions"] for key, result in zip(keys, results, strict=True)}
     positions = positions_of(model, exact, place, progress)
     tensors: dict[str, Array] = {}
     vectors = []
-    for one, key, found in zip(chosen, keys, made, strict=True):
-        tensors |= {f"{one.id}/{name}": values for name, values in found["tensors"].items()}
-        vectors.append(vector_json(one, key[1], positions[key], list(found["tensors"])))
+    for vector, key, computed in zip(chosen, keys, results, strict=True):
+        tensors |= {f"{vector.id}/{name}": values for name, values in computed["tensors"].items()}
+        vectors.append(vector_json(vector, key[1], positions[key], list(computed["tensors"])))
     sha256 = hashlib.sha256(tensors_bytes(tensors)).hexdigest()
-    used = {flag for one in chosen for flag in one.flags}
+    used = {flag for vector in chosen for flag in vector.flags}
     document = {
         "format_version": 2,
         "generator": {"name": "lfm2np", "version": lfm2np.__version__},
@@ -123,75 +123,76 @@ def require_exact(model: LoadedModel) -> None:
 
 
 def picked(chosen: Sequence[Chosen], only: Collection[str] | None) -> list[Chosen]:
-    """In their order, with all that the schedules of those picked name."""
-    by_id = {one.id: one for one in chosen}
+    """In their order, with all vectors that their schedules name."""
+    by_id = {vector.id: vector for vector in chosen}
     wanted = set(by_id if only is None else only)
     for name in sorted(wanted - by_id.keys()):
         raise RequestError(f"vector {name!r}: expected some of {', '.join(by_id)}")
-    while more := {name for one in chosen if one.id in wanted for name in mentioned(one)} - wanted:
+    while more := {name for vector in chosen if vector.id in wanted for name in mentioned(vector)} - wanted:
         wanted |= more
-    return [one for one in chosen if one.id in wanted]
+    return [vector for vector in chosen if vector.id in wanted]
 
 
 def greedy(model: LoadedModel, chosen: Sequence[Chosen], progress: ProgressOf) -> list[Ids]:
-    """New tokens of each, batched; `positions_of` holds them against the reference."""
-    engine, found = Engine(model), {}
-    for one in chosen:
-        params = SamplingParams(temperature=0.0, max_tokens=one.new, ignore_eos=True)
-        engine.add_request(one.id, one.prompt_token_ids, params)
+    """New tokens of each, batched; `positions_of` compares them with the reference."""
+    engine, new_tokens = Engine(model), {}
+    for vector in chosen:
+        params = SamplingParams(temperature=0.0, max_tokens=vector.new, ignore_eos=True)
+        engine.add_request(vector.id, vector.prompt_token_ids, params)
     for output in engine.stream():
         if output.finished:
-            found[output.request_id] = tuple(output.outputs[0].token_ids)
-            progress("generating", len(found), len(chosen))
-    return [found[one.id] for one in chosen]
+            new_tokens[output.request_id] = tuple(output.outputs[0].token_ids)
+            progress("generating", len(new_tokens), len(chosen))
+    return [new_tokens[vector.id] for vector in chosen]
 
 
 def positions_of(
     model: LoadedModel, exact: Mapping[Key, list[dict[str, Any]]], place: Place, progress: ProgressOf
 ) -> dict[Key, list[dict[str, Any]]]:
-    """What the set says of each new token of these sequences: what is exact, and bounds of noise."""
+    """The set's positions of these sequences: the exact part, and bounds of noise."""
     for (_, tokens), known in exact.items():
-        for index, (token, one) in enumerate(zip(tokens, known, strict=True)):
-            if one["top"][0][0] != token:
-                raise ProofError(f"new token {index}: the engine's is {token}, the reference's {one['top'][0][0]}")
+        for index, (token, position) in enumerate(zip(tokens, known, strict=True)):
+            if position["top"][0][0] != token:
+                raise ProofError(f"new token {index}: the engine's is {token}, the reference's {position['top'][0][0]}")
     scoring = functools.partial(progress, "scoring")
-    by_ids = {one.token_ids: one for one in truths_of(model, {(*key[0], *key[1]): {} for key in exact}, place, scoring)}
+    wanted: dict[Ids, Wanted] = {(*prompt, *tokens): {} for prompt, tokens in exact}
+    by_ids = {truth.token_ids: truth for truth in truths_of(model, wanted, place, scoring)}
     truths = [by_ids[*prompt, *tokens] for prompt, tokens in exact]
     noises: dict[str, list[Noise]] = {}
     for name in BOUNDED:
         try:
-            noises[name] = own_noise(model, truths, name, place, functools.partial(progress, name))
+            noises[name] = vector_noise(model, truths, name, place, functools.partial(progress, name))
         except NumericsError:
             continue  # the format can't hold this model's numbers: there are no bounds for it
-    found = {}
-    for index, ((prompt, tokens), positions) in enumerate(exact.items()):
-        own, first = {name: each[index] for name, each in noises.items()}, len(prompt) - 1
-        found[prompt, tokens] = [bounded(one, truths[index], own, first + row) for row, one in enumerate(positions)]
-    return found
+    positions = {}
+    for index, (key, known) in enumerate(exact.items()):
+        noise, truth = {name: each[index] for name, each in noises.items()}, truths[index]
+        positions[key] = [bounded(position, truth, noise, row) for row, position in enumerate(known, len(key[0]) - 1)]
+    return positions
 
 
-def own_noise(
+def vector_noise(
     model: LoadedModel, truths: Sequence[Truth], format_name: str, place: Place, progress: Progress
 ) -> list[Noise]:
-    """Of engines that choose their experts themselves, where there are any: an answer to a vector tells no routes."""
+    """Of engines that choose their experts themselves, if there are any: answers to vectors report no routes."""
     sparse = model.config.mixture is not None
-    found = noise_of(model, truths, format_name, place=place, progress=progress, own_routes=sparse)
-    return loosened(found) if sparse else found
+    noises = noise_of(model, truths, format_name, place=place, progress=progress, own_routes=sparse)
+    return loosened(noises) if sparse else noises
 
 
 def bounded(exact: Mapping[str, Any], truth: Truth, noises: Mapping[str, Noise], row: int) -> dict[str, Any]:
-    """A position with its bounds and with what follows from them."""
+    """A position with its bounds and what follows from them."""
     best, *others = (truth.at(row, token_id) for token_id, _, _ in exact["top"])
     here, noise = slice(row, row + 1), {}
-    for name, one in noises.items():
-        gaps = one.gap_scales(np.array([best]), here)[0]
-        logprob = two_digits(float(one.scales(truth, here)[0, best]))
+    for name, format_noise in noises.items():
+        gaps = format_noise.gap_scales(np.array([best]), here)[0]
+        logprob = two_digits(float(format_noise.scales(truth, here)[0, best]))
         noise[name] = {"logprob": logprob, "gaps": [two_digits(float(gaps[other])) for other in others]}
     return {**exact, "noise": noise, **ties({**exact, "noise": noise}, rules_for(noises))}
 
 
 def rules_for(formats: Iterable[str]) -> dict[str, Any]:
-    """What judging an answer takes, beside the positions: see vectors_plain.py."""
+    """What is needed to judge an answer, beside the positions: see vectors_plain.py."""
     bits = {name: {"bits": FORMATS[name].bits} for name in formats}
     return {"limit": LIMIT, "float32_units": FLOAT32_UNITS, "formats": bits}
 
@@ -201,7 +202,7 @@ def two_digits(value: float) -> float:
 
 
 def ties(position: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any]:
-    """`result` and `may_tie_in`: the formats under which another token of `top` is no further behind than they may."""
+    """`result` and `may_tie_in`: the formats under which another token of `top` may be chosen."""
     behind = [position["top"][0][2] - logit for _, _, logit in position["top"]]
     names = []
     for name in rules["formats"]:
@@ -211,14 +212,14 @@ def ties(position: Mapping[str, Any], rules: Mapping[str, Any]) -> dict[str, Any
     return {"result": "may_tie" if names else "must_match", "may_tie_in": names}
 
 
-def vector_json(one: Chosen, tokens: Ids, positions: list[dict[str, Any]], tensors: list[str]) -> dict[str, Any]:
+def vector_json(vector: Chosen, tokens: Ids, positions: list[dict[str, Any]], tensors: list[str]) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "flags": list(one.flags),
-        "comment": one.comment,
-        "prompt_token_ids": list(one.prompt_token_ids),
-        "prompt_text": one.prompt_text,
-        "schedule": [dict(hint) for hint in one.schedule],
+        "id": vector.id,
+        "flags": list(vector.flags),
+        "comment": vector.comment,
+        "prompt_token_ids": list(vector.prompt_token_ids),
+        "prompt_text": vector.prompt_text,
+        "schedule": [dict(hint) for hint in vector.schedule],
         "token_ids": list(tokens),
         "tensors": tensors,
         "positions": positions,
@@ -239,18 +240,18 @@ def exact_rows(model: LoadedModel, key: Key) -> tuple[Array, Array]:
 
 
 def exact_position(logits: Array, logprobs: Array) -> dict[str, Any]:
-    """Of one row [V] of each: what is the same on every machine."""
+    """From one row [V] of each: what is the same on every machine."""
     best = np.argsort(-logits, kind="stable")[:TOP].tolist()
     return {
         "logprob": float(logprobs[best[0]]),
-        "top": [[one, float(logprobs[one]), float(logits[one])] for one in best],
+        "top": [[token_id, float(logprobs[token_id]), float(logits[token_id])] for token_id in best],
         "margin": float(logits[best[0]]) - float(logits[best[1]]),
         "largest_logit": float(np.max(np.abs(logits))),
     }
 
 
 def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
-    """The tensors that a Chosen.keep stands for; None: all that there are."""
+    """The tensors that a Chosen.keep stands for; None: all."""
     if keep == "all":
         return None
     blocks = [f"model.layers.{index}" for index in range(model.config.num_hidden_layers)]
@@ -259,14 +260,14 @@ def kept_names(model: LoadedModel, keep: str) -> list[str] | None:
 
 
 def vector_item(key: Key, names: Sequence[str] | None) -> dict[str, Any]:
-    """One vector as work: what prompt and new tokens come to, and the tensors of these names; None: all."""
+    """One vector as work: prompt, new tokens, and the tensors of these names; None: all."""
     prompt, tokens = key
     return {"prompt": list(prompt), "token_ids": list(tokens), "tensors": None if names is None else list(names)}
 
 
 def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each item the exact part of its positions, and its tensors; from reference.py, one after another."""
-    found = []
+    """Of each item the exact part of its positions, and its tensors; by reference.py, one after another."""
+    results = []
     for item in items:
         prompt, names = item["prompt"], item["tensors"]
         logits, logprobs = exact_rows(model, (tuple(prompt), tuple(item["token_ids"])))
@@ -275,12 +276,12 @@ def vector_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list
         if names is None or set(names) - {LOGITS}:
             tensors |= {name: values for name, values in record(model, prompt).items() if name != "token_ids"}
         kept = tensors if names is None else {name: tensors[name] for name in names if name in tensors}
-        found.append({"positions": positions, "tensors": kept})
-    return found
+        results.append({"positions": positions, "tensors": kept})
+    return results
 
 
 def num_vector_tokens(item: Mapping[str, Any]) -> int:
-    """Tokens that go through the network: all but the last."""
+    """Tokens that are fed: all but the last."""
     return len(item["prompt"]) + len(item["token_ids"]) - 1
 
 
@@ -304,10 +305,10 @@ def model_facts(model: LoadedModel) -> dict[str, Any]:
 def verify(
     model: LoadedModel, known: VectorSet, progress: ProgressOf = silent, executor: AnyPlace = None
 ) -> list[Difference]:
-    """All that the set says and the model does not, bit for bit; bounds of noise are taken as they are.
+    """All disagreements between the set and the model, bit for bit; bounds of noise are taken as they are.
 
-    If the model is another one, that alone. After a wrong token the rest of its vector is not looked at.
-    `executor` as for check.check.
+    For another model only that is reported. After a wrong token the rest of its vector is skipped. `executor` as for
+    check.check.
     """
     require_exact(model)
     document = known.document
@@ -319,17 +320,18 @@ def verify(
     if of_model:
         return of_model
     rules = rules_for(document["formats"])
-    found = [Difference(None, None, *one) for one in differing({name: document[name] for name in rules}, rules)]
-    fitting = {vector["id"]: vector for vector in document["vectors"] if fits(model, vector)}
-    items = [vector_item((one["prompt_token_ids"], one["token_ids"]), one["tensors"]) for one in fitting.values()]
-    computed = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
-    made = dict(zip(fitting, computed, strict=True))
+    stated = {name: document[name] for name in rules}
+    differences = [Difference(None, None, *values) for values in differing(stated, rules)]
+    fitting = [vector for vector in document["vectors"] if fits(model, vector)]
+    items = [vector_item((vector["prompt_token_ids"], vector["token_ids"]), vector["tensors"]) for vector in fitting]
+    results = compute(VECTOR, model, items, executor, functools.partial(progress, "verifying"))
+    computed = {vector["id"]: result for vector, result in zip(fitting, results, strict=True)}
     for vector in document["vectors"]:
-        found += verify_vector(model, known, vector, made.get(vector["id"]))
+        differences += verify_vector(model, known, vector, computed.get(vector["id"]))
     if known.tensors_sha256 != document["tensors"]["sha256"]:
         what = ("tensors.sha256", document["tensors"]["sha256"], f"{known.tensors_sha256}, that of {TENSORS}")
-        found.append(Difference(None, None, *what))
-    return found
+        differences.append(Difference(None, None, *what))
+    return differences
 
 
 def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:
@@ -338,20 +340,20 @@ def fits(model: LoadedModel, vector: Mapping[str, Any]) -> bool:
 
 
 def verify_vector(
-    model: LoadedModel, known: VectorSet, vector: Mapping[str, Any], made: Mapping[str, Any] | None
+    model: LoadedModel, known: VectorSet, vector: Mapping[str, Any], computed: Mapping[str, Any] | None
 ) -> Iterator[Difference]:
-    """`made` is what the model computes; None: the vector does not fit."""
+    """`computed` is the model's result; None: the vector does not fit."""
     name = vector["id"]
     if vector["prompt_text"] is not None and model.has_tokenizer:
         ids = model.tokenizer.encode(vector["prompt_text"])
         for path, found, expected in differing(vector["prompt_token_ids"], ids):
             yield Difference(name, None, f"prompt_token_ids{path}", found, f"{expected}, as prompt_text has it")
-    if made is None:
+    if computed is None:
         length = len(vector["prompt_token_ids"]) + len(vector["token_ids"])
         most = f"at most {model.config.max_position_embeddings} (max_position_embeddings)"
         yield Difference(name, None, "tokens", str(length), most)
         return
-    for index, exact in enumerate(made["positions"]):
+    for index, exact in enumerate(computed["positions"]):
         stored = vector["positions"][index]
         if exact["top"][0][0] != vector["token_ids"][index]:
             yield Difference(name, index, "token", str(vector["token_ids"][index]), str(exact["top"][0][0]))
@@ -361,7 +363,7 @@ def verify_vector(
         for path, found, expected in differing({field: stored[field] for field in wanted}, wanted):
             yield Difference(name, index, path, found, expected)
     for tensor in vector["tensors"]:
-        yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], made["tensors"].get(tensor))
+        yield from differing_tensor(name, tensor, known.tensors[f"{name}/{tensor}"], computed["tensors"].get(tensor))
 
 
 def differing_tensor(vector: str, name: str, found: Array, expected: Array | None) -> Iterator[Difference]:
@@ -372,25 +374,25 @@ def differing_tensor(vector: str, name: str, found: Array, expected: Array | Non
         return
     wrong = np.argwhere(bits_of(found) != bits_of(expected))
     if len(wrong):
-        row, column = (int(one) for one in wrong[0])
+        row, column = (int(place) for place in wrong[0])
         what = f"logit of token {column}" if name == LOGITS else f"{name} of prompt token {row}, channel {column}"
-        values = tuple(f"{one!s} ({float(one).hex()})" for one in (found[row, column], expected[row, column]))
+        values = tuple(f"{value!s} ({float(value).hex()})" for value in (found[row, column], expected[row, column]))
         yield Difference(vector, row if name == LOGITS else None, f"{what}, first of {len(wrong)}", *values)
 
 
 def bits_of(values: Array) -> NDArray[np.uint32]:
-    """Of float32 numbers in either byte order: a set's are little-endian, those computed here are the machine's."""
+    """Of float32 numbers in either byte order: a set's are little-endian, computed ones are the machine's."""
     return np.ascontiguousarray(values, np.float32).view(np.uint32)
 
 
 def differing(found: Any, expected: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """JSON path, and both values, of all that differs; numbers by their bits as float64."""
+    """JSON path and both values of all differences; numbers are compared by their bits as float64."""
     if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
-        for name, one in expected.items():
-            yield from differing(found[name], one, f"{path}.{name}".removeprefix("."))
+        for name, item in expected.items():
+            yield from differing(found[name], item, f"{path}.{name}".removeprefix("."))
     elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for index, one in enumerate(expected):
-            yield from differing(found[index], one, f"{path}[{index}]")
+        for index, item in enumerate(expected):
+            yield from differing(found[index], item, f"{path}[{index}]")
     elif isinstance(found, int | float) and isinstance(expected, int | float):
         if struct.pack("<d", found) != struct.pack("<d", expected):
             yield path, repr(found), repr(expected)

@@ -1,4 +1,4 @@
-"""The classes of bug that golden vectors are there for, with the public issues in which engines had them.
+"""The classes of bug that golden vectors expose, with the public issues in which engines had them.
 
 A vector's `flags` name its notes, as in Project Wycheproof: whoever fails one reads here what to look for.
 """

@@ -30,8 +30,8 @@ from lfm2np.loading import Model
 from lfm2np.numerics.ieee import FLOAT32, Ieee, unchanged
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.oracle.locate.dump import Dump
-from lfm2np.oracle.locate.eight_bits import as_float16, in_blocks, sums_of
 from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.rounded_inputs import as_float16, in_blocks, sums_of
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 from lfm2np.oracle.recorders.own import record
 

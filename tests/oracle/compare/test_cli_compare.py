@@ -145,7 +145,7 @@ def test_a_page_that_cannot_be_written_costs_no_figure(files: Path, tmp_path: Pa
     assert "digest    " in said.out and f"{tmp_path}: can't be written: " in said.err
 
 
-def test_two_files_of_one_name_are_told_by_their_paths(files: Path, tmp_path: Path, capsys: Any):
+def test_two_files_of_one_name_are_shown_by_their_paths(files: Path, tmp_path: Path, capsys: Any):
     (odd := tmp_path / "x\u202ey").mkdir()
     paths = [files / "trained-Q8_0.gguf", odd / "trained-Q8_0.gguf", files / "trained-Q4_0.gguf"]
     paths[1].write_bytes(paths[0].read_bytes())
@@ -247,7 +247,7 @@ def test_the_error_of_a_tensor_that_is_zero_in_the_base_is_the_root_of_the_squar
     assert one.error == 2.0  # of 16 times 0.25
 
 
-def test_a_token_of_any_length_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_token_of_any_length_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     base, other = (write_model(tmp_path / name) for name in ("base", "other"))
     tokenizer = (other / "tokenizer.json").read_text()
     (other / "tokenizer.json").write_text(tokenizer.replace('"<|pad|>"', json.dumps("<|" + "pad" * 300 + "|>")))

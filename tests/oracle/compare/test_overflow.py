@@ -80,7 +80,7 @@ def three_sides(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("by", ["none", "layer", "tensor"])
-def test_where_no_sequence_can_be_computed_that_is_said(by: str, tmp_path: Path, capsys: Any):
+def test_a_comparison_without_a_computed_sequence_says_so(by: str, tmp_path: Path, capsys: Any):
     base, bad, _ = three_sides(tmp_path)
     seven = written(tmp_path / "seven.jsonl", [{"prompt_token_ids": [7]}])
     line = refused(capsys, base, bad, "--requests", seven, "--by", by, code=4)
@@ -131,7 +131,7 @@ def scaled(directory: Path, head: float, norm: float) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "tensor"])
-def test_a_part_that_overflows_alone_is_null_and_all_else_is_told(by: str, tmp_path: Path, capsys: Any):
+def test_a_part_that_overflows_alone_is_null_and_all_else_is_reported(by: str, tmp_path: Path, capsys: Any):
     """Powers of two: both have the same logits; only the norm of one with the head of the other overflows."""
     base, other = (write_model(tmp_path / name) for name in ("base", "other"))
     scaled(base, 2.0**100, 2.0**-100)

@@ -57,7 +57,7 @@ def said(program: object, capsys: pytest.CaptureFixture[str], *arguments: object
     return err
 
 
-def test_what_is_no_checkpoint_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF")
     for path in (tmp_path / "nowhere", file):
@@ -70,7 +70,7 @@ def test_what_is_no_checkpoint_is_told_in_a_line(tmp_path: Path, capsys: pytest.
     assert f"{directory / 'tokenizer.json'}: " in said(quantise, capsys, directory, "-o", tmp_path)
 
 
-def test_what_cannot_be_written_is_told_in_a_line(
+def test_what_cannot_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, file = write_model(tmp_path / "model"), tmp_path / "file"
@@ -100,7 +100,9 @@ def test_a_scale_beyond_float16_is_refused(name: str) -> None:
     assert quantised(np.full((1, 32), 65504.0, np.float32), name)
 
 
-def test_a_weight_beyond_float16_is_told_with_its_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_weight_beyond_float16_is_reported_with_its_tensor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = write_model(tmp_path / "model")
     tensors = stored_weights(tiny_config())
     tensors[EMBEDDING] = stored(np.full(tensors[EMBEDDING][1], 1e30, np.float32), "F32")

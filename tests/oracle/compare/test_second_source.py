@@ -168,7 +168,7 @@ def test_errors_of_the_weights(files: Path, capsys: Any):
     assert (kinds["base_type"], kinds["type"], kinds["weights"]) == ("BF16", "Q4_0", 512 * 128)
 
 
-def test_greedy_answers_part_where_both_networks_own_answers_do(files: Path, capsys: Any):
+def test_greedy_answers_part_where_both_networks_answers_do(files: Path, capsys: Any):
     """A checkpoint far off, so that they do: the mixture in Q4_0, on ids of no text."""
     lines = [{"request_id": str(n), "prompt_token_ids": [1, *range(20 + n, 24 + n)]} for n in range(0, 60, 12)]
     requests = written(files / "odd.jsonl", lines)
@@ -203,7 +203,7 @@ def test_windows_of_a_text_are_sequences_that_begin_with_the_bos(files: Path, ca
     assert one["perplexities"][0]["tokens"] == len(ids)
 
 
-def test_a_head_of_its_own_is_a_part_of_its_own(files: Path, tmp_path: Path, capsys: Any):
+def test_an_untied_head_is_a_separate_part(files: Path, tmp_path: Path, capsys: Any):
     """llama.cpp's mixes may store the head beside the embedding, in another type: here the embedding is the base's."""
     config = load_config(TRAINED)
     tensors = tensors_of(TRAINED, config, "F32")

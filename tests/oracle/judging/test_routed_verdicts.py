@@ -37,7 +37,7 @@ def near() -> Model:
     return lfm2np.load(TORTURE / "moe_near_ties")
 
 
-def test_the_exact_engine_is_exact_whether_it_tells_its_routes_or_not(published: Model) -> None:
+def test_the_exact_engine_is_exact_whether_it_reports_its_routes_or_not(published: Model) -> None:
     for name, tells in itertools.product(("float32", "bfloat16"), (True, False)):
         positions, verdict = judged(published, said(published, tells=tells), name)
         assert verdict is Verdict.EXACT
@@ -45,7 +45,7 @@ def test_the_exact_engine_is_exact_whether_it_tells_its_routes_or_not(published:
         assert len(positions) == len(PROMPT) - 1 + NEW
 
 
-def test_a_prompt_whose_logprobs_are_not_told_is_judged_by_its_routes(published: Model) -> None:
+def test_a_prompt_without_reported_logprobs_is_judged_by_its_routes(published: Model) -> None:
     ask, answer = said(published)
     positions, _ = judged(published, (ask, replace(answer, prompt_logprobs=None)))
     assert [one.verdict for one in positions] == [Verdict.EXACT] * (len(PROMPT) - 1 + NEW)
@@ -57,7 +57,7 @@ def test_a_prompt_whose_logprobs_are_not_told_is_judged_by_its_routes(published:
     assert [one.row for one in positions if one.verdict is Verdict.BUG] == [row]
 
 
-def test_a_near_tie_is_a_route_and_nothing_else_told_or_not(near: Model) -> None:
+def test_a_near_tie_is_a_route_and_nothing_else_reported_or_not(near: Model) -> None:
     """The engine sends one token elsewhere at a near tie, and computes exactly with that."""
     gaps, scores = ties(near)
     row, layer = map(int, np.unravel_index(np.argmin(gaps), gaps.shape))
@@ -124,7 +124,7 @@ def load_all(model: Model) -> dict[str, np.ndarray]:
     return {name: widen(one.values, one.dtype) for name, one in open_checkpoint(model.path, model.config).items()}
 
 
-def test_a_route_far_from_a_tie_is_a_bug_told_or_not(published: Model) -> None:
+def test_a_route_far_from_a_tie_is_a_bug_reported_or_not(published: Model) -> None:
     gaps, scores = ties(published)
     row, layer = map(int, np.unravel_index(np.argmax(gaps), gaps.shape))
     given = with_swap(published, row, layer, scores[row, layer])
@@ -142,7 +142,7 @@ def test_a_route_far_from_a_tie_is_a_bug_told_or_not(published: Model) -> None:
 
 @pytest.mark.parametrize("tells", [True, False], ids=["told", "untold"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_engines_that_could_be_are_not_called_wrong(published: Model, near: Model, name: str, tells: bool) -> None:
+def test_emulated_engines_are_not_called_wrong(published: Model, near: Model, name: str, tells: bool) -> None:
     for model, draw in itertools.product((published, near), (20, 21, 22)):
         positions, verdict = judged(model, said(model, tells=tells, numerics=emulated(name, 1, draw)), name)
         assert verdict not in (Verdict.BUG, Verdict.DRIFT), [one for one in positions if one.verdict is Verdict.BUG]
@@ -183,7 +183,7 @@ def test_a_mixture_without_a_sparse_layer_is_judged_as_a_dense_model(tmp_path: P
         assert {one.verdict for one in wrong} == {Verdict.DRIFT}
 
 
-def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_told_or_not(published: Model) -> None:
+def test_the_loose_noise_is_that_of_all_rows_whether_prompts_are_reported_or_not(published: Model) -> None:
     """Else prompts whose tokens went elsewhere would count as errors of 0, and right engines be wrong."""
     ask, answer = said(published, tells=False)
     found = []

@@ -143,7 +143,7 @@ def test_the_verdict_of_stages_is_that_of_all(scales: list[list[float]], error: 
 
 
 @pytest.mark.rounding
-def test_all_engines_are_asked_where_the_number_of_flips_is_in_doubt() -> None:
+def test_all_engines_are_emulated_where_the_number_of_flips_is_in_doubt() -> None:
     """Three flips, each with a chance of 1e-4: together 1e-12 by these chances, which are rough."""
     flips = [replace(one, token_id=2, flip_chance=1e-4) for one in positions(1.0) * 3]
     assert is_in_doubt(flips, 1.5) and is_in_doubt(flips[:1], 1.5) and not is_in_doubt([], 1.5)
@@ -177,7 +177,7 @@ def test_the_first_wrong_answer_ends_a_check(place: int) -> None:
 
 
 @pytest.mark.rounding
-def test_a_refuted_answer_ends_it_too_and_a_right_engine_is_asked_everything() -> None:
+def test_a_refuted_answer_ends_it_too_and_a_right_engine_gets_every_request() -> None:
     pairs = list(told("float32"))
     assert as_far_as_needed(pairs, until_wrong(model(), "float32", Known())) == pairs
     pairs[0] = pairs[0][0], Answer(pairs[0][0].id, (0,) * 99)
@@ -208,7 +208,7 @@ def test_what_was_scored_ahead_is_not_scored_again_and_says_the_same() -> None:
 
 
 @pytest.mark.rounding
-def test_what_goes_wrong_ahead_is_said_when_all_is_judged() -> None:
+def test_errors_ahead_are_raised_when_all_is_judged() -> None:
     weights = replace(model().weights, final_norm=model().weights.final_norm * np.float32(1e38))
     broken, known = replace(model(), weights=weights), Known()
     with scored_ahead(broken, "float32", known) as on:
@@ -241,7 +241,7 @@ def test_a_conversation_judged_turn_by_turn_is_not_scored_again_at_the_end() -> 
 
 
 @pytest.mark.rounding
-def test_an_engine_that_could_be_errs_alike_beside_a_sequence_that_begins_alike() -> None:
+def test_an_emulated_engine_errs_alike_beside_a_sequence_that_begins_alike() -> None:
     """Where positions are added in float16 their order is most of the noise."""
     (ask, answer) = told("float32")[-1]
     ids = (*ask.prompt_token_ids, *(answer.token_ids or ()))

@@ -31,7 +31,7 @@ def test_what_is_farther_apart_than_four_times_the_noise_is_no_tie(
     assert (made.instead[0, place], made.instead[0, 1 - place]) == (1, NOBODY)
 
 
-def test_one_that_is_wrong_is_held_against_the_missing_one_that_makes_it_the_worst() -> None:
+def test_a_wrong_expert_is_compared_with_the_missing_one_that_gives_the_largest_error() -> None:
     made = choices.judged(np.array([[2, 3]]), scores([0.9, 0.6, 0.3, 0.2]))
     assert made.instead.tolist() == [[0, 0]]
     times = 0.7 / (NOISE * 2**0.5)

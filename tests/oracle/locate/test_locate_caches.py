@@ -120,7 +120,7 @@ CACHED = {
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_a_fault_of_what_is_cached_is_told_from_one_of_what_is_computed(name: str) -> None:
+def test_a_fault_in_a_cache_is_distinguished_from_one_in_a_computation(name: str) -> None:
     """What is stored in blocks and checkpoints is named where a step found it; a wrong position at the rotation."""
     build, request, tensor, steps = CACHED[name]
     model = loaded(TRAINED, "float32")

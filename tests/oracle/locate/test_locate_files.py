@@ -230,7 +230,7 @@ def test_the_command_says_that_nothing_exceeds(tmp_path: Path, capsys: pytest.Ca
     file = written(tmp_path, stored_dump(six_heads()))
     code, text, _ = command(capsys, str(file))
     assert code == 0
-    assert "12 tokens, float32: 63 tensors held against their inputs\nnothing exceeds its bound" in text
+    assert "12 tokens, float32: 63 tensors checked against their inputs\nnothing exceeds its bound" in text
     code, text, _ = command(capsys, str(file), as_object=True)
     answer = json.loads(text)
     assert (code, answer["conclusive"], answer["findings"], len(answer["checks"])) == (0, True, [], 63)

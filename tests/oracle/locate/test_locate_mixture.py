@@ -285,7 +285,7 @@ def test_an_engine_that_adds_nothing_to_the_sum_of_its_weights_is_right() -> Non
 # --- the choice
 
 
-def test_a_wrong_choice_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_choice_is_described_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = {name: one.copy() for name, one in recorded_under(mixture(PLAIN), FLOAT32).items()}
     biased = recorded[SCORES][7] + np.frombuffer(checkpoint(mixture(PLAIN))[1][f"{SPARSE}.expert_bias"].values, "<f4")
     order = np.argsort(-biased)

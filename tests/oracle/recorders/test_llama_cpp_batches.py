@@ -12,9 +12,9 @@ from lfm2np.oracle.recorders.llama_cpp_batches import (
     Place,
     Row,
     cached_rows,
-    own_tensors,
     place_of,
     scores_by_row,
+    sequence_tensors,
     split_equal,
 )
 from lfm2np.oracle.targets.target import TargetError
@@ -97,7 +97,7 @@ def test_a_request_gets_its_part_of_each_tensor() -> None:
         f"{prefix}.keys": rng.normal(size=(2, 1, 8, 4)),
         f"{prefix}.weights": rng.normal(size=(2, 2, 3, 8)),
     }
-    own = dict(own_tensors(graph, Place(1, 3, 6), [8, 9, 10], 4))
+    own = dict(sequence_tensors(graph, Place(1, 3, 6), [8, 9, 10], 4))
     assert {name: values.shape for name, values in own.items()} == {
         "lm_head": (3, 5),
         "model.layers.1.conv.state": (1, 2, 4),

@@ -70,7 +70,7 @@ def test_rows_that_are_chosen_for_output_stand_for_their_tensor() -> None:
         ("SCALE", []),
     ],
 )
-def test_other_nodes_are_none_of_ours(op: str, sources: list[Source]) -> None:
+def test_other_nodes_are_not_ours(op: str, sources: list[Source]) -> None:
     assert known_as(op, sources)[0] == ""
 
 

@@ -22,7 +22,7 @@ from lfm2np.oracle.check import Checked, ask_all, check, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of
-from lfm2np.oracle.recorders.record import record_of
+from lfm2np.oracle.recorders.registry import record_of
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.wrong_engine import SmallEngine, state_of_the_sequence
@@ -53,7 +53,7 @@ def test_a_request_of_a_ragged_batch_is_written_with_its_steps(tmp_path: Path, c
     assert locate(open_checkpoint(TRAINED, CONFIG), CONFIG, dump).findings == ()
 
 
-def test_what_is_written_is_told_as_json(tmp_path: Path, capsys: Any) -> None:
+def test_what_is_written_is_described_as_json(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "dump.safetensors"
     assert main(["record", WRONG, "--prompt-ids", "5,6", "--max-tokens", "1", "--json", "-o", str(file)]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -199,7 +199,7 @@ def test_a_request_that_is_wrong_beside_others_only_is_recorded_with_as_few_as_i
 
 
 @pytest.mark.slow
-def test_what_a_recorder_does_not_show_is_said_and_a_broken_recorder_costs_no_verdict(model: Model) -> None:
+def test_what_a_recorder_does_not_show_is_reported_and_a_broken_recorder_costs_no_verdict(model: Model) -> None:
     """Prefix hits: the recorded engine has none."""
     _, cause = located(model, "prefix-hit-without-its-state", ("prefixes",))
     _, broken = located(model, "prefix-hit-without-its-state", ("prefixes",), "test_record:Failing")
@@ -232,7 +232,7 @@ def test_every_report_has_the_cause(tmp_path: Path, capsys: Any) -> None:
     assert where in text.split("engine  ")[0]
 
 
-def test_a_recorder_that_is_none_is_refused_before_anything_is_asked(capsys: Any) -> None:
+def test_an_invalid_recorder_is_refused_before_any_request(capsys: Any) -> None:
     assert main(["check", WRONG, "--locate", "http://127.0.0.1:1"]) == 3
     assert "'http://127.0.0.1:1' can't be recorded" in capsys.readouterr().err
 

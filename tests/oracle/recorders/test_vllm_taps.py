@@ -44,7 +44,7 @@ def test_a_merged_projection_is_parted_at_its_widths() -> None:
     }
 
 
-def test_a_norm_tells_the_sum_that_it_was_given_only_if_it_added() -> None:
+def test_a_norm_returns_the_sum_only_if_it_added() -> None:
     assert summed_norm("norm", "total", None, ("normed", "sum")) == {"norm": "normed", "total": "sum"}
     assert summed_norm("norm", "total", None, "normed") == {"norm": "normed"}
 
@@ -93,7 +93,7 @@ def test_logits_of_chunks_before_the_last_are_left_out() -> None:
         ({"prompts": [[1], [2, 512]]}, "prompt 1: token 512, expected ids below vocab_size=512"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_vllm_is(changed: dict[str, object], message: str) -> None:
+def test_invalid_requests_are_refused_before_vllm_is_imported(changed: dict[str, object], message: str) -> None:
     asked = {"prompts": [[1], [2, 3]], "request": 0, "max_tokens": 4, "format": "float32"}
     with pytest.raises(RequestError, match=message):
         record(TRAINED, **asked | changed)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_another_version_or_platform_is_refused(
         record(TRAINED, [[1]], 0, 1, "float32")
 
 
-def test_what_vllm_asks_a_config_for_is_told_where_it_is_missing(tmp_path: Path) -> None:
+def test_keys_that_vllm_reads_from_a_config_are_added_if_missing(tmp_path: Path) -> None:
     assert missing_keys(TRAINED) == {}
     shutil.copy(FIXTURES / "torture" / "magnitudes" / "config.json", tmp_path)
     assert missing_keys(tmp_path) == {"block_dim": 48, "conv_dim": 48}

@@ -114,14 +114,14 @@ def test_answers_that_failed_are_grouped_by_message() -> None:
     assert lines[start + 1].split(maxsplit=1) == ["13", "message 11"]
     assert lines[start + 2].split(maxsplit=1) == ["1", "message 0"]
     assert lines[start + 11] == "... 2 more"
-    assert "  not put: 3 requests (borders 2, families 1)" in lines
-    assert "  the engine does not tell log-probabilities of prompts" in lines
+    assert "  not sent: 3 requests (borders 2, families 1)" in lines
+    assert "  the engine does not report log-probabilities of prompts" in lines
     assert any(line.split() == ["prefixes", "24", "0", "0", "-", "-", "0", "INCONCLUSIVE"] for line in lines)
 
 
-def test_what_was_not_told_is_a_dash_and_not_a_zero() -> None:
+def test_what_was_not_reported_is_a_dash_and_not_a_zero() -> None:
     text = as_text(inconclusive(), "", FACTS)
-    assert "errors     none told" in text
+    assert "errors     none reported" in text
     assert re.search(r"borders +1 +1 +0 +- +- +0 +INCONCLUSIVE", text)
     assert "again" not in text
 
@@ -190,7 +190,7 @@ def test_junit_has_a_case_for_each_request_and_one_for_the_verdict(right: Checke
         assert f"{number(own[0].error)} nats" in message.text and f"row {own[0].row}" in message.text
 
 
-def test_junit_skips_what_can_not_be_told() -> None:
+def test_junit_skips_what_can_not_be_judged() -> None:
     for checked in (inconclusive(), unanswered()):
         suite = suite_of(checked)
         cases = suite.findall("testcase")
@@ -227,7 +227,7 @@ def test_hostile_text_is_shown_and_does_nothing() -> None:
     assert json.loads(json.dumps(as_json(checked, HOSTILE)))["format"] == HOSTILE
 
 
-def test_a_long_text_is_cut_and_its_length_said() -> None:
+def test_a_long_text_is_cut_and_its_length_given() -> None:
     assert visible("x" * 1001) == "x" * 1000 + "... (1001 characters)"
     assert visible("x" * 1000) == "x" * 1000
     assert visible("é ε א 語") == "é ε א 語"

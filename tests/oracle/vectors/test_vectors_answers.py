@@ -107,7 +107,7 @@ def test_a_logprob_further_off_than_the_format_explains_is_drift() -> None:
     assert verdict(packaged(), answers, "float32") == 1
 
 
-def test_what_is_not_told_is_inconclusive() -> None:
+def test_what_is_not_reported_is_inconclusive() -> None:
     answers = right_answers(packaged())
     assert verdict(packaged(), answers[:-1], "float32") == 2
     assert verdict(packaged(), [*answers[:-1], {"id": answers[-1]["id"], "error": "out of memory"}], "float32") == 2
@@ -206,7 +206,7 @@ def emulated_answers(model: Model, document: dict[str, Any], format_name: str, d
 @pytest.mark.rounding
 @pytest.mark.parametrize("format_name", golden.BOUNDED)
 @pytest.mark.parametrize("engine_format", ["float32", "bfloat16"])
-def test_the_plain_checker_says_what_the_one_with_the_model_says(format_name: str, engine_format: str) -> None:
+def test_the_plain_checker_agrees_with_the_one_with_the_model(format_name: str, engine_format: str) -> None:
     """Up to the first token that is not the expected one, at each position: with the bounds of the set, which are
     rounded, and with those that judge.py measures at other columns."""
     document = few().document

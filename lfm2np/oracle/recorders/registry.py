@@ -1,18 +1,18 @@
-"""Which engine a recorder's target means, and one request's dump of it, in memory.
+"""Recorders by a target's name, and one request's dump in memory.
 
     transformers:[padded:][DIR]     the extra `peers`
-    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (and so for those that follow)
+    vllm:[DIR]                      vLLM on a CPU, in an environment that has it (likewise for the following)
     mlx:[DIR]                       mlx-lm on a CPU
     llama.cpp:FILE.gguf             llama-cpp-python
     llama.cpp:slot:FILE.gguf        the same, one slot of its server: requests one after another, of which the last is
-                                    recorded with what it found of those before it
+                                    recorded with the state that it found
     openvino:DIR                    what `optimum-cli export openvino` wrote of the checkpoint
     lfm2np:[NUMERICS]               this package's engine
     package.module:factory          an engine of yours, whose object has `record`
 
-A factory is called as `lfm2np check` calls it, with a checkpoint directory and wishes, and its object's
-`record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and tells the
-recorder of one of them.
+A factory is called as by `lfm2np check`, with a checkpoint directory and size hints; its object's
+`record(prompts, request, max_tokens, recorder)` runs all prompts (lists of token ids) together, greedily, and records
+one of them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]
 Record = Callable[[Prompts, int, int], bytes]  # prompts, whose rows, new tokens: the content of a dump
+Kind = Callable[[str, Path, str], Record]  # of a target's rest, the model, the format
 FORMS = (
     "transformers:[padded:][DIR], vllm:[DIR], mlx:[DIR], llama.cpp:[slot:]FILE.gguf, openvino:DIR, lfm2np:[NUMERICS] "
     "or package.module:factory"
@@ -52,7 +53,7 @@ PADDED, SLOT = "padded:", "slot:"
 
 
 def record_of(target: str, model: Path, format: str) -> Record:
-    """How a target is recorded, computing in `format`. RequestError for one of no known form."""
+    """The recorder of a target, computing in `format`. RequestError for an unknown form."""
     kind, _, rest = target.partition(":")
     if kind in KINDS:
         record = KINDS[kind](rest, model, format)
@@ -69,23 +70,23 @@ def record_of(target: str, model: Path, format: str) -> Record:
 
 
 def shows_answers_only(target: str) -> bool:
-    """A server, a process or a file of answers: no recorder of ours sees what happens inside."""
+    """A server, a process or a file of answers: its activations can't be recorded."""
     return target.partition(":")[0] in ("http", "https", "exec") or (target.endswith(".jsonl") and ":" not in target)
 
 
 def format_of(target: str) -> str:
-    """What a target computes in unless another is asked for: llama.cpp what its file holds, all others float32."""
+    """The default format: for llama.cpp that of its file, else float32."""
     kind, _, rest = target.partition(":")
     path = Path(rest.removeprefix(SLOT))
     if kind != "llama.cpp" or not is_gguf(path) or not path.exists():
         return "float32"
-    found = open_container(path).keys.get("general.file_type")
-    return llama_cpp_format(0 if found is None else found.value)
+    file_type = open_container(path).keys.get("general.file_type")
+    return llama_cpp_format(0 if file_type is None else file_type.value)
 
 
 @contextlib.contextmanager
 def guarded(target: str) -> Iterator[None]:
-    """Whatever an engine raises becomes a TargetError of one line, and whatever it prints is no answer of ours."""
+    """An engine's exception becomes a TargetError of one line; what it prints goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -101,14 +102,14 @@ def transformers(rest: str, model: Path, format: str) -> Record:
     return lambda prompts, request, new: record_transformers(directory, prompts, request, new, format, padded).content()
 
 
-def vllm(rest: str, model: Path, format: str) -> Record:
-    directory = require_directory(Path(rest or model), "vllm")
-    return lambda prompts, request, new: record_vllm(directory, prompts, request, new, format).content()
+def of_directory(engine: str, record: Callable[..., Recorder]) -> Kind:
+    """A recorder of a checkpoint directory, by default of the model's."""
 
+    def recorded_from(rest: str, model: Path, format: str) -> Record:
+        directory = require_directory(Path(rest or model), engine)
+        return lambda prompts, request, new: record(directory, prompts, request, new, format).content()
 
-def mlx(rest: str, model: Path, format: str) -> Record:
-    directory = require_directory(Path(rest or model), "mlx")
-    return lambda prompts, request, new: record_mlx(directory, prompts, request, new, format).content()
+    return recorded_from
 
 
 def llama_cpp(rest: str, model: Path, format: str) -> Record:
@@ -135,7 +136,7 @@ def existing(path: str, form: str) -> Path:
     return Path(path)
 
 
-def own(rest: str, model: Path, format: str) -> Record:
+def this_package(rest: str, model: Path, format: str) -> Record:
     """In the arithmetic that `rest` names, whatever the format."""
     numerics = rest or "exact"
     if numerics not in NAMES:
@@ -164,17 +165,17 @@ def python_engine(target: str, model: Path, format: str) -> Record:
 
     def record(prompts: Prompts, request: int, new: int) -> bytes:
         recorder = Recorder(format=format)
-        engine.record([list(one) for one in prompts], request, new, recorder)
+        engine.record([list(prompt) for prompt in prompts], request, new, recorder)
         return recorder.content()
 
     return record
 
 
-KINDS: dict[str, Callable[[str, Path, str], Record]] = {
+KINDS: dict[str, Kind] = {
     "transformers": transformers,
-    "vllm": vllm,
-    "mlx": mlx,
+    "vllm": of_directory("vllm", record_vllm),
+    "mlx": of_directory("mlx", record_mlx),
     "llama.cpp": llama_cpp,
     "openvino": openvino,
-    "lfm2np": own,
+    "lfm2np": this_package,
 }

@@ -1,4 +1,4 @@
-"""Products with quantised weights as llama.cpp's kernels on a CPU make them: of inputs that were rounded to 8 bits.
+"""Products with quantised weights as llama.cpp's CPU kernels compute them: inputs are first rounded to 8 bits.
 
 Before it multiplies, llama.cpp rounds a row of activations by blocks, to a scale times integers from -127 to 127, so
 that it can add up products of integers. Which blocks depends on the type of the weights (the `vec_dot_type` of
@@ -9,9 +9,9 @@ Q8_1  the same, and the block's sum as float16, by which minima are multiplied
 Q8_K  blocks of 256, scale float32(max / 127)
 F16   weights of float16: inputs in float16; of bfloat16: in bfloat16
 
-This is no noise: from dumped inputs the same integers follow. Noise is left where an input lies so near to the middle
-between two integers that the order of its operations decides, or what the format may lose in it; there a spread of one
-whole integer is taken, and likewise of scales and sums that are rounded to float16.
+This is no noise: the dumped inputs determine the integers. Noise remains where an input is so near to the middle
+between two integers that the order of operations decides, or what the format may lose in it; there the spread is one
+whole integer, and likewise for scales and sums that are rounded to float16.
 
 T tokens, D inputs, B blocks in them, O outputs.
 """
@@ -43,7 +43,7 @@ HALVES = {"F16": round_to_float16, "BF16": round_to_bfloat16}
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """Inputs [T, D] as integers times scales; `sums` [T, B]: what sums of blocks are beside that, where they count."""
+    """Inputs [T, D] as integers times scales; `sums` [T, B]: the error of block sums, where they matter."""
 
     inputs: Measured
     sums: Measured | None = None
@@ -55,33 +55,32 @@ def rounds(tensor: StoredTensor) -> bool:
 
 
 def linear(x: Measured, weight: Weights, bias: Float32 | None, tensor: StoredTensor, precision: Precision) -> Measured:
-    """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type demands."""
-    made = rounded_inputs(x, tensor.dtype)
-    product = spread.linear(made.inputs, weight, bias, precision)
-    if made.sums is None:
+    """x [T, D], weight [O, D], the tensor's -> [T, O], of inputs rounded as the tensor's type requires."""
+    rounded = rounded_inputs(x, tensor.dtype)
+    product = spread.linear(rounded.inputs, weight, bias, precision)
+    if rounded.sums is None:
         return product
     minima = minima_of(tensor)  # [O, B]
     return Measured(
-        product.values - made.sums.values @ minima.T,
-        together(product.spread, np.sqrt(np.square(made.sums.spread) @ np.square(minima).T)),
+        product.values - rounded.sums.values @ minima.T,
+        together(product.spread, np.sqrt(np.square(rounded.sums.spread) @ np.square(minima).T)),
     )
 
 
 def rounded_inputs(x: Measured, dtype: str) -> Rounded:
-    """Of inputs of weights of this type."""
     if dtype in HALVES:
         keep = HALVES[dtype]
         low, high = (keep(x.values + sign * LIMIT * x.spread).astype(np.float64) for sign in (-1.0, 1.0))
         return Rounded(Measured(keep(x.values).astype(np.float64), high - low))
     if QUANTISED[dtype].weights == SUPERBLOCK:
         return Rounded(in_blocks(x, SUPERBLOCK, is_half=False))
-    found = in_blocks(x, BLOCK, is_half=True)
-    return Rounded(found, sums_of(x, found) if dtype in WITH_SUMS else None)
+    blocks = in_blocks(x, BLOCK, is_half=True)
+    return Rounded(blocks, sums_of(x, blocks) if dtype in WITH_SUMS else None)
 
 
 def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
-    """x [T, D] -> integers times scales, with what is in doubt as a spread."""
-    values, noise = (one.reshape(len(one), -1, size) for one in (x.values, x.spread))
+    """x [T, D] -> integers times scales, with doubt as a spread."""
+    values, noise = (array.reshape(len(array), -1, size) for array in (x.values, x.spread))
     largest = np.abs(values).max(axis=-1, keepdims=True)  # [T, B, 1]
     scale = largest / STEPS
     loud = ratio(noise.max(axis=-1, keepdims=True), largest)
@@ -94,20 +93,22 @@ def in_blocks(x: Measured, size: int, is_half: bool) -> Measured:
     return Measured((integers * kept).reshape(x.values.shape), moved.reshape(x.values.shape))
 
 
-def sums_of(x: Measured, made: Measured) -> Measured:
-    """[T, B]: by how much sums of blocks, as float16 of what they are, differ from sums of the rounded inputs."""
-    values, rounded = (one.reshape(len(one), -1, BLOCK) for one in (x.values, made.values))
+def sums_of(x: Measured, rounded_x: Measured) -> Measured:
+    """[T, B]: by how much float16 block sums differ from sums of the rounded inputs."""
+    values, rounded = (array.reshape(len(array), -1, BLOCK) for array in (x.values, rounded_x.values))
     scale = np.abs(values).max(axis=-1) / STEPS
     held = round_to_float16(scale).astype(np.float64)
     wide = ratio(rounded.sum(axis=-1) * scale, held)
-    noise = LIMIT * np.sqrt(np.square(made.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
+    noise = LIMIT * np.sqrt(np.square(rounded_x.spread).reshape(values.shape).sum(axis=-1)) + NEAR * np.abs(wide)
     half = round_to_float16(wide).astype(np.float64)
     low, high = (round_to_float16(wide + sign * noise).astype(np.float64) for sign in (-1.0, 1.0))
     return Measured(half - rounded.sum(axis=-1), high - low)
 
 
 def as_float16(scale: Array, off: Array) -> tuple[Array, Array]:
-    """Scales as they are kept, and how far the next float16 is where it may be that, as they are `off` (relative)."""
+    """Scales as they are stored, and the distance to the next float16 where their error `off` (relative) may reach
+    it.
+    """
     low, kept, high = (round_to_float16(scale * (1.0 + sign * off)).astype(np.float64) for sign in (-1.0, 0.0, 1.0))
     return kept, high - low
 

@@ -1,4 +1,4 @@
-"""A constant that is a little wrong, as the cause of errors that look like a format's, or that a format hides."""
+"""A slightly wrong constant as the cause of errors that look like a format's, or that a format hides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
-from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Sought, cost, sought
+from lfm2np.oracle.judging.constants import MOST_PRODUCTS, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, size_of
@@ -27,37 +27,42 @@ def constants_of(
     is_wrong: bool,
     is_wanted: bool,
     progress: Progress | None = None,
-) -> Sought | None:
-    """What can be said of constants: None if that takes too long and was not asked for (`is_wanted`), if nothing is
-    off, or if the errors are those of other experts."""
+) -> ConstantSearch | None:
+    """What can be said of constants: None if that takes too long and was not requested (`is_wanted`), if nothing is
+    off, or if the errors are those of other experts.
+    """
     size = size_of(positions)
-    untold = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(model.config.sparse_layers)
-    if size == 0.0 or (untold and not format_named(format_name).is_fine):
+    not_reported = any(answer.token_ids and answer.routes is None for _, answer in pairs) and bool(
+        model.config.sparse_layers
+    )
+    if size == 0.0 or (not_reported and not format_named(format_name).is_fine):
         return None
     most = MOST_PRODUCTS * (PATIENCE if is_wrong else 1)
     fits = {every: cost(model, len(positions), every) <= most for every in (False, True)}
     if not is_wanted and not fits[False]:
         return None
     every = is_wanted or (fits[True] and (is_wrong or size > LARGE))
-    return sought(model, format_name, pairs, positions, known, every, progress)
+    return search_constants(model, format_name, pairs, positions, known, every, progress)
 
 
-def constant_cause(found: Sought | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
+def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
-    possible = [] if found is None else [one for one in found.found if one.share > -1.0]  # none is below 0
+    possible = (
+        [] if search is None else [constant for constant in search.found if constant.share > -1.0]
+    )  # none is below 0
     if not possible or (is_wrong and possible[0].explained < EXPLAINED):
         return None
     first = possible[0]
-    alike = [one.words for one in possible if one.explained >= NEARLY * first.explained]
+    alike = [constant.words for constant in possible if constant.explained >= NEARLY * first.explained]
     words = f"wrong everywhere by a little, as if {' or '.join(alike[:MOST_NAMES])}"
     wrong, asked = requests_of(positions)
     suspect = "a constant, and no number format (--locate says where)"
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
 
 
-def would_show(found: Sought) -> str:
-    """In words: by how much the constants of the whole network would have to be off to show."""
-    return ", ".join(f"{name} by {amount(share)}" for name, share in found.least.items() if "layer " not in name)
+def would_show(search: ConstantSearch) -> str:
+    """By how much each constant of the whole network would have to be off to show, in words."""
+    return ", ".join(f"{name} by {amount(share)}" for name, share in search.least.items() if "layer " not in name)
 
 
 def amount(share: float) -> str:
