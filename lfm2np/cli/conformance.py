@@ -16,15 +16,15 @@ def run_conformance(arguments: argparse.Namespace) -> None:
 
     if arguments.json:
         rows = [
-            {"id": one.id, "sentence": one.sentence, "law": one.law, "needs": one.needs, "bugs": one.bugs}
-            for one in ALL
+            {"id": prop.id, "sentence": prop.sentence, "law": prop.law, "needs": prop.needs, "bugs": prop.bugs}
+            for prop in ALL
         ]
         print(json.dumps({"properties": rows}))
         return
-    for one in ALL:
-        print(f"{one.id}  (law {one.law}; needs {', '.join(one.needs)})\n     {one.sentence}")
-        if one.bugs:
-            print(f"     would have caught {', '.join(one.bugs)}")
+    for prop in ALL:
+        print(f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})\n     {prop.sentence}")
+        if prop.bugs:
+            print(f"     would have caught {', '.join(prop.bugs)}")
 
 
 def require_hypothesis() -> None:

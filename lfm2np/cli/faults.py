@@ -1,4 +1,4 @@
-"""`lfm2np faults`: does the suite bite."""
+"""`lfm2np faults`: does the suite catch bugs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def run_faults(arguments: argparse.Namespace) -> None:
         for done, result in enumerate(tried(chosen, arguments.profile, arguments.jobs), start=1):
             results[result["name"]] = result
             show(done, len(chosen))
-    faults = [{**about(one), **results[one.name]} for one in chosen if isinstance(one, Fault)]
-    benign = [{**about(one), **results[one.name]} for one in chosen if isinstance(one, Variant)]
+    faults = [{**about(entry), **results[entry.name]} for entry in chosen if isinstance(entry, Fault)]
+    benign = [{**about(entry), **results[entry.name]} for entry in chosen if isinstance(entry, Variant)]
     if arguments.json:
         print(json.dumps({"profile": arguments.profile, "faults": faults, "benign": benign}))
     else:
         print_table(faults, benign, arguments.show)
-    wrong = [one["name"] for one in faults if not one["caught"]] + [one["name"] for one in benign if one["caught"]]
+    wrong = [entry["name"] for entry in faults if not entry["caught"]] + [
+        entry["name"] for entry in benign if entry["caught"]
+    ]
     if wrong:
         raise ProofError(f"faults that survive, or variants that are flagged: {', '.join(wrong)}")
 
@@ -49,7 +51,7 @@ def run_faults(arguments: argparse.Namespace) -> None:
 def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterator[dict[str, Any]]:
     """Each in a process of its own, as they end."""
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(try_one, one, profile) for one in chosen]
+        futures = [pool.submit(try_one, entry, profile) for entry in chosen]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -58,22 +60,22 @@ def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterato
                 future.cancel()
 
 
-def try_one(one: Fault | Variant, profile: str) -> dict[str, Any]:
-    extra = dict(one.environment) if isinstance(one, Variant) else {}
-    command = [sys.executable, "-m", "lfm2np.conformance.fault_trial", one.name, profile]
+def try_one(entry: Fault | Variant, profile: str) -> dict[str, Any]:
+    extra = dict(entry.environment) if isinstance(entry, Variant) else {}
+    command = [sys.executable, "-m", "lfm2np.conformance.fault_trial", entry.name, profile]
     ended = subprocess.run(command, env={**os.environ, **extra}, capture_output=True, text=True, check=False)
     if ended.returncode:  # no verdict: wrong for a fault and for a variant
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         problem = f"no verdict: its process ended with code {ended.returncode}: {last}"
-        return {"name": one.name, "caught": isinstance(one, Variant), "by": problem, "message": ended.stderr}
+        return {"name": entry.name, "caught": isinstance(entry, Variant), "by": problem, "message": ended.stderr}
     answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return answer
 
 
-def about(one: Fault | Variant) -> dict[str, Any]:
-    if isinstance(one, Variant):
-        return {"name": one.name, "sentence": one.sentence}
-    return {"name": one.name, "section": one.section, "sentence": one.sentence, "seen_in": list(one.seen_in)}
+def about(entry: Fault | Variant) -> dict[str, Any]:
+    if isinstance(entry, Variant):
+        return {"name": entry.name, "sentence": entry.sentence}
+    return {"name": entry.name, "section": entry.section, "sentence": entry.sentence, "seen_in": list(entry.seen_in)}
 
 
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
@@ -81,35 +83,39 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
     if faults:
         print("| | fault | seen in | caught by | examples | size |")
         print("|---|---|---|---|---|---|")
-    for one in faults:
-        survives = f"**survives** {one.get('by', '')}".rstrip()
-        how = [one["by"], str(one["examples"]), str(one["size"] or "")] if one["caught"] else [survives, "", ""]
-        print(f"| {one['section']} | {one['name']} | {', '.join(one['seen_in'])} | {' | '.join(how)} |")
-        if show and one["caught"]:
-            print(f"\n{one['message']}\n")
-    caught = [one for one in faults if one["caught"]]
+    for entry in faults:
+        survives = f"**survives** {entry.get('by', '')}".rstrip()
+        how = [entry["by"], str(entry["examples"]), str(entry["size"] or "")] if entry["caught"] else [survives, "", ""]
+        print(f"| {entry['section']} | {entry['name']} | {', '.join(entry['seen_in'])} | {' | '.join(how)} |")
+        if show and entry["caught"]:
+            print(f"\n{entry['message']}\n")
+    caught = [entry for entry in faults if entry["caught"]]
     if caught:
-        median = statistics.median(one["examples"] for one in caught)
-        quick = sum(one["profile"] == "quick" for one in caught)
+        median = statistics.median(entry["examples"] for entry in caught)
+        quick = sum(entry["profile"] == "quick" for entry in caught)
         counts = f"{len(caught)} of {len(faults)} faults caught, {quick} of them under quick"
         print(f"\n{counts}; examples to the first failure: median {median:g}")
     if benign:
         print("\n| benign variant | what it changes | flagged |")
         print("|---|---|---|")
-    for one in benign:
-        print(f"| {one['name']} | {one['sentence']} | {'**by ' + one['by'] + '**' if one['caught'] else 'no'} |")
-        if show and one["caught"]:
-            print(f"\n{one['message']}\n")
+    for entry in benign:
+        print(
+            f"| {entry['name']} | {entry['sentence']} | {'**by ' + entry['by'] + '**' if entry['caught'] else 'no'} |"
+        )
+        if show and entry["caught"]:
+            print(f"\n{entry['message']}\n")
 
 
 def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
     if as_object:
-        faults = [about(one) for one in chosen if isinstance(one, Fault)]
-        print(json.dumps({"faults": faults, "benign": [about(one) for one in chosen if isinstance(one, Variant)]}))
+        faults = [about(entry) for entry in chosen if isinstance(entry, Fault)]
+        print(
+            json.dumps({"faults": faults, "benign": [about(entry) for entry in chosen if isinstance(entry, Variant)]})
+        )
         return
-    for one in chosen:
-        seen = f" ({', '.join(one.seen_in)})" if isinstance(one, Fault) and one.seen_in else ""
-        print(f"{one.section if isinstance(one, Fault) else '-'}  {one.name}\n     {one.sentence}{seen}")
+    for entry in chosen:
+        seen = f" ({', '.join(entry.seen_in)})" if isinstance(entry, Fault) and entry.seen_in else ""
+        print(f"{entry.section if isinstance(entry, Fault) else '-'}  {entry.name}\n     {entry.sentence}{seen}")
 
 
 def add_faults(commands: Commands) -> None:
@@ -117,12 +123,18 @@ def add_faults(commands: Commands) -> None:
         commands,
         "faults",
         run_faults,
-        "put real engines' bugs into this one, and see the property suite catch them",
+        "inject bugs of real engines into this entry, and check that the property suite catches them",
         "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
         model=False,
     )
-    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all of both)")
-    parser.add_argument("--profile", choices=PROFILES, default="ci", help="examples of each property (ci)")
-    parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--list", action="store_true", help="print what each is, and run nothing")
-    parser.add_argument("--show", action="store_true", help="print also how each was caught: example and script")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
+    parser.add_argument("--profile", choices=PROFILES, default="ci", help="how many examples of each property (ci)")
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes at a time (as many as there are cores)",
+    )
+    parser.add_argument("--list", action="store_true", help="describe each, and run nothing")
+    parser.add_argument("--show", action="store_true", help="also print how each was caught: example and script")
