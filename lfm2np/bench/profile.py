@@ -14,9 +14,9 @@ from lfm2np.bench.sides import cells
 from lfm2np.bench.sides.cells import PREFILL
 from lfm2np.bench.sides.profile_side import BY_REQUEST, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
 
-SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
+SHARES = {ratio.side: ratio for ratio in RATIOS if ratio.other in FLOORS}
 CORES = (4, 16, 64)
-CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]
+CELLS = [cell for cell in cells.CELLS if all(share.target(cell) for share in SHARES.values())]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,14 @@ def product_lines(products: Sequence[Mapping[str, Any]]) -> list[str]:
     """How long each way to compute a product took at the least; none where nothing was looked for."""
     if not products:
         return []
-    ways = sorted({way for one in products for way in one["seconds"]})
+    ways = sorted({way for product in products for way in product["seconds"]})
     rows = [["outputs x inputs", "slices", "rows up to", *ways]]
-    for one in sorted(products, key=lambda one: (one["rows"], one["outputs"], one["inputs"], one["slices"])):
-        times = (one["seconds"].get(way) for way in ways)
+    for product in sorted(products, key=lambda one: (one["rows"], one["outputs"], one["inputs"], one["slices"])):
+        times = (product["seconds"].get(way) for way in ways)
         shown = ("-" if seconds is None else f"{1000 * seconds:.2f}" for seconds in times)
-        rows.append([f"{one['outputs']} x {one['inputs']}", str(one["slices"]), str(one["rows"]), *shown])
+        rows.append(
+            [f"{product['outputs']} x {product['inputs']}", str(product["slices"]), str(product["rows"]), *shown]
+        )
     return ["", "milliseconds of a product by each way, the least; the fastest is taken", table.columns(rows)]
 
 

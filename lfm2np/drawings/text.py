@@ -29,7 +29,7 @@ def plan(run: Run, step: Step) -> str:
         f"{counted(len(step.entries), 'request')}"
     ]
     for entry in step.entries:
-        ids = " ".join(visible(run.word(one)) for one in entry.token_ids[:8])
+        ids = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids[:8])
         more = " ..." if len(entry.token_ids) > 8 else ""
         drafts = f", {entry.num_drafts} drafts" if entry.num_drafts else ""
         told = step.tokens.get(entry.request_id, ())
@@ -49,13 +49,13 @@ def experts(step: Step) -> str:
     layers = routes(step)
     if not layers:
         return ""
-    width = len(str(max(layers[0].num_experts - 1, *(max(one.rows) for one in layers))))
+    width = len(str(max(layers[0].num_experts - 1, *(max(layer.rows) for layer in layers))))
     names = " ".join(f"{expert:>{width}}" for expert in range(layers[0].num_experts))
     lines = ["rows of each expert, . none", f"  {'':<10} {names}"]
-    for one in layers:
-        counts = " ".join(f"{count or '.':>{width}}" for count in one.rows)
-        told = f"{counted(one.num_read, 'expert')} for {counted(one.num_choices, 'choice')}"
-        lines.append(f"  {f'block {one.layer}':<10} {counts}  {told}")
+    for layer in layers:
+        counts = " ".join(f"{count or '.':>{width}}" for count in layer.rows)
+        told = f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}"
+        lines.append(f"  {f'block {layer.layer}':<10} {counts}  {told}")
     return "\n".join(lines)
 
 

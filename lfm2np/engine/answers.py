@@ -27,7 +27,7 @@ def answer_step(
     """
     answers: dict[str, Answer] = {}
     errors: dict[str, Lfm2npError] = dict(result.errors)
-    for entry in (one.entry for one in result.segments):
+    for entry in (segment.entry for segment in result.segments):
         rows = result.logits.get(entry.request_id)
         if entry.request_id in errors or rows is None:
             continue

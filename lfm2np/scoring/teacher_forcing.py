@@ -64,10 +64,10 @@ def score_batch(
     following = np.array([token for ids in sequences for token in ids[1:]], np.int64)
     columns, overflows = score_rows(weights, numerics, states, following)
     found: list[Columns | NumericsError] = []
-    for one in runs:
-        rows = range(one.rows.start, one.rows.stop)
-        error = one.error or overflow(overflows, rows, numerics)
-        found.append(error or {name: values[one.rows].copy() for name, values in columns.items()})
+    for run in runs:
+        rows = range(run.rows.start, run.rows.stop)
+        error = run.error or overflow(overflows, rows, numerics)
+        found.append(error or {name: values[run.rows].copy() for name, values in columns.items()})
     return found
 
 

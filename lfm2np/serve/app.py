@@ -151,7 +151,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 async def tokenizer_info(service: Service, request: Request) -> Response:
     """As vLLM's; lm-evaluation-harness takes a server's own tokenizer if it is told this."""
     require_tokenizer(service.model)
-    eos = [token_name(service.model, one) for one in service.model.config.eos_token_ids]
+    eos = [token_name(service.model, eos_token_id) for eos_token_id in service.model.config.eos_token_ids]
     chat = service.model.tokenizer.chat
     told = TokenizerTold(
         bos_token=chat.special_tokens["bos_token"] or None, eos_token=next(iter(eos), None), chat_template=chat.template

@@ -100,13 +100,13 @@ def compute(
     shards = cut(missing, sizes, place.max_num_batched_tokens)
     began = time.perf_counter()
 
-    def keep(number: int, found: list[Any]) -> None:
+    def keep(number: int, computed: list[Any]) -> None:
         nonlocal done
         indices = shards[number]
-        for index, result in zip(indices, found, strict=True):
+        for index, result in zip(indices, computed, strict=True):
             results[index] = result
         if record:
-            record.extend(work.kind, [items[index] for index in indices], found)
+            record.extend(work.kind, [items[index] for index in indices], computed)
         done += sum(sizes[index] for index in indices)
         place.num_tokens += sum(sizes[index] for index in indices)
         if progress:

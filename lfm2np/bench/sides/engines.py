@@ -40,11 +40,13 @@ def random_step(model: LoadedModel, plan: BatchPlan, entries: Entries) -> StepRe
     convolutions = config.layer_types.count("conv")
     logits: dict[str, Array] = {}
     segments: list[Segment] = make_segments(plan)
-    for index, one in enumerate(segments):
-        count = len(one.entry.token_ids)
-        one.entries = [tuple(array[:count] for array in layer) for layer in entries]
-        one.windows = [np.ones((config.conv_L_cache - 1 + count, config.hidden_size), np.float32)] * convolutions
-        rows = logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
+    for index, segment in enumerate(segments):
+        count = len(segment.entry.token_ids)
+        segment.entries = [tuple(array[:count] for array in layer) for layer in entries]
+        segment.windows = [np.ones((config.conv_L_cache - 1 + count, config.hidden_size), np.float32)] * convolutions
+        rows = logits[segment.entry.request_id] = np.zeros(
+            (segment.entry.stop - segment.entry.first_logits, config.vocab_size)
+        )
         rows[:, 997 * index % config.vocab_size] = 1.0
     return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)
 

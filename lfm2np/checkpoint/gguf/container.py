@@ -97,7 +97,7 @@ def open_container(path: Path) -> Container:
     count = _split_number(path, first.keys, "split.count", 1)
     if count == 1:
         return first
-    found = [first, *(_open_file(one) for one in _split_paths(path, first.keys, count)[1:])]
+    found = [first, *(_open_file(split_path) for split_path in _split_paths(path, first.keys, count)[1:])]
     tensors: dict[str, StoredTensor] = {}
     for number, one in enumerate(found):
         where = one.paths[0]
@@ -233,22 +233,22 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
     alignment = _alignment(header)
     start = _padded(header.at, alignment)
     expected, tensors = 0, dict[str, StoredTensor]()
-    for name, one in entries.items():
-        begin = start + one.offset
-        if one.offset != expected:
+    for name, entry in entries.items():
+        begin = start + entry.offset
+        if entry.offset != expected:
             raise CheckpointError(
-                f"{path}: {plain(name)}: offset {one.offset}, expected {expected}, behind the tensor before it, "
+                f"{path}: {plain(name)}: offset {entry.offset}, expected {expected}, behind the tensor before it, "
                 f"padded to {alignment} bytes"
             )
-        if begin + one.num_bytes > len(header.content):
+        if begin + entry.num_bytes > len(header.content):
             raise CheckpointError(
-                f"{path}: {plain(name)}: {one.dtype} in bytes {begin} to {begin + one.num_bytes}, expected at most "
+                f"{path}: {plain(name)}: {entry.dtype} in bytes {begin} to {begin + entry.num_bytes}, expected at most "
                 f"{len(header.content)}, the file's size (truncated)"
             )
-        expected += _padded(one.num_bytes, alignment)
-        content = header.content[begin : begin + one.num_bytes]  # bytes, as which quantised tensors stay
-        values = content if one.dtype in QUANTISED else content.view(DTYPES[one.dtype])
-        tensors[name] = StoredTensor(name, one.dtype, values.reshape(one.stored_shape), str(path))
+        expected += _padded(entry.num_bytes, alignment)
+        content = header.content[begin : begin + entry.num_bytes]  # bytes, as which quantised tensors stay
+        values = content if entry.dtype in QUANTISED else content.view(DTYPES[entry.dtype])
+        tensors[name] = StoredTensor(name, entry.dtype, values.reshape(entry.stored_shape), str(path))
     return tensors
 
 

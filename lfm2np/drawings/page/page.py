@@ -133,13 +133,13 @@ def player(name: str, views: Sequence[View]) -> Markup:
 
 def patterns() -> Markup:
     """Fills that stay apart in grey and on paper."""
-    made = []
+    fills = []
     for index in range(NUM_COLOURS):
         angle = (0, 45, 90, 135)[index % 4]
         gap = 5 if index < 4 else 3
         stripe = element("rect", width=gap, height=1.2, class_="stripe")
         ground = element("rect", width=gap, height=gap, class_=f"ground g{index}")
-        made.append(
+        fills.append(
             element(
                 "pattern",
                 ground,
@@ -152,7 +152,7 @@ def patterns() -> Markup:
             )
         )
     hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")
-    made.append(
+    fills.append(
         element(
             "pattern",
             hatch,
@@ -163,4 +163,4 @@ def patterns() -> Markup:
             patternTransform="rotate(45)",
         )
     )
-    return element("svg", element("defs", joined(made)), width=0, height=0, class_="defs", aria_hidden="true")
+    return element("svg", element("defs", joined(fills)), width=0, height=0, class_="defs", aria_hidden="true")

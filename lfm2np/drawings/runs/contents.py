@@ -28,7 +28,7 @@ def contents(run: Run) -> Iterator[Contents]:
             if pair is not None:
                 tokens[pair[1]] = dict(tokens.get(pair[0], {}))
         written = set() if step.abandoned else write(tokens, step, size)
-        yield Contents({block: dict(one) for block, one in tokens.items() if block >= 0}, frozenset(written))
+        yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
 
 
 def write(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:

@@ -48,11 +48,11 @@ def copy(cells: Cells, source: int, destination: int, size: int) -> None:
 
 def write(cells: Cells, step: Step, size: int) -> None:
     """The step's tokens but rejected drafts, which are not written."""
-    for one in step.operations:
-        if one["operation"] != "cache_entries":
+    for operation in step.operations:
+        if operation["operation"] != "cache_entries":
             continue
-        own, first = cells.setdefault(one["layer"], {}), 0
-        keys, values = one["inputs"]["keys"]["values"], one["inputs"]["values"]["values"]
+        own, first = cells.setdefault(operation["layer"], {}), 0
+        keys, values = operation["inputs"]["keys"]["values"], operation["inputs"]["values"]["values"]
         for entry in step.entries:
             for index in range(num_kept(step, entry)):
                 block, place = divmod(entry.start + index, size)

@@ -133,7 +133,8 @@ def chart(run: Run, step: Step, states: dict[str, list[Moment]], layer: Routes) 
 def rows_table(step: Step, layers: list[Routes]) -> Markup:
     head = ["block", *range(layers[0].num_experts), "choices", "experts read"]
     rows = [
-        [f"block {one.layer}", *(count or "" for count in one.rows), one.num_choices, one.num_read] for one in layers
+        [f"block {layer.layer}", *(count or "" for count in layer.rows), layer.num_choices, layer.num_read]
+        for layer in layers
     ]
     return table(f"Step {step.number}: rows of each expert", head, rows, class_="rows")
 
@@ -142,8 +143,8 @@ def decodes_table(found: list[Reading], first: Routes, per_token: int) -> Markup
     """Steps that only decode, of one block on average."""
     rows = []
     for tokens, steps in by_decodes(found).items():
-        layers = sum(one.num_layers for one in steps)
-        read = sum(one.read for one in steps) / layers
+        layers = sum(step.num_layers for step in steps)
+        read = sum(step.read for step in steps) / layers
         evenly = read_evenly(first.num_experts, per_token, tokens)
         rows.append(
             [tokens, len(steps), tokens * per_token, number(read, 3), number(evenly, 3), number(read / tokens, 3)]

@@ -91,7 +91,7 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
 
 def labels_of(run: Run, step: Step) -> LabelsOf:
     """How the rows of an operation are named: by their tokens, those of an expert by the tokens that chose it."""
-    tokens, layers = row_labels(run, step), {one.layer: one for one in routes(step)}
+    tokens, layers = row_labels(run, step), {route.layer: route for route in routes(step)}
 
     def labels(one: Operation) -> list[str]:
         return [tokens[row] for row in layers[one["layer"]].tokens_of(one["expert"])] if "expert" in one else tokens
@@ -102,31 +102,35 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
 def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
     """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
-    layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
-    sparse = {one["layer"] for one in operations if one["operation"] == "best"}
+    layers = {
+        operation["layer"]: kinds[operation["operation"]] for operation in operations if operation["operation"] in kinds
+    }
+    sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
     first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
-    made = [("Before the blocks", [one for one in operations if one["operation"] == "embed"])]
+    made = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
-            made.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
+            made.append(
+                (f"Block {layer}: {kind}", [operation for operation in operations if operation["layer"] == layer])
+            )
     if sparse and not sparse & set(first):
-        own = [one for one in operations if one["layer"] == min(sparse)]
+        own = [operation for operation in operations if operation["layer"] == min(sparse)]
         start = next(index for index, one in enumerate(own) if one["name"] == "ffn_norm")
         made.append((f"Block {min(sparse)}, its second half: mixture of experts", own[start:]))
-    after = [one for one in operations if one["layer"] is None and one["operation"] != "embed"]
+    after = [operation for operation in operations if operation["layer"] is None and operation["operation"] != "embed"]
     return [*made, ("After the blocks", after)]
 
 
 def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
     """Calls of one line of code, one a request or an expert, together."""
     found: list[list[Operation]] = []
-    for one in operations:
-        same = next((g for g in found if several(one) and what(g[0]) == what(one)), None)
+    for operation in operations:
+        same = next((g for g in found if several(operation) and what(g[0]) == what(operation)), None)
         if same is None:
-            found.append([one])
+            found.append([operation])
         else:
-            same.append(one)
+            same.append(operation)
     return found
 
 
@@ -184,6 +188,6 @@ def shares(step: Step, known: Sequence[str]) -> Markup:
     """How many calls each class takes in this step."""
     rows = []
     for name in known:
-        mine = [one for one in step.operations if one["class"] == name]
+        mine = [operation for operation in step.operations if operation["class"] == name]
         rows.append([name, len(mine), f"{sum(one['output']['shape'][0] for one in mine):,}"])
     return table("All blocks of this step", ["class", "calls", "rows in all"], rows)

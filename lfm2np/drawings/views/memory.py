@@ -176,12 +176,12 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
         if step.operations and step.entries:
             token = state = 0
             count = len(step.entries)
-            for one in step.operations:
-                if one["operation"] == "cache_entries":
-                    shape = one["inputs"]["keys"]["shape"]
+            for operation in step.operations:
+                if operation["operation"] == "cache_entries":
+                    shape = operation["inputs"]["keys"]["shape"]
                     token += 2 * shape[1] * shape[2]
-                elif one["operation"] == "convolve":
-                    shape = one["inputs"]["history"]["shape"]
+                elif operation["operation"] == "convolve":
+                    shape = operation["inputs"]["history"]["shape"]
                     state += shape[0] * shape[1]
             return token, state // count
     return None

@@ -36,7 +36,10 @@ class Stage:
         if len(self.run.requests) > 1:
             return row_labels(self.run, self.step)
         (entry,) = self.step.entries
-        return [f"{entry.start + index} {visible(self.run.word(one))}" for index, one in enumerate(entry.token_ids)]
+        return [
+            f"{entry.start + index} {visible(self.run.word(token_id))}"
+            for index, token_id in enumerate(entry.token_ids)
+        ]
 
     @property
     def starts(self) -> list[int]:
@@ -278,10 +281,10 @@ def scores_of(
 
 
 def softmax(scores: Sequence[float | None]) -> list[float | None]:
-    known = [one for one in scores if one is not None]
+    known = [score for score in scores if score is not None]
     largest = max(known)
     total = math.fsum(math.exp(one - largest) for one in known)
-    return [None if one is None else rounded(math.exp(one - largest) / total) for one in scores]
+    return [None if score is None else rounded(math.exp(score - largest) / total) for score in scores]
 
 
 def rounded(value: float) -> float:

@@ -25,7 +25,7 @@ def positions(run: Run, player: str = "hand") -> View:
 
 
 def of_step(run: Run, step: Step) -> Markup:
-    rotations = [one for one in step.operations if one["operation"] == "rotate"]
+    rotations = [operation for operation in step.operations if operation["operation"] == "rotate"]
     cosines = rotations[0]["inputs"]["cos"]["values"] if rotations else []
     sines = rotations[0]["inputs"]["sin"]["values"] if rotations else []
     rows, index = [], 0

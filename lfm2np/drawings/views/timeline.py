@@ -132,10 +132,10 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
     rows = []
     for step in run.steps:
         shares = [
-            f"{LETTERS[one[step.number].state]}{one[step.number].tokens or ''}"
-            if one[step.number].state in LETTERS
+            f"{LETTERS[state[step.number].state]}{state[step.number].tokens or ''}"
+            if state[step.number].state in LETTERS
             else ""
-            for one in states.values()
+            for state in states.values()
         ]
         rows.append([step.number, step.num_tokens, *shares, *after(step)])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)

@@ -59,7 +59,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
     channel = int(max(range(hidden), key=lambda one: abs(taps[one]).sum() + (abs(made[one]) > 0)))
     history = [row[channel] for row in convolved["inputs"]["history"]["values"]]
     u, mixed = convolved["inputs"]["u"]["values"][0], convolved["output"]["values"][0]
-    logits = [one for one in step.operations if one["name"] == "lm_head"][-1]["output"]["values"][-1]
+    logits = [operation for operation in step.operations if operation["name"] == "lm_head"][-1]["output"]["values"][-1]
     best = max(range(len(logits)), key=lambda token: (logits[token], -token))
     column = [*history, u[channel]]
     told = [f"\u201c{visible(run.word(token))}\u201d {number(value, 3)}" for token, value in enumerate(logits)]

@@ -46,7 +46,7 @@ def of_a_router(run: Run) -> list[Task]:
     token = row_labels(run, found.step)[found.row]
     chosen = " and ".join(map(str, found.chosen))
     own = ", ".join(number(found.scores[expert], 3) for expert in found.chosen)
-    told = ", ".join(number(one, 3) for one in found.weights)
+    told = ", ".join(number(weight, 3) for weight in found.weights)
     biased = found.scores != found.preferred
     plus, without = (" plus the bias", " (without the bias)") if biased else ("", "")
     rule = "Each is divided by their sum" if found.rule["normalised"] else "They stay as they are"
@@ -98,7 +98,11 @@ def routed(run: Run) -> Iterator[Routed]:
     """Tokens whose scores are all in the trace."""
     for step in run.steps:
         for layer in routes(step):
-            mine = {one["operation"]: one for one in reversed(step.operations) if one["layer"] == layer.layer}
+            mine = {
+                operation["operation"]: operation
+                for operation in reversed(step.operations)
+                if operation["layer"] == layer.layer
+            }
             scores, weights = mine["sigmoid"]["output"]["values"], mine["shares"]["output"]["values"]
             preferred = mine["best"]["inputs"]["preferred"]["values"]
             for row, chosen in enumerate(layer.chosen):

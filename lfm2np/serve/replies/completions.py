@@ -133,9 +133,11 @@ def add_logprobs(
     told: Logprobs, texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
 ) -> None:
     """The `count` most likely tokens, and the chosen one whether it is among them or not."""
-    for token_id, one in zip(token_ids, logprobs, strict=True):
+    for token_id, logprob in zip(token_ids, logprobs, strict=True):
         told["text_offset"].append(texts.push(token_id))
         told["tokens"].append(texts.name(token_id))
-        told["token_logprobs"].append(None if one is None else one.logprob)
-        every = {} if one is None else {**dict(one.top[:count]), one.token_id: one.logprob}
-        told["top_logprobs"].append(None if one is None else {texts.name(key): value for key, value in every.items()})
+        told["token_logprobs"].append(None if logprob is None else logprob.logprob)
+        every = {} if logprob is None else {**dict(logprob.top[:count]), logprob.token_id: logprob.logprob}
+        told["top_logprobs"].append(
+            None if logprob is None else {texts.name(key): value for key, value in every.items()}
+        )

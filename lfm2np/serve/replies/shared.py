@@ -128,8 +128,8 @@ def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage
     new = sum(len(sample.token_ids) for output in every for sample in output.outputs) if counts_new else 0
     usage: Usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
     metrics = [output.metrics for output in every if output.metrics is not None]
-    if not any(one.preemptions for one in metrics):
-        usage["prompt_tokens_details"] = {"cached_tokens": sum(one.cached_tokens for one in metrics)}
+    if not any(sample.preemptions for sample in metrics):
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(sample.cached_tokens for sample in metrics)}
     return usage
 
 
