@@ -93,8 +93,8 @@ class TraceWriter:
 
     def detail(self, operations: Sequence[Mapping[str, Any]], texts: Mapping[int, str]) -> None:
         """Behind a step: what it computed, and the texts of tokens that no earlier line told."""
-        told = {str(token_id): text for token_id, text in texts.items()}
-        self._write({"kind": "detail", "operations": operations, "texts": told})
+        texts_by_id = {str(token_id): text for token_id, text in texts.items()}
+        self._write({"kind": "detail", "operations": operations, "texts": texts_by_id})
 
     def end(self) -> None:
         """No line comes after it: a trace without it was cut off."""

@@ -82,9 +82,9 @@ def ratio_lines(cells: Sequence[CellTimes]) -> list[str]:
     if not chosen:
         return []
     heads = [[""], [""]]
-    for one in chosen:
-        heads[0].append(one.other)
-        heads[1].append(f"/ {one.side}")
+    for ratio in chosen:
+        heads[0].append(ratio.other)
+        heads[1].append(f"/ {ratio.side}")
     rows = [
         [times.cell.name, *(ratio_text(ratio, times.cell, ratio_of(ratio, times.seconds)) for ratio in chosen)]
         for times in cells
@@ -93,11 +93,11 @@ def ratio_lines(cells: Sequence[CellTimes]) -> list[str]:
     return [title, columns([*heads, *rows])]
 
 
-def ratio_text(one: Ratio, cell: Cell, found: Spread | None) -> str:
+def ratio_text(ratio: Ratio, cell: Cell, found: Spread | None) -> str:
     """ "1.42 (1.38-1.45) 1.3", the last being the target."""
     if found is None:
         return LACKING
-    target = one.target(cell)
+    target = ratio.target(cell)
     goal = "" if target is None else f" {target:g}{SHORT if found.median < target else ''}"
     return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f}){goal}"
 

@@ -32,8 +32,8 @@ def plan(run: Run, step: Step) -> str:
         ids = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids[:8])
         more = " ..." if len(entry.token_ids) > 8 else ""
         drafts = f", {entry.num_drafts} drafts" if entry.num_drafts else ""
-        told = step.tokens.get(entry.request_id, ())
-        said = f" -> {' '.join(visible(run.word(one)) for one in told)}" if told else ""
+        tokens = step.tokens.get(entry.request_id, ())
+        said = f" -> {' '.join(visible(run.word(one)) for one in tokens)}" if tokens else ""
         places = f"{entry.start}" if entry.stop == entry.start + 1 else f"{entry.start}-{entry.stop - 1}"
         lines.append(
             f"  {visible(entry.request_id):<12} positions {places:<9} slot {entry.slot}{drafts}  {ids}{more}{said}"
@@ -54,8 +54,8 @@ def experts(step: Step) -> str:
     lines = ["rows of each expert, . none", f"  {'':<10} {names}"]
     for layer in layers:
         counts = " ".join(f"{count or '.':>{width}}" for count in layer.rows)
-        told = f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}"
-        lines.append(f"  {f'block {layer.layer}':<10} {counts}  {told}")
+        text = f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}"
+        lines.append(f"  {f'block {layer.layer}':<10} {counts}  {text}")
     return "\n".join(lines)
 
 
@@ -95,11 +95,11 @@ def sign_of(names: Sequence[str], name: str) -> str:
 
 
 def key(names: Sequence[str]) -> str:
-    told = [
+    parts = [
         visible(name) if visible(name) == sign_of(names, name) else f"{sign_of(names, name)} {visible(name)}"
         for name in names[:12]
     ]
-    return ", ".join(told) + (", ..." if len(names) > 12 else "")
+    return ", ".join(parts) + (", ..." if len(names) > 12 else "")
 
 
 def painted(sign: str, index: int, colour: bool) -> str:

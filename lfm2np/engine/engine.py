@@ -292,7 +292,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _bookkeeping(self) -> Iterator[None]:
-        """A refusal or an error of the trace file leaves the engine usable; an interrupt does not: the trace may lag."""
+        """A refusal or an error of the trace file leaves the engine usable; an interrupt does not: traces may lag."""
         self._doing = BOOKKEEPING
         try:
             yield
@@ -312,8 +312,8 @@ class Engine:
     def _report(self, answers: dict[str, Answer]) -> None:
         if self._on_logits:
             for name, answer in answers.items():
-                for one in answer.drawn:
-                    self._on_logits(name, one.position, one.row, one.token_id)
+                for drawn in answer.drawn:
+                    self._on_logits(name, drawn.position, drawn.row, drawn.token_id)
 
     def _propose(self, plan: BatchPlan) -> tuple[dict[str, tuple[int, ...]], Proposals]:
         """The drafts to compute with, and all that the drafter said."""

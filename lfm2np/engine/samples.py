@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def token_ids(self) -> list[int]:
-        return [one.token_id for one in self.drawn]
+        return [drawn.token_id for drawn in self.drawn]
 
 
 @dataclass(eq=False)

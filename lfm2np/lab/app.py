@@ -115,9 +115,9 @@ def sentence(status: int, text: str) -> Response:
 async def not_served(request: Request, problem: Exception) -> Response:
     """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
-    told = sentence(problem.status_code, f"{request.method} {request.url.path[:200]!r}: the page is at /")
-    told.headers.update(problem.headers or {})
-    return told
+    message = sentence(problem.status_code, f"{request.method} {request.url.path[:200]!r}: the page is at /")
+    message.headers.update(problem.headers or {})
+    return message
 
 
 async def failed(request: Request, problem: Exception) -> Response:

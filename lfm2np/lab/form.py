@@ -96,7 +96,7 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             _, least, most = ROW_NUMBERS[field]
             text = str(defaults[field]) if text is None else text
             more = {"inputmode": "numeric", "size": 3, "title": f"{least} to {most}"}
-        made = element(
+        control = element(
             "input",
             type="text",
             id=identity,
@@ -109,8 +109,8 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             **marks(identity, problems),
         )
         narrow = element("span", f"{HEADS[len(fields)]} ", class_="narrow", aria_hidden="true")
-        fields.append(element("td", narrow, made, told_problem(identity, problems)))
-    answers = [element("td", one) for one in answer_of(name, outcome)]
+        fields.append(element("td", narrow, control, told_problem(identity, problems)))
+    answers = [element("td", cell) for cell in answer_of(name, outcome)]
     return element(
         "tr", element("th", swatch, scope="row", aria_label=f"request {name}"), fields, answers, class_="asked"
     )
@@ -133,8 +133,8 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 def default(name: str) -> str:
     """Of one of LABELS, as a form sends it."""
-    own = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
-    return told(getattr(DEFAULT, own))
+    setting = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
+    return told(getattr(DEFAULT, setting))
 
 
 def given(name: str, typed: Typed) -> str:
@@ -146,7 +146,7 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
     if name in NUMBERS:
         _, least, most = NUMBERS[name]
         range_ = f"{least} to {most}"
-        made = element(
+        control = element(
             "input",
             type="text",
             inputmode="numeric",
@@ -160,11 +160,11 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
         )
     else:
         known = CHOICES[name][1] if name in CHOICES else ON_OFF
-        made = select(name, known, given(name, typed), problems)
+        control = select(name, known, given(name, typed), problems)
     return element(
         "div",
         element("label", label, for_=name),
-        made,
+        control,
         element("small", about),
         told_problem(name, problems),
         class_="field",

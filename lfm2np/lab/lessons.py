@@ -202,4 +202,4 @@ SIX = Lesson(
     judge=checks.steps_saved,
 )
 
-LESSONS: Mapping[int, Lesson] = {one.number: one for one in (ONE, TWO, THREE, FOUR, FIVE, SIX)}
+LESSONS: Mapping[int, Lesson] = {lesson.number: lesson for lesson in (ONE, TWO, THREE, FOUR, FIVE, SIX)}

@@ -138,9 +138,10 @@ def summary(outcome: Outcome | None) -> str:
     drafts = f", {counted(settings.drafts, 'draft')}" if settings.drafts else ""
     cache = "" if settings.prefix_caching else ", no prefix cache"
     fault = f", broken: {settings.fault}" if settings.fault else ""
+    blocks = f"{settings.num_blocks} blocks of {settings.block_size}"
     return (
-        f"The run: {counted(len(settings.requests), 'request')}, {settings.policy}, "
-        f"{settings.num_blocks} blocks of {settings.block_size}, {budget}, {counted(settings.slots, 'slot')}{drafts}{cache}{fault}"
+        f"The run: {counted(len(settings.requests), 'request')}, {settings.policy}, {blocks}, {budget}, "
+        f"{counted(settings.slots, 'slot')}{drafts}{cache}{fault}"
     )
 
 

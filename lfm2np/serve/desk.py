@@ -83,12 +83,12 @@ class Desk:
             self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _deliver(self, news: Sequence[tuple[str, Told]]) -> None:
-        for name, told in news:
+        for name, event in news:
             call = self._calls.get(name)
             if call is not None:
-                call.told[name] = told
+                call.told[name] = event
                 call.is_new.set()
-                if has_ended(told):
+                if has_ended(event):
                     del self._calls[name]
 
 

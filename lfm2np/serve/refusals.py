@@ -35,6 +35,8 @@ def refusal_of(problem: ValidationError) -> Refusal:
     if errors[0]["type"] == "extra_forbidden":
         path = ".".join(map(str, errors[0]["loc"]))[:200]
         return Refusal(400, f"{path}: unknown field", path)
-    told = dict.fromkeys(error["msg"][:1].lower() + error["msg"][1:] for error in errors if error["loc"][:1] == where)
+    messages = dict.fromkeys(
+        error["msg"][:1].lower() + error["msg"][1:] for error in errors if error["loc"][:1] == where
+    )
     name = str(where[0]) if where else "the body"
-    return Refusal(400, f"{name}: {', or '.join(list(told)[:4])}", name if where else None)
+    return Refusal(400, f"{name}: {', or '.join(list(messages)[:4])}", name if where else None)

@@ -97,7 +97,7 @@ def decoding_engine(model: LoadedModel, requests: int, context: int, steps: int,
     """
     engine = make_engine(model, requests, context + steps)
     cache = engine.cache
-    for array in (cache.states, cache.checkpoints, *(one for layer in cache.blocks for one in layer)):
+    for array in (cache.states, cache.checkpoints, *(entries for layer in cache.blocks for entries in layer)):
         array.fill(0)
     for index in range(requests):
         engine.add_request(str(index), random_prompt(model, context, index), greedy(steps + 1))

@@ -113,9 +113,9 @@ def _whole(
     used.add(name)
     scales = f"{module}.scales"
     if settings is None or scales not in tensors:
-        own = settings.modules.get(module) if settings else None
-        if own is not None or (settings and weight.dtype == "U32"):
-            told = own.key if own else f"dtype {weight.dtype}"
+        grouping = settings.modules.get(module) if settings else None
+        if grouping is not None or (settings and weight.dtype == "U32"):
+            told = grouping.key if grouping else f"dtype {weight.dtype}"
             raise CheckpointError(f"{weight.source}: missing {scales} beside {name}, expected it from {told}")
         return _taps(weight, dims)
     form = settings.of(module)

@@ -107,13 +107,13 @@ def array_of(matrix: Matrix) -> Array:
 
 
 def entry_of(name: str, grid: Grid | None, array: Array, begin: int) -> dict[str, Any]:
-    told = None if grid is None else {**asdict(grid), "columns": grid.columns.tolist()}
+    fields = None if grid is None else {**asdict(grid), "columns": grid.columns.tolist()}
     hashes = chunk_hashes(bytes_of(array))
     return {
         "name": name,
         "dtype": array.dtype.name,
         "shape": array.shape,
-        "grid": told,
+        "grid": fields,
         "begin": begin,
         "sha256": hashes,
     }

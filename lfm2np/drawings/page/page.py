@@ -114,8 +114,8 @@ def player(name: str, views: Sequence[View]) -> Markup:
         element(
             "div",
             [
-                element("button", text, type="button", class_=kind, aria_label=f"{told} {what}")
-                for kind, text, told in BUTTONS
+                element("button", text, type="button", class_=kind, aria_label=f"{label} {what}")
+                for kind, text, label in BUTTONS
             ],
             class_="buttons",
         ),

@@ -67,7 +67,7 @@ def short_names(names: Iterable[str], most: int = 2) -> dict[str, str]:
     """Something for a small square: the name (of a sample without its #) where it is short, else its number from 1."""
     chosen = list(names)
     short = {name: visible(name.replace("#", "")) for name in chosen}
-    if all(len(one) <= most for one in short.values()) and len(set(short.values())) == len(chosen):
+    if all(len(text) <= most for text in short.values()) and len(set(short.values())) == len(chosen):
         return short
     return {name: str(index) for index, name in enumerate(chosen, start=1)}
 

@@ -38,9 +38,9 @@ def write(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple
         for index in range(num_kept(step, entry)):
             number, place = divmod(entry.start + index, size)
             block = entry.block_table[number]
-            own = tokens.setdefault(block, {})
-            for later in [one for one in own if one >= place]:  # of its last owner
-                del own[later]
-            own[place] = entry.token_ids[index]
+            slots = tokens.setdefault(block, {})
+            for later in [one for one in slots if one >= place]:  # of its last owner
+                del slots[later]
+            slots[place] = entry.token_ids[index]
             written.add((block, place))
     return written

@@ -65,9 +65,9 @@ def layer_naming_experts(index: int, layer: LayerWeights, names: Names) -> Layer
 
 def naming(index: int, mixture: MixtureWeights, names: Names) -> Callable[[int], FeedForwardWeights]:
     def expert(number: int) -> FeedForwardWeights:
-        made = mixture.expert(number)
-        for name, weight in matrices(f"feed_forward.experts.{number}", made).items():
+        expert_weights = mixture.expert(number)
+        for name, weight in matrices(f"feed_forward.experts.{number}", expert_weights).items():
             names[id(weight)] = Named(index, name, number)
-        return made
+        return expert_weights
 
     return expert

@@ -23,7 +23,7 @@ class Routes:
     @property
     def rows(self) -> list[int]:
         """For each expert the number of tokens that chose it: the rows of its product."""
-        return [sum(expert in own for own in self.chosen) for expert in range(self.num_experts)]
+        return [sum(expert in experts for experts in self.chosen) for expert in range(self.num_experts)]
 
     @property
     def num_choices(self) -> int:
@@ -33,7 +33,7 @@ class Routes:
     @property
     def num_read(self) -> int:
         """How many experts' weights the layer reads."""
-        return len({expert for own in self.chosen for expert in own})
+        return len({expert for experts in self.chosen for expert in experts})
 
     def tokens_of(self, expert: int) -> list[int]:
         """The rows of the step that it computes."""

@@ -74,11 +74,11 @@ def batching(run: Run, player: str = "hand") -> View:
 
 def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
     total = outcome.rows + (outcome.padding if rectangles else 0)
-    told = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
+    text = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
     more = len(outcome.passes) - len(fitting(outcome))
     return element(
         "div",
-        element("h3", title, " ", element("small", f"(policy {policy}): {told}")),
+        element("h3", title, " ", element("small", f"(policy {policy}): {text}")),
         scrolled(chart(run, outcome, title, rectangles), title),
         element("p", f"{counted(more, 'step')} more at the right are not drawn.") if more else None,
     )
@@ -115,8 +115,8 @@ def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
         x += width + GAP
         for name in computed.shares:
             outputs[name] += number - run.requests[name].arrival >= outcome.first[name]
-    told = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
-    return figure(f"{title}: the cells of every step", told, x + 8, height, shapes)
+    text = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
+    return figure(f"{title}: the cells of every step", text, x + 8, height, shapes)
 
 
 def column(
@@ -127,23 +127,23 @@ def column(
 ) -> list[Markup]:
     """One step: in each slot of its batch the tokens of its request, then the cells that a rectangle adds."""
     step, numbers, shown, outputs = known
-    made = []
+    shapes = []
     for name, slot in computed.batch.items():
         count = computed.shares.get(name, (slot, 0))[1]
         y = TOP + slot * SIDE + 1
         kind = "prefill" if not outputs[name] else "decode" if count == 1 else "recomputed"
         for index in range(count):
             title = f"step {step}, {visible(name)}: token {index + 1} of {count}"
-            made.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
+            shapes.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
         for index in range(count, computed.longest if rectangles else 0):
             why = "its slot waits" if not count else "padding"
-            made.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
-    return made
+            shapes.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
+    return shapes
 
 
 def wasted(x: float, y: float, side: float, title: str) -> Markup:
-    told = element("title", title) if title else None
-    return rectangle(x, y, side, side, told, class_="waste")
+    label = element("title", title) if title else None
+    return rectangle(x, y, side, side, label, class_="waste")
 
 
 def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:

@@ -66,11 +66,11 @@ def experts(run: Run) -> View:
 def why(first: Routes, per_token: int) -> str:
     """In words what the two tables show."""
     size = first.num_experts
-    told = ", ".join(f"{number(read_evenly(size, per_token, count), 3)} for {count}" for count in (1, 4, 16, 64))
+    counts = ", ".join(f"{number(read_evenly(size, per_token, count), 3)} for {count}" for count in (1, 4, 16, 64))
     return (
         f"T tokens make T × {per_token} choices. While these are few they seldom meet, so nearly every choice reads "
         f"another expert's weights: if all experts were as likely, {size} × (1 - (1 - {per_token}/{size})^T) of a "
-        f"layer's {size} would be read: {told} tokens. Batching saves reading weights only once choices meet."
+        f"layer's {size} would be read: {counts} tokens. Batching saves reading weights only once choices meet."
     )
 
 
@@ -119,8 +119,8 @@ def chart(run: Run, step: Step, states: dict[str, list[Moment]], layer: Routes) 
         shapes.append(words(LEFT - 8, y + SIDE / 2, f"expert {expert}", "end", class_="label" if count else "tick"))
         shapes.append(rectangle(LEFT, y + SIDE / 2, SIDE * drawn, 0.5, class_="wire"))
         shapes += [square(column, y, f": expert {expert}") for column in layer.tokens_of(expert) if column < MOST_SHOWN]
-        told = counted(count, "row") if count else "not read"
-        shapes.append(words(right + 8, y + SIDE / 2, told, class_="label" if count else "tick"))
+        count_text = counted(count, "row") if count else "not read"
+        shapes.append(words(right + 8, y + SIDE / 2, count_text, class_="label" if count else "tick"))
     description = (
         f"A column for each token of the flat array, a row for each expert of block {layer.layer}; a square where the "
         "token chose the expert, so that the squares of a row are the rows of one product."
@@ -157,15 +157,15 @@ def steps_table(found: list[Reading]) -> Markup:
     head = ["step", "prefill tokens", "decodes", "choices", "experts read", "of", "rows of one, on average", "the most"]
     rows = [
         [
-            one.step,
-            one.prefills,
-            one.decodes,
-            one.choices,
-            one.read,
-            one.held,
-            number(one.choices / one.read, 3),
-            one.most_rows,
+            step.step,
+            step.prefills,
+            step.decodes,
+            step.choices,
+            step.read,
+            step.held,
+            number(step.choices / step.read, 3),
+            step.most_rows,
         ]
-        for one in found
+        for step in found
     ]
     return table("All sparse blocks of each step together", head, rows, class_="reads")

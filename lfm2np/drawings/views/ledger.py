@@ -80,7 +80,9 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
                 element(
                     "div",
                     element("h3", title),
-                    element("ul", [item(one, labels, with_numbers, known) for one in grouped(chosen)], class_="ledger"),
+                    element(
+                        "ul", [item(group, labels, with_numbers, known) for group in grouped(chosen)], class_="ledger"
+                    ),
                 )
                 for title, chosen in blocks(step.operations)
                 if chosen
@@ -93,8 +95,12 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
     """How the rows of an operation are named: by their tokens, those of an expert by the tokens that chose it."""
     tokens, layers = row_labels(run, step), {route.layer: route for route in routes(step)}
 
-    def labels(one: Operation) -> list[str]:
-        return [tokens[row] for row in layers[one["layer"]].tokens_of(one["expert"])] if "expert" in one else tokens
+    def labels(operation: Operation) -> list[str]:
+        return (
+            [tokens[row] for row in layers[operation["layer"]].tokens_of(operation["expert"])]
+            if "expert" in operation
+            else tokens
+        )
 
     return labels
 
@@ -107,19 +113,19 @@ def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]
     }
     sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
     first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
-    made = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
+    groups = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
-            made.append(
+            groups.append(
                 (f"Block {layer}: {kind}", [operation for operation in operations if operation["layer"] == layer])
             )
     if sparse and not sparse & set(first):
-        own = [operation for operation in operations if operation["layer"] == min(sparse)]
-        start = next(index for index, one in enumerate(own) if one["name"] == "ffn_norm")
-        made.append((f"Block {min(sparse)}, its second half: mixture of experts", own[start:]))
+        layer_operations = [operation for operation in operations if operation["layer"] == min(sparse)]
+        start = next(index for index, operation in enumerate(layer_operations) if operation["name"] == "ffn_norm")
+        groups.append((f"Block {min(sparse)}, its second half: mixture of experts", layer_operations[start:]))
     after = [operation for operation in operations if operation["layer"] is None and operation["operation"] != "embed"]
-    return [*made, ("After the blocks", after)]
+    return [*groups, ("After the blocks", after)]
 
 
 def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
@@ -134,17 +140,17 @@ def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
     return found
 
 
-def several(one: Operation) -> bool:
-    return one["class"] == REQUEST or "expert" in one
+def several(operation: Operation) -> bool:
+    return operation["class"] == REQUEST or "expert" in operation
 
 
-def what(one: Operation) -> tuple[object, ...]:
-    return one["operation"], one["class"], one["source"]
+def what(operation: Operation) -> tuple[object, ...]:
+    return operation["operation"], operation["class"], operation["source"]
 
 
 def item(group: Sequence[Operation], labels: LabelsOf, with_numbers: bool, known: Sequence[str]) -> Markup:
     first = group[0]
-    sizes = "; ".join(sizes_text(one) for one in group[:6]) + (" ..." if len(group) > 6 else "")
+    sizes = "; ".join(sizes_text(operation) for operation in group[:6]) + (" ..." if len(group) > 6 else "")
     calls = f"{len(group)} calls" if len(group) > 1 else "one call"
     title = f"{name_of(group)} ({first['operation']}), {calls}: {sizes}"
     guesses = [
@@ -161,7 +167,7 @@ def item(group: Sequence[Operation], labels: LabelsOf, with_numbers: bool, known
 
 def name_of(group: Sequence[Operation]) -> str:
     """That of the weight; of experts with their numbers."""
-    name, experts = str(group[0]["name"]), [str(one["expert"]) for one in group if "expert" in one]
+    name, experts = str(group[0]["name"]), [str(operation["expert"]) for operation in group if "expert" in operation]
     if not experts:
         return name
     listed = f"experts {', '.join(experts)}" if len(experts) > 1 else f"expert {experts[0]}"
@@ -171,16 +177,16 @@ def name_of(group: Sequence[Operation]) -> str:
 def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
     """The numbers of a line of code's first calls, on demand."""
     more = element("p", f"and {len(group) - 3} more") if len(group) > 3 else None
-    return details(title, [operation_body(one, labels(one)) for one in group[:3]], more)
+    return details(title, [operation_body(operation, labels(operation)) for operation in group[:3]], more)
 
 
-def sizes_text(one: Operation) -> str:
-    inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in one["inputs"].values())
-    context = f" over {one['context']} positions" if "context" in one else ""
+def sizes_text(operation: Operation) -> str:
+    inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in operation["inputs"].values())
+    context = f" over {operation['context']} positions" if "context" in operation else ""
     return (
-        f"{inputs} → [{shape_text(one['output']['shape'])}]{context}"
+        f"{inputs} → [{shape_text(operation['output']['shape'])}]{context}"
         if inputs
-        else f"[{shape_text(one['output']['shape'])}]"
+        else f"[{shape_text(operation['output']['shape'])}]"
     )
 
 

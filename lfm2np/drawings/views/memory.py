@@ -116,7 +116,7 @@ def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int,
 
 def now(run: Run, step: Step) -> Markup:
     """What moves in this step, and the block tables of those that take part."""
-    told = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
+    moves = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
     hits = [
         f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
         for entry in step.entries
@@ -134,7 +134,7 @@ def now(run: Run, step: Step) -> Markup:
     head = ["request", "block table", "positions written", "state slot"]
     return joined(
         [
-            element("ul", [element("li", one) for one in (*hits, *told)]) if hits or told else None,
+            element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
             table(f"Block tables in step {step.number}", head, rows),
         ]
     )

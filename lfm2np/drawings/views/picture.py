@@ -192,12 +192,12 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
         grid(key, text, q_turned["inputs"][key]["values"], "angle")
         for key, text in (("cos", "cosine"), ("sin", "sine"))
     ]
-    of, seen, made = [], [], []
+    of, seen, words = [], [], []
     for index, one in enumerate(stage.of(layer, "attend")):
         drawn, keys = attended(stage, layer, index, q_turned["output"]["values"], (heads, groups, size))
         seen.append(row(*drawn))
         of += keys
-        made += one["output"]["values"]
+        words += one["output"]["values"]
     starts = " ".join(map(str, stage.starts))
     return [
         row(*begin, product("p", "q, k, v", "n", above, projected, head=parts, called="q_proj, k_proj, v_proj")),
@@ -215,7 +215,7 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
             grid(
                 "a",
                 "attended",
-                made,
+                words,
                 "weigh",
                 " ".join(of),
                 class_=REQUEST,

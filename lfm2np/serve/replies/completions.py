@@ -65,10 +65,10 @@ class Completions:
     def more(self, prompt_index: int, output: RequestOutput) -> list[Choice]:
         """What is new of each sample of a prompt."""
         found = []
-        for one in output.outputs:
-            told = self._sample(prompt_index, one.index, len(output.outputs))
-            if told.has_news(one):
-                found.append(self._choice(told, output, one))
+        for sample in output.outputs:
+            progress = self._sample(prompt_index, sample.index, len(output.outputs))
+            if progress.has_news(sample):
+                found.append(self._choice(progress, output, sample))
         return found
 
     def _sample(self, prompt_index: int, index: int, count: int) -> Sample:

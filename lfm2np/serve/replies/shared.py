@@ -137,10 +137,10 @@ def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None
     """As vLLM tells them: null for the first token, then by token id the prompt's own and the `count` most likely."""
     return [
         None
-        if one is None
+        if logprobs is None
         else {
             str(token_id): {"logprob": logprob, "decoded_token": token_name(model, token_id)}
-            for token_id, logprob in {one.token_id: one.logprob, **dict(one.top[:count])}.items()
+            for token_id, logprob in {logprobs.token_id: logprobs.logprob, **dict(logprobs.top[:count])}.items()
         }
-        for one in told
+        for logprobs in told
     ]
