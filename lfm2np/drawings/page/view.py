@@ -30,6 +30,11 @@ def fullest(run: Run) -> int:
     return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
 
 
+def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, *body: object) -> View:
+    """The view of a run's steps, which first shows the fullest of them."""
+    return View(id, title, lesson, joined(body), player, len(run.steps), fullest(run))
+
+
 def row_labels(run: Run, step: Step) -> list[str]:
     """The rows of a step's flat array: request, position and token."""
     return [

@@ -10,14 +10,13 @@ from lfm2np.drawings.page.markup import (
     counted,
     element,
     figure,
-    joined,
     rectangle,
     scrolled,
     table,
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, mark, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, legend, mark, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.policies import Outcome, Pass, under
 from lfm2np.drawings.runs.run import Run, Step
@@ -33,42 +32,37 @@ def batching(run: Run, player: str = "hand") -> View:
     by_tokens = under(run, "token-level", policy="fcfs")
     last = len(run.steps) - 1
     cells = by_requests.rows + by_requests.padding
-    return View(
-        id="batching",
-        title="Request-level against token-level batching",
-        lesson=f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
+    return view_of_run(
+        run,
+        player,
+        "batching",
+        "Request-level against token-level batching",
+        f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
         "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
         "tokens there is no rectangle.",
-        body=joined(
+        legend(
             [
-                legend(
-                    [
-                        ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
-                        ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
-                        ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
-                        ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
-                    ]
-                ),
-                element(
-                    "div",
-                    way(run, by_requests, "By requests", "static", rectangles=True),
-                    way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
-                    class_="pair",
-                ),
-                summary(by_requests, by_tokens),
-                element(
-                    "p",
-                    "Both are the real scheduler once more, every sequence by itself"
-                    + (", without the drafts of the run" if drafted else "")
-                    + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
-                    "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
-                ),
-                [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
+                ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
+                ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
+                ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
+                ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
             ]
         ),
-        player=player,
-        num_steps=len(run.steps),
-        start=fullest(run),
+        element(
+            "div",
+            way(run, by_requests, "By requests", "static", rectangles=True),
+            way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
+            class_="pair",
+        ),
+        summary(by_requests, by_tokens),
+        element(
+            "p",
+            "Both are the real scheduler once more, every sequence by itself"
+            + (", without the drafts of the run" if drafted else "")
+            + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
+            "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
+        ),
+        [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
     )
 
 

@@ -15,7 +15,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, legend, short_names, view_of_run
 from lfm2np.drawings.runs.derive import DECODE, Moment, colours, moments
 from lfm2np.drawings.runs.routes import Reading, Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.run import Run, Step
@@ -32,34 +32,26 @@ def experts(run: Run) -> View:
     every = -(-len(run.steps) // MOST_DRAWN)
     first = next(layers[0] for layers in map(routes, run.steps) if layers)
     per_token = len(first.chosen[0])
-    return View(
-        id="experts",
-        title="Which expert computes which token",
-        lesson=f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
+    return view_of_run(
+        run,
+        "main",
+        "experts",
+        "Which expert computes which token",
+        f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
         "one product over the tokens of the step that chose it, whichever request they are of: a prompt gives it many "
         "rows, a decode of few requests one or two, and its weights are read all the same.",
-        body=joined(
+        legend(
             [
-                legend(
-                    [
-                        ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
-                        ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
-                    ]
-                ),
-                element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
-                [
-                    at_step(step.number, last, of_step(run, step, states, step.number % every == 0))
-                    for step in run.steps
-                ],
-                element("h3", "How many experts a step reads"),
-                element("p", why(first, per_token)),
-                decodes_table(found, first, per_token),
-                steps_table(found),
+                ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
+                ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
             ]
         ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+        element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
+        [at_step(step.number, last, of_step(run, step, states, step.number % every == 0)) for step in run.steps],
+        element("h3", "How many experts a step reads"),
+        element("p", why(first, per_token)),
+        decodes_table(found, first, per_token),
+        steps_table(found),
     )
 
 

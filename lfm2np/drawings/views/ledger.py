@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table
 from lfm2np.drawings.page.numbers import operation_body, shape_text
-from lfm2np.drawings.page.view import View, at_step, fullest, row_labels
+from lfm2np.drawings.page.view import View, at_step, row_labels, view_of_run
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, ROW
 from lfm2np.drawings.runs.routes import is_sparse, routes
 from lfm2np.drawings.runs.run import Operation, Run, Step
@@ -40,21 +40,16 @@ def ledger(run: Run) -> View:
         element("output", class_="score"),
         class_="needs-script",
     )
-    return View(
-        id="ledger",
-        title="What is batched and what is not",
-        lesson=LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
-        body=joined(
-            [
-                element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
-                quiz,
-                element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
-                [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+    return view_of_run(
+        run,
+        "main",
+        "ledger",
+        "What is batched and what is not",
+        LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
+        element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
+        quiz,
+        element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
+        [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
     )
 
 

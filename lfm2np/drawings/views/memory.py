@@ -15,7 +15,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, columns, short_names, view_of_run
 from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import colours, loads, num_kept
 from lfm2np.drawings.runs.pool import pools
@@ -40,33 +40,28 @@ def memory(run: Run) -> View:
     known, last = pools(run), len(run.steps) - 1
     owned = [one.owners for one in known]
     every = -(-len(run.steps) // MOST_MAPS)
-    return View(
-        id="memory",
-        title="Memory",
-        lesson="Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
+    return view_of_run(
+        run,
+        "main",
+        "memory",
+        "Memory",
+        "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        body=joined(
-            [
-                map_legend(owners_legend(run)),
-                element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-                [
-                    at_step(
-                        step.number,
-                        last,
-                        map_of(run, step, pool, held) if step.number % every == 0 else None,
-                        now(run, step),
-                    )
-                    for step, pool, held in zip(run.steps, known, contents(run), strict=True)
-                ],
-                element("h3", "All steps"),
-                scrolled(chart(run, owned), "Block pool"),
-                growth(run),
-                details("The numbers of the figure", pool_table(run, owned)),
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+        map_legend(owners_legend(run)),
+        element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
+        [
+            at_step(
+                step.number,
+                last,
+                map_of(run, step, pool, held) if step.number % every == 0 else None,
+                now(run, step),
+            )
+            for step, pool, held in zip(run.steps, known, contents(run), strict=True)
+        ],
+        element("h3", "All steps"),
+        scrolled(chart(run, owned), "Block pool"),
+        growth(run),
+        details("The numbers of the figure", pool_table(run, owned)),
     )
 
 

@@ -18,7 +18,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, legend
+from lfm2np.drawings.page.view import View, at_step, cell, columns, legend, view_of_run
 from lfm2np.drawings.runs.derive import (
     DECODE,
     ENDED,
@@ -48,21 +48,16 @@ MEANINGS = {
 
 def timeline(run: Run) -> View:
     states, numbers = moments(run), colours(run)
-    return View(
-        id="timeline",
-        title="Timeline",
-        lesson="A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
-        body=joined(
-            [
-                legend((text, sample(kind)) for kind, text in MEANINGS.items()),
-                scrolled(chart(run, states, numbers), "Timeline"),
-                [at_step(step.number, len(run.steps) - 1, sentence(run, states, step.number)) for step in run.steps],
-                details("The numbers of the figure", numbers_table(run, states)),
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+    return view_of_run(
+        run,
+        "main",
+        "timeline",
+        "Timeline",
+        "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
+        legend((text, sample(kind)) for kind, text in MEANINGS.items()),
+        scrolled(chart(run, states, numbers), "Timeline"),
+        [at_step(step.number, len(run.steps) - 1, sentence(run, states, step.number)) for step in run.steps],
+        details("The numbers of the figure", numbers_table(run, states)),
     )
 
 

@@ -129,8 +129,8 @@ def of_a_batch(run: Run) -> list[Task]:
         ),
         (
             "Padding.",
-            f"Prompt and answer tokens are {lengths}. All in one rectangle, prompts padded on the left: how many cells, "
-            "and how many of them are padding?",
+            f"Prompt and answer tokens are {lengths}. All in one rectangle, prompts padded on the left: how many "
+            "cells, and how many of them are padding?",
             f"{len(known) * (prompt + answer)} cells, {len(known) * (prompt + answer) - needed} of them padding",
         ),
     ]

@@ -61,7 +61,8 @@ def of_a_router(run: Run) -> list[Task]:
         ),
         (
             "Their weights.",
-            f"The scores of {chosen}{without} are {score_text}. {rule}{factor}. How much does each expert's output count?",
+            f"The scores of {chosen}{without} are {score_text}. {rule}{factor}. How much does each "
+            "expert's output count?",
             weight_text,
         ),
     ]
