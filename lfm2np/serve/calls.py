@@ -155,9 +155,9 @@ def outputs_of(call: Call) -> list[tuple[int, RequestOutput]]:
     return [(index, output) for index, output in events if isinstance(output, RequestOutput)]
 
 
-def require_no_trouble(told: Any) -> None:
+def require_no_trouble(events: Any) -> None:
     """Refusal for a job that was refused or failed: one of several prompts ends all of its call."""
-    for event in told:
+    for event in events:
         if isinstance(event, Refused):
             raise Refusal(400, event.why)
         if isinstance(event, Failed):

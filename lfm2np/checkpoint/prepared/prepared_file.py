@@ -143,11 +143,13 @@ def read(file: Path, origin: Origin) -> dict[str, Matrix]:
 
 
 def matrix_of(entry: Mapping[str, Any], content: Array, file: Path) -> Matrix:
-    dtype, shape, told = np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["grid"]
+    dtype, shape, grid_fields = np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["grid"]
     own = content[entry["begin"] :][: dtype.itemsize * math.prod(shape)]
     if chunk_hashes(bytes_of(own)) != entry["sha256"]:
         raise damaged(file, f"the bytes of {entry['name']} are not of their SHA-256")
-    grid = None if told is None else Grid(**{**told, "columns": np.array(told["columns"], np.int32)})
+    grid = (
+        None if grid_fields is None else Grid(**{**grid_fields, "columns": np.array(grid_fields["columns"], np.int32)})
+    )
     return Matrix(own.view(dtype).reshape(shape), grid)
 
 

@@ -75,7 +75,7 @@ def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
     """A row a block, a column a step."""
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
-    used = 1 + max((block for one in owned for block in one), default=0)
+    used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
     shown = blocks if blocks <= MOST_BLOCKS else min(blocks, used, 2 * MOST_BLOCKS)
     width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
     shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]

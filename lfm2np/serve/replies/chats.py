@@ -79,10 +79,10 @@ class Chats:
                 found.append(self._piece(progress, sample))
         return found
 
-    def _piece(self, told: Progress, sample: CompletionOutput) -> ChatChoice:
-        delta: Delta = {} if told.is_begun else {"role": "assistant"}
-        delta["content"] = (sample.text or "")[told.num_characters :]
-        logprobs = (sample.logprobs or ())[told.num_tokens :]
+    def _piece(self, progress: Progress, sample: CompletionOutput) -> ChatChoice:
+        delta: Delta = {} if progress.is_begun else {"role": "assistant"}
+        delta["content"] = (sample.text or "")[progress.num_characters :]
+        logprobs = (sample.logprobs or ())[progress.num_tokens :]
         choice: ChatChoice = {
             "index": sample.index,
             "delta": delta,
@@ -91,8 +91,8 @@ class Chats:
             "stop_reason": sample.stop_reason,
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = list(sample.token_ids[told.num_tokens :])
-        told.note(sample)
+            choice["token_ids"] = list(sample.token_ids[progress.num_tokens :])
+        progress.note(sample)
         return choice
 
     def whole(self, choice: ChatChoice) -> ChatChoice:

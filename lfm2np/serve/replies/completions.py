@@ -78,23 +78,23 @@ class Completions:
             self._samples[key] = Sample(prompt_index * count + index, texts)
         return self._samples[key]
 
-    def _choice(self, told: Sample, output: RequestOutput, sample: CompletionOutput) -> Choice:
-        body, ids = self._body, list(sample.token_ids[told.num_tokens :]) if self.counts_new else []
-        text = (sample.text or "")[told.num_characters :] if self.counts_new else ""
+    def _choice(self, progress: Sample, output: RequestOutput, sample: CompletionOutput) -> Choice:
+        body, ids = self._body, list(sample.token_ids[progress.num_tokens :]) if self.counts_new else []
+        text = (sample.text or "")[progress.num_characters :] if self.counts_new else ""
         wants_logprobs = body.logprobs is not None
         logprobs: Logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        if not told.is_begun and body.echo:
+        if not progress.is_begun and body.echo:
             text = self._prompt_text(output) + text
             if wants_logprobs:
                 add_logprobs(
-                    logprobs, told.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
+                    logprobs, progress.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
                 )
-                told.texts.end()
+                progress.texts.end()
         if wants_logprobs and self.counts_new:
-            own = (sample.logprobs or ())[told.num_tokens :]
-            add_logprobs(logprobs, told.texts, ids, own, body.logprobs or 0)
+            chosen = (sample.logprobs or ())[progress.num_tokens :]
+            add_logprobs(logprobs, progress.texts, ids, chosen, body.logprobs or 0)
         choice: Choice = {
-            "index": told.index,
+            "index": progress.index,
             "text": text,
             "logprobs": logprobs if wants_logprobs else None,
             "finish_reason": sample.finish_reason,
@@ -104,9 +104,9 @@ class Completions:
             choice |= {"finish_reason": "length", "stop_reason": None}
         if body.return_token_ids:
             choice["token_ids"] = ids
-        if not told.is_begun:
+        if not progress.is_begun:
             self._add_prompt(choice, output)
-        told.note(sample)
+        progress.note(sample)
         return choice
 
     def whole(self, choice: Choice) -> Choice:
