@@ -1,4 +1,4 @@
-"""How long a verdict takes: on a right engine all of it, on a wrong one until the first wrong answer."""
+"""The time of a verdict: on a right engine the whole check, on a wrong one until the first wrong response."""
 
 from __future__ import annotations
 

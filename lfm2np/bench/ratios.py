@@ -24,7 +24,7 @@ class Ratio:
     targets: Mapping[str, float]
 
     def target(self, cell: Cell) -> float | None:
-        """What it should at least be; None where nothing is asked."""
+        """The least that it should be; None without a target."""
         if self.other.startswith("floor") and cell.kind == DECODE and cell.requests < BATCHED:
             return None
         return self.targets[cell.kind]

@@ -100,7 +100,7 @@ _idle: list[Worker] = []  # of them those that nobody asks
 
 
 def _ask_worker(request: Mapping[str, object]) -> dict[str, Any]:
-    """The worker's answer, or an error in its place. One that was idle may have died since: then a new one is asked."""
+    """The worker's result, or an error. An idle worker may have died: then a new one gets the request."""
     name = uuid.uuid4().hex
     line = json.dumps({"id": name, "seconds": PATIENCE, **request}).encode() + b"\n"
     while True:

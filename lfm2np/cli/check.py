@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
-    """What the check says, and what scoring took."""
+    """The result of the check, and the place that scored."""
     if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
@@ -119,7 +119,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
 def meanwhile(
     arguments: argparse.Namespace, model: Model, target: Target, format_name: str, known: Known
 ) -> contextlib.AbstractContextManager[While]:
-    """What is done with answers while others are to come. An engine in this process needs its memory and its cores."""
+    """What happens to responses while others are pending: an engine in this process needs its memory and cores."""
     if arguments.first:
         return contextlib.nullcontext(until_wrong(model, format_name, known))
     if isinstance(target, HttpTarget):
@@ -128,7 +128,7 @@ def meanwhile(
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:
-    """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be.
+    """The recorder of --locate; RequestError or TargetError, before anything runs, if there can't be one.
 
     None also for an engine that is to be recorded itself and shows only answers: see `located`.
     """
@@ -144,8 +144,7 @@ def recorded_format(arguments: argparse.Namespace) -> str:
 
 
 def located(result: Checked, arguments: argparse.Namespace, record: Record | None) -> Checked:
-    """The same with the operation that goes wrong, with why that can't be said, or how to get there without a recorder:
-    the verdict stays in any case."""
+    """The result with the wrong operation, why it is unknown, or how to find it without a recorder; the verdict stays."""
     path = checkpoint_path(arguments.model)
     target = arguments.locate or arguments.target
     if record is None:
@@ -159,7 +158,7 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
-    """What was recorded earlier, all of it."""
+    """The result of a file of recorded responses."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
@@ -200,7 +199,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
 
 @contextlib.contextmanager
 def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
-    """The file that answers are kept in, if any is named."""
+    """The file of --save or --resume, if any."""
     if arguments.save is not None and arguments.resume is not None:
         raise RequestError("--save and --resume: expected one of them")
     name = arguments.save or arguments.resume

@@ -1,4 +1,4 @@
-"""From a step's logits to what it gives each sample: tokens, log-probabilities, or an error."""
+"""From a step's logits to each sample's tokens and log-probabilities, or its error."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ class Engine:
         self.metrics.draft_failures += 1
 
     def verify(self) -> int:
-        """How many cached blocks and running requests were held against the reference; ProofError for a difference.
+        """How many cached blocks and running requests equal the reference; ProofError for a difference.
 
         A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
         tokens do. Call it between steps. RequestError for an engine without `check`, which does not know the prefixes.

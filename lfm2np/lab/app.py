@@ -100,7 +100,7 @@ async def answered(request: Request, worker: Worker) -> Response:
 
 
 def page_of(query: str, reply: Reply) -> Response:
-    """What went wrong is told on a page too, above the form, so that another run is one click away."""
+    """Errors are shown on a page too, above the form, so that another run is a click away."""
     text = reply.text
     if reply.status not in KEPT:
         typed = typed_of(parse_qsl(query, keep_blank_values=True))

@@ -149,7 +149,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """As vLLM's; lm-evaluation-harness takes a server's own tokenizer if it is told this."""
+    """As vLLM's; lm-evaluation-harness then uses the server's tokenizer."""
     require_tokenizer(service.model)
     eos = [token_name(service.model, eos_token_id) for eos_token_id in service.model.config.eos_token_ids]
     chat = service.model.tokenizer.chat

@@ -33,7 +33,7 @@ FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
 
 
 class Answers(Protocol):
-    """How the outputs of one call's jobs are told: completions.Completions, chats.Chats."""
+    """How the outputs of a call's jobs are sent: completions.Completions, chats.Chats."""
 
     kind: str
     kind_of_piece: str

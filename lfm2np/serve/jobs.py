@@ -1,4 +1,4 @@
-"""From what a client sent to what the engine is asked: tokens and sampling parameters."""
+"""From a client's request to token ids and sampling parameters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def completion_jobs(service: Service, body: CompletionBody, name: str) -> list[J
 
 
 def chat_jobs(service: Service, body: ChatBody, name: str) -> list[Job]:
-    """The conversation's only job, with as long an answer as fits where none is told. Errors as of completion_jobs."""
+    """The conversation's only job; without a limit, as many tokens as fit. Errors as of completion_jobs."""
     model, limits = service.model, service.settings.limits
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(

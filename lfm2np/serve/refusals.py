@@ -1,4 +1,4 @@
-"""Why a call gets no answer: a status and one sentence."""
+"""Why a call is refused: a status and a sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refusal(Exception):
 
 
 def refusal_for(problem: Exception, seconds: float) -> Refusal:
-    """What a client is told of an error; `seconds` is what its request may take."""
+    """The response to an error; `seconds` is the time limit of a request."""
     if isinstance(problem, Refusal):
         return problem
     if isinstance(problem, TimeoutError):

@@ -89,7 +89,7 @@ class Runner:
             self._tell([(job.name, Failed(self.broken)) for job in jobs])
 
     def abort(self, names: Sequence[str]) -> None:
-        """Nothing more is told of these, wherever they stand."""
+        """Reports no more of these, whatever their state."""
         self._commands.put(lambda: self._abort(names))
 
     def stop(self) -> None:

@@ -79,7 +79,7 @@ class NgramDrafter:
 
 
 class ScriptedDrafter:
-    """Proposes what it was told: `script` holds, by request id, an output, right or wrong at any place."""
+    """Proposes a given output: `script` holds one by request id, right or wrong at any position."""
 
     is_random = False
 

@@ -1,8 +1,8 @@
-"""What a drafter said, checked: the middle of speculative decoding. engine/drafting.py has both ends.
+"""Draft tokens, checked: the middle of speculative decoding. engine/drafting.py has both ends.
 
     plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
 
-A drafter is not trusted: if it raises, or its answer can't be used, the request concerned goes on without drafts.
+A drafter is not trusted: if it raises, or its drafts can't be used, that request goes on without drafts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MOST_WEIGHT = 2**62
 
 @dataclass(frozen=True)
 class Proposals:
-    """By the scheduler's request id: drafts that can be used, and why there is none."""
+    """By the scheduler's request id: usable drafts, and errors."""
 
     drafts: dict[str, Draft] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
     def fed(self, contexts: Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
-        """The tokens that a step may compute with; the last drawn guess only decides the position after them."""
+        """The tokens that a step may compute with; the last sampled draft only decides the position after them."""
         fed = {}
         for context in contexts:
             draft = self.drafts.get(context.request_id, Draft())

@@ -97,7 +97,7 @@ def make_display(model: Model, jobs: Sequence[Job], is_one: bool) -> Display | N
 
 
 def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
-    """The error of samples that failed, then of requests that were refused: that of the first, and all of them told."""
+    """Raises for failed samples, else for refused requests: the first error, whose text names all."""
     failed = {
         sample_name(job.request_id, sample.index): error_told(sample.error)
         for job in jobs
@@ -228,7 +228,7 @@ def compare(batched: Record, truth: Record) -> str | None:
 def compare_outputs(
     jobs: Sequence[Job], outputs: Mapping[str, RequestOutput], truth: Mapping[str, RequestOutput]
 ) -> str | None:
-    """The first difference in what was made of the tokens, or None. How an error is worded may differ."""
+    """The first difference in text, logprobs or ending, or None. Error texts may differ."""
     for job in jobs:
         mine, expected = outputs[job.request_id], truth[job.request_id]
         if mine.prompt_logprobs != expected.prompt_logprobs:

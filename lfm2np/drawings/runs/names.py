@@ -51,7 +51,7 @@ def matrices(prefix: str, weights: FeedForwardWeights) -> dict[str, object]:
 
 
 def naming_experts(weights: ModelWeights, names: Names) -> ModelWeights:
-    """The same weights; an expert that is asked for enters `names`."""
+    """The same weights; an expert enters `names` when it is used."""
     layers = tuple(layer_naming_experts(index, layer, names) for index, layer in enumerate(weights.layers))
     return replace(weights, layers=layers)
 

@@ -1,4 +1,4 @@
-"""Memory: the pool of key/value blocks over time, who owns what, and what of a request does not grow."""
+"""Memory: the pool of key/value blocks over time, their owners, and the state that does not grow."""
 
 from __future__ import annotations
 

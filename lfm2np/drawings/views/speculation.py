@@ -92,7 +92,7 @@ def chart(run: Run) -> Markup:
 
 
 def now(run: Run, step: Step) -> Markup:
-    """Each draft of this step: the guess, what the network said, and what became of it."""
+    """Each draft token of this step, the token that the network chose, and whether it was accepted."""
     rows = []
     for entry in step.entries:
         answer = step.tokens.get(entry.request_id, ())

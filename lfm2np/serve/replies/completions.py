@@ -44,7 +44,7 @@ class Completion(TypedDict):
 
 
 class Sample(Progress):
-    """One choice as far as it is told."""
+    """How much of a choice has been sent."""
 
     def __init__(self, index: int, texts: TokenTexts) -> None:
         super().__init__()

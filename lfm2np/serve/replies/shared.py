@@ -90,18 +90,18 @@ TYPES = {
 
 
 class Progress:
-    """How much of one sample was told."""
+    """How much of a sample has been sent."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_characters = 0
         self.is_begun = self.is_ended = False
 
     def has_news(self, sample: CompletionOutput) -> bool:
-        """Whether the engine said more of it than was told."""
+        """Whether the engine has output that was not sent yet."""
         return not self.is_ended and (len(sample.token_ids) > self.num_tokens or sample.finish_reason is not None)
 
     def note(self, sample: CompletionOutput) -> None:
-        """All that the engine said was told."""
+        """All output so far has been sent."""
         self.num_tokens, self.num_characters = len(sample.token_ids), len(sample.text or "")
         self.is_begun, self.is_ended = True, sample.finish_reason is not None
 
@@ -119,7 +119,7 @@ def fingerprint_of(model: LoadedModel) -> str:
 
 
 def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage:
-    """`counts_new` is False where a token was computed that is not told.
+    """`counts_new` is False where a token was computed that is not sent.
 
     What a preempted request took from the cache is partly its own: then that is not told.
     """
