@@ -144,7 +144,7 @@ def recorded_format(arguments: argparse.Namespace) -> str:
 
 
 def located(result: Checked, arguments: argparse.Namespace, record: Record | None) -> Checked:
-    """The result with the wrong operation, why it is unknown, or how to find it without a recorder; the verdict stays."""
+    """The result with the wrong operation, why it is unknown, or how to find it; the verdict stays."""
     path = checkpoint_path(arguments.model)
     target = arguments.locate or arguments.target
     if record is None:

@@ -135,32 +135,14 @@ def patterns() -> Markup:
     """Fills that stay apart in grey and on paper."""
     fills = []
     for index in range(NUM_COLOURS):
-        angle = (0, 45, 90, 135)[index % 4]
         gap = 5 if index < 4 else 3
         stripe = element("rect", width=gap, height=1.2, class_="stripe")
         ground = element("rect", width=gap, height=gap, class_=f"ground g{index}")
-        fills.append(
-            element(
-                "pattern",
-                ground,
-                stripe,
-                id=f"p{index}",
-                width=gap,
-                height=gap,
-                patternUnits="userSpaceOnUse",
-                patternTransform=f"rotate({angle})",
-            )
-        )
-    hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")
-    fills.append(
-        element(
-            "pattern",
-            hatch,
-            id="waste",
-            width=5,
-            height=6,
-            patternUnits="userSpaceOnUse",
-            patternTransform="rotate(45)",
-        )
-    )
+        fills.append(pattern(f"p{index}", gap, gap, (0, 45, 90, 135)[index % 4], ground, stripe))
+    fills.append(pattern("waste", 5, 6, 45, element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")))
     return element("svg", element("defs", joined(fills)), width=0, height=0, class_="defs", aria_hidden="true")
+
+
+def pattern(identity: str, width: int, height: int, angle: int, *shapes: Markup) -> Markup:
+    sizes = {"width": width, "height": height, "patternUnits": "userSpaceOnUse"}
+    return element("pattern", shapes, id=identity, **sizes, patternTransform=f"rotate({angle})")
