@@ -67,6 +67,6 @@ def told(error: Lfm2npError) -> str:
 
 
 def error_told(text: str) -> Lfm2npError:
-    """The error that `told` such a text."""
+    """The error whose `told` is this text."""
     name, _, message = text.partition(": ")
     return {kind.__name__: kind for kind in Lfm2npError.__subclasses__()}[name](message)

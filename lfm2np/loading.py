@@ -63,7 +63,7 @@ class Model(LoadedModel):
 
         `logprobs` K adds the K most likely tokens at each position. Without a tokenizer, `text` is None.
         """
-        tokenizer = self.tokenizer if self.has_tokenizer else None  # a corrupt one shows before the work, not after
+        tokenizer = self.tokenizer_or_none  # a corrupt one shows before the work, not after
         ids = self.prompt_ids(prompt)
         return generation.collect(ids, self.stream(ids, max_tokens, logprobs), tokenizer)
 

@@ -1,4 +1,4 @@
-"""How long work tells how far it is: a callback of the caller's."""
+"""Callbacks that report progress."""
 
 from collections.abc import Callable
 

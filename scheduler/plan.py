@@ -61,7 +61,7 @@ class ScheduledTokens:
             self,
             token_ids=self.token_ids[: stop - self.start],
             block_table=self.block_table[: -(-stop // block_size)],
-            checkpoints=tuple(one for one in self.checkpoints if one[0] <= stop),
+            checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint[0] <= stop),
             num_drafts=0,
         )
 

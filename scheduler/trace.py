@@ -92,9 +92,9 @@ class TraceWriter:
         self._write({"kind": "abandon", "plan": plan_as_json(plan), "drafts": offered})
 
     def detail(self, operations: Sequence[Mapping[str, Any]], texts: Mapping[int, str]) -> None:
-        """Behind a step: what it computed, and the texts of tokens that no earlier line told."""
-        told = {str(token_id): text for token_id, text in texts.items()}
-        self._write({"kind": "detail", "operations": operations, "texts": told})
+        """After a step: what it computed, and the texts of tokens that no earlier line has."""
+        texts_by_id = {str(token_id): text for token_id, text in texts.items()}
+        self._write({"kind": "detail", "operations": operations, "texts": texts_by_id})
 
     def end(self) -> None:
         """No line comes after it: a trace without it was cut off."""

@@ -46,7 +46,6 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.plain": {"lfm2np.sampling"},
     "lfm2np.speculation": {*READ, "lfm2np.sampling"},
     "lfm2np.work": {"lfm2np.checkpoint", "scheduler"},
-    "lfm2np.results_file": {"lfm2np.work"},
     "lfm2np.engine": {*COMPUTE, "lfm2np.sampling", "lfm2np.speculation", "scheduler"},
     "lfm2np.scoring": {*COMPUTE, "lfm2np.work"},
     "lfm2np.loading": RUN,

@@ -1,4 +1,4 @@
-"""How long a verdict takes: on a right engine all of it, on a wrong one until the first wrong answer."""
+"""The time of a verdict: on a right engine the whole check, on a wrong one until the first wrong response."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def as_text(found: CheckTime) -> str:
     rows = [["engine", "verdict", "tokens", "asking", "judging", "scoring", "judging / scoring", "to verdict"]]
     for name, rounds in found.rounds.items():
         medians = {what: median_of(rounds, what) for what in SECONDS}
-        ratios = [one["judging"] / one["scoring"] for one in rounds if "scoring" in one]
+        ratios = [times["judging"] / times["scoring"] for times in rounds if "scoring" in times]
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
         verdict, tokens = rounds[0]["verdict"], str(rounds[0]["tokens"])
-        rows.append([name, verdict, tokens, *(medians[one] for one in SECONDS[:3]), ratio, medians["to_verdict"]])
+        rows.append([name, verdict, tokens, *(medians[what] for what in SECONDS[:3]), ratio, medians["to_verdict"]])
     return (
         f"seconds of a check in {found.format} (the oracle loads in {found.load_seconds:.1f}), medians\n{columns(rows)}"
     )
 
 
 def median_of(rounds: list[dict[str, Any]], what: str) -> str:
-    known = [one[what] for one in rounds if what in one]
+    known = [times[what] for times in rounds if what in times]
     return f"{statistics.median(known):.1f}" if known else ""

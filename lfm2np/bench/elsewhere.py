@@ -1,4 +1,4 @@
-"""How busy other processes kept the processors meanwhile: what disturbs a measurement should stand beside it."""
+"""The share of processor time that other processes took during a measurement."""
 
 from __future__ import annotations
 

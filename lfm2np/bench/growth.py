@@ -89,7 +89,7 @@ def measure_growth(
             for requests in REQUESTS:
                 for context in contexts:
                     steps = side.ask("time", cell=Cell(DECODE, requests, context).name, steps=STEPS)["steps"]
-                    seconds.setdefault((requests, context), []).extend(one["seconds"] for one in steps)
+                    seconds.setdefault((requests, context), []).extend(step["seconds"] for step in steps)
                     turns.next()
     prefills = []
     for length in prompts:
@@ -124,13 +124,13 @@ def as_json(found: Growth) -> dict[str, Any]:
         ],
         "prefill": [
             {
-                "length": one.length,
-                "bytes": one.total,
-                "cache_bytes": one.cached,
-                "bytes_beyond_cache": one.beyond_cache,
+                "length": prefill.length,
+                "bytes": prefill.total,
+                "cache_bytes": prefill.cached,
+                "bytes_beyond_cache": prefill.beyond_cache,
                 "most_bytes_beyond_cache": MOST_PREFILL_BYTES,
             }
-            for one in found.prefills
+            for prefill in found.prefills
         ],
     }
 
@@ -144,9 +144,9 @@ def as_text(found: Growth) -> str:
         straight = f"{1000 * line.base:.1f} ms and {1e6 * line.per_token:.2f} us a token of context"
         worst = f"at worst {max(line.over_fit()):.2f} times the line, at most {MOST_OVER_FIT} wanted"
         parts += [f"{found.numerics}: decode of {line.requests}: {straight}; {worst}", columns(rows)]
-    rows = [["prompt, tokens", *(str(one.length) for one in found.prefills)]]
-    rows.append(["cache, MB", *(f"{one.cached / 1e6:.0f}" for one in found.prefills)])
-    rows.append(["beyond it, MB", *(f"{one.beyond_cache / 1e6:.0f}" for one in found.prefills)])
+    rows = [["prompt, tokens", *(str(prefill.length) for prefill in found.prefills)]]
+    rows.append(["cache, MB", *(f"{prefill.cached / 1e6:.0f}" for prefill in found.prefills)])
+    rows.append(["beyond it, MB", *(f"{prefill.beyond_cache / 1e6:.0f}" for prefill in found.prefills)])
     wanted = f"at most {MOST_PREFILL_BYTES / 1e6:.0f} MB wanted"
     parts += [f"{found.numerics}: memory of prefill, {STEP_TOKENS} tokens a step; {wanted}", columns(rows)]
     return "\n".join(parts)

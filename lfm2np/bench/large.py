@@ -47,7 +47,7 @@ def measure_large(
         for _ in range(rounds):
             for cell in cells:
                 said = side.ask("time", cell=cell.name, steps=1)
-                seconds.setdefault(cell, []).extend(one["seconds"] for one in said["steps"])
+                seconds.setdefault(cell, []).extend(step["seconds"] for step in said["steps"])
                 peak = max(peak, said["peak_bytes"])
                 turns.next()
     most = 2 * parameter_count(read_config(directory)) + SPARE
@@ -66,6 +66,8 @@ def as_json(found: Large) -> dict[str, Any]:
 
 def as_text(found: Large) -> str:
     rows = [["", "load", *(cell.name for cell, _ in found.cells)]]
-    rows.append(["seconds", f"{found.load_seconds:.1f}", *(f"{statistics.median(one):.2f}" for _, one in found.cells)])
+    rows.append(
+        ["seconds", f"{found.load_seconds:.1f}", *(f"{statistics.median(times):.2f}" for _, times in found.cells)]
+    )
     held = f"at most {found.peak_bytes / 2**30:.1f} GiB in memory, mapped pages included"
     return f"{found.numerics}, weights streamed: {held}; at most {found.most_bytes / 2**30:.0f} wanted\n{columns(rows)}"

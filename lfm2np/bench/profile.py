@@ -14,9 +14,9 @@ from lfm2np.bench.sides import cells
 from lfm2np.bench.sides.cells import PREFILL
 from lfm2np.bench.sides.profile_side import BY_REQUEST, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
 
-SHARES = {one.side: one for one in RATIOS if one.other in FLOORS}
+SHARES = {ratio.side: ratio for ratio in RATIOS if ratio.other in FLOORS}
 CORES = (4, 16, 64)
-CELLS = [cell for cell in cells.CELLS if all(one.target(cell) for one in SHARES.values())]
+CELLS = [cell for cell in cells.CELLS if all(share.target(cell) for share in SHARES.values())]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def as_json(found: Profile) -> dict[str, Any]:
         for times in found.measured.cells
         for on_cores in [{cores: projected(times, side, found.threads, cores) for cores in CORES}]
     ]
-    told = {"threads": found.threads, "spread": spread, "products": found.measured.products}
-    return {"numerics": found.numerics, **told, **table.as_json(found.measured)}
+    fields = {"threads": found.threads, "spread": spread, "products": found.measured.products}
+    return {"numerics": found.numerics, **fields, **table.as_json(found.measured)}
 
 
 def as_text(found: Profile) -> str:
@@ -49,14 +49,14 @@ def as_text(found: Profile) -> str:
     ours, floor = sides(found.numerics)
     head = ["", *(times.cell.name for times in measured)]
     rows = [head, ["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)]]
-    for part in (one for one in (*PARTS, *ROUTING, REST) if one in measured[0].parts[ours]):
+    for part in (name for name in (*PARTS, *ROUTING, REST) if name in measured[0].parts[ours]):
         rows.append([part, *(both(times.parts[ours][part], times.parts[floor].get(part)) for times in measured)])
     spread = [head]
     spread += [[part, *(both(times.parts[ours][part], None) for times in measured)] for part in SPREAD]
     spread.append(["serial, %", *(f"{100 * serial_share(times, ours):.1f}" for times in measured)])
     for cores in CORES:
         times_on = (projected(times, ours, found.threads, cores) for times in measured)
-        spread.append([f"on {cores} cores", *(f"{one:.1f}" for one in times_on)])
+        spread.append([f"on {cores} cores", *(f"{seconds:.1f}" for seconds in times_on)])
     title = f"{found.numerics}: milliseconds of a step and its parts (in brackets: {floor}), medians"
     second = (
         f"the same by what computes it on {found.threads} threads; on more cores, were all but the serial part to take"
@@ -69,12 +69,16 @@ def product_lines(products: Sequence[Mapping[str, Any]]) -> list[str]:
     """How long each way to compute a product took at the least; none where nothing was looked for."""
     if not products:
         return []
-    ways = sorted({way for one in products for way in one["seconds"]})
+    ways = sorted({way for product in products for way in product["seconds"]})
     rows = [["outputs x inputs", "slices", "rows up to", *ways]]
-    for one in sorted(products, key=lambda one: (one["rows"], one["outputs"], one["inputs"], one["slices"])):
-        times = (one["seconds"].get(way) for way in ways)
+    for product in sorted(
+        products, key=lambda product: (product["rows"], product["outputs"], product["inputs"], product["slices"])
+    ):
+        times = (product["seconds"].get(way) for way in ways)
         shown = ("-" if seconds is None else f"{1000 * seconds:.2f}" for seconds in times)
-        rows.append([f"{one['outputs']} x {one['inputs']}", str(one["slices"]), str(one["rows"]), *shown])
+        rows.append(
+            [f"{product['outputs']} x {product['inputs']}", str(product["slices"]), str(product["rows"]), *shown]
+        )
     return ["", "milliseconds of a product by each way, the least; the fastest is taken", table.columns(rows)]
 
 
@@ -96,5 +100,5 @@ def projected(times: CellTimes, side: str, threads: int, cores: int) -> float:
 
 
 def both(seconds: Sequence[float], floor: Sequence[float] | None) -> str:
-    own = f"{1000 * median(seconds):.1f}"
-    return own if floor is None else f"{own} ({1000 * median(floor):.1f})"
+    cell = f"{1000 * median(seconds):.1f}"
+    return cell if floor is None else f"{cell} ({1000 * median(floor):.1f})"

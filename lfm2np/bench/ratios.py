@@ -1,4 +1,4 @@
-"""What the times are held against: how much faster a side is than another, and how fast it ought to be.
+"""What the times are compared with: how much faster a side is than another, and how fast it ought to be.
 
 A ratio is taken within each round, whose sides ran one right after another, so that a slow minute of the machine
 touches both; then come the median and the extremes over the rounds.
@@ -24,7 +24,7 @@ class Ratio:
     targets: Mapping[str, float]
 
     def target(self, cell: Cell) -> float | None:
-        """What it should at least be; None where nothing is asked."""
+        """The least that it should be; None without a target."""
         if self.other.startswith("floor") and cell.kind == DECODE and cell.requests < BATCHED:
             return None
         return self.targets[cell.kind]
@@ -52,8 +52,8 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
 
-def ratio_of(one: Ratio, seconds: Mapping[str, Sequence[float]]) -> Spread | None:
+def ratio_of(ratio: Ratio, seconds: Mapping[str, Sequence[float]]) -> Spread | None:
     """The ratio of one cell, from the seconds of each round by side; None where a side is missing."""
-    if one.side not in seconds or one.other not in seconds:
+    if ratio.side not in seconds or ratio.other not in seconds:
         return None
-    return spread([other / own for own, other in zip(seconds[one.side], seconds[one.other], strict=True)])
+    return spread([other / side for side, other in zip(seconds[ratio.side], seconds[ratio.other], strict=True)])

@@ -85,7 +85,7 @@ def over_http(side: SideProcess, prompts: Sequence[Sequence[Sequence[int]]]) -> 
     port = side.ask("open", policy="fcfs", slots=len(prompts))["port"]
     began = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        list(pool.map(lambda own: [asked(port, one) for one in own], prompts))
+        list(pool.map(lambda own: [asked(port, prompt) for prompt in own], prompts))
     seconds = time.perf_counter() - began
     side.ask("shut")
     return seconds
@@ -96,13 +96,13 @@ def under_load(side: SideProcess, policy: str, prompts: Sequence[Sequence[int]],
     port = side.ask("open", policy=policy, slots=SLOTS)["port"]
     found: list[Waited | None] = [None] * len(prompts)
 
-    def one(number: int) -> None:
+    def request(number: int) -> None:
         found[number] = asked(port, prompts[number])
 
     began, threads = time.perf_counter(), []
     for number in range(len(prompts)):
         time.sleep(max(0.0, began + number * interval - time.perf_counter()))
-        threads.append(threading.Thread(target=one, args=(number,), daemon=True))
+        threads.append(threading.Thread(target=request, args=(number,), daemon=True))
         threads[-1].start()
     for thread in threads:
         thread.join()
@@ -134,7 +134,7 @@ def asked(port: int, prompt: Sequence[int]) -> Waited:
 
 
 def as_json(found: ServeTime) -> dict[str, Any]:
-    by_policy = {policy: [vars(one) for one in waited] for policy, waited in found.waited.items()}
+    by_policy = {policy: [vars(times) for times in waited] for policy, waited in found.waited.items()}
     return {
         "direct": found.direct,
         "over_http": found.over_http,
@@ -144,7 +144,7 @@ def as_json(found: ServeTime) -> dict[str, Any]:
 
 
 def as_text(numerics: str, found: ServeTime) -> str:
-    ratios = [one / other for one, other in zip(found.direct, found.over_http, strict=True)]
+    ratios = [direct / other for direct, other in zip(found.direct, found.over_http, strict=True)]
     tokens = CLIENTS * EACH * NEW_TOKENS
     lines = [
         f"{numerics}: {CLIENTS} clients, {EACH} prompts of {PROMPT} tokens and {NEW_TOKENS} new ones each, streamed",
@@ -157,7 +157,9 @@ def as_text(numerics: str, found: ServeTime) -> str:
     ]
     rows = [["policy", "to first token", "longest", "between tokens", "longest", "until complete"]]
     for policy, waited in found.waited.items():
-        firsts, betweens = [one.first for one in waited], [one.between for one in waited]
-        told = [statistics.median(firsts), max(firsts), statistics.median(betweens), max(betweens)]
-        rows.append([policy, *(f"{one:.2f}" for one in told), f"{statistics.median(one.whole for one in waited):.2f}"])
+        firsts, betweens = [times.first for times in waited], [times.between for times in waited]
+        figures = [statistics.median(firsts), max(firsts), statistics.median(betweens), max(betweens)]
+        rows.append(
+            [policy, *(f"{one:.2f}" for one in figures), f"{statistics.median(one.whole for one in waited):.2f}"]
+        )
     return "\n".join([*lines, columns(rows)])

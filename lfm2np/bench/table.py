@@ -25,11 +25,11 @@ def as_json(measured: Measured) -> dict[str, Any]:
 
 def cell_as_json(times: CellTimes) -> dict[str, Any]:
     ratios = []
-    for one in RATIOS:
-        found = ratio_of(one, times.seconds)
+    for ratio in RATIOS:
+        found = ratio_of(ratio, times.seconds)
         if found:
-            target = one.target(times.cell)
-            ratios.append({"side": one.side, "other": one.other, "target": target, **dataclasses.asdict(found)})
+            target = ratio.target(times.cell)
+            ratios.append({"side": ratio.side, "other": ratio.other, "target": target, **dataclasses.asdict(found)})
     return {
         "cell": times.cell.name,
         **dataclasses.asdict(times.cell),
@@ -78,26 +78,26 @@ def time_row(times: CellTimes, sides: Sequence[str]) -> list[str]:
 
 def ratio_lines(cells: Sequence[CellTimes]) -> list[str]:
     """One row a cell, one column a ratio of which both sides were measured."""
-    chosen = [one for one in RATIOS if ratio_of(one, cells[0].seconds)]
+    chosen = [ratio for ratio in RATIOS if ratio_of(ratio, cells[0].seconds)]
     if not chosen:
         return []
     heads = [[""], [""]]
-    for one in chosen:
-        heads[0].append(one.other)
-        heads[1].append(f"/ {one.side}")
+    for ratio in chosen:
+        heads[0].append(ratio.other)
+        heads[1].append(f"/ {ratio.side}")
     rows = [
-        [times.cell.name, *(ratio_text(one, times.cell, ratio_of(one, times.seconds)) for one in chosen)]
+        [times.cell.name, *(ratio_text(ratio, times.cell, ratio_of(ratio, times.seconds)) for ratio in chosen)]
         for times in cells
     ]
     title = f"ratios of times: median, lowest and highest of the rounds, target ({SHORT}: below it)"
     return [title, columns([*heads, *rows])]
 
 
-def ratio_text(one: Ratio, cell: Cell, found: Spread | None) -> str:
+def ratio_text(ratio: Ratio, cell: Cell, found: Spread | None) -> str:
     """ "1.42 (1.38-1.45) 1.3", the last being the target."""
     if found is None:
         return LACKING
-    target = one.target(cell)
+    target = ratio.target(cell)
     goal = "" if target is None else f" {target:g}{SHORT if found.median < target else ''}"
     return f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f}){goal}"
 

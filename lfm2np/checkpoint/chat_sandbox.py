@@ -82,16 +82,16 @@ class Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
         self.errors.seek(0)
-        told = last_line(self.errors.read())
+        message = last_line(self.errors.read())
         self.errors.close()
-        return told
+        return message
 
     def forget(self) -> None:
         """In a forked child, whose process it is not: it must not keep it alive."""
         self.process.returncode = 0
-        for one in (self.process.stdin, self.process.stdout, self.errors):
-            if one is not None:
-                one.close()
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
+            if pipe is not None:
+                pipe.close()
 
 
 _lock = threading.Lock()  # of the two below
@@ -100,7 +100,7 @@ _idle: list[Worker] = []  # of them those that nobody asks
 
 
 def _ask_worker(request: Mapping[str, object]) -> dict[str, Any]:
-    """The worker's answer, or an error in its place. One that was idle may have died since: then a new one is asked."""
+    """The worker's result, or an error. An idle worker may have died: then a new one gets the request."""
     name = uuid.uuid4().hex
     line = json.dumps({"id": name, "seconds": PATIENCE, **request}).encode() + b"\n"
     while True:

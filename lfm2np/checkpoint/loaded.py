@@ -62,6 +62,10 @@ class LoadedModel:
         """Whether there is one; it is read, and may turn out corrupt, when `tokenizer` is first used."""
         return has_tokenizer(self.path, self.tokenizer_directory)
 
+    @property
+    def tokenizer_or_none(self) -> Tokenizer | None:
+        return self.tokenizer if self.has_tokenizer else None
+
     @cached_property
     def sha256(self) -> str:
         """Of config.json and the weight files, or of the GGUF: which checkpoint this is, wherever it lies."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any
 
 from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, table
 from lfm2np.bench.elsewhere import Elsewhere
@@ -23,8 +25,6 @@ from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
 from lfm2np.serve.extra import require_extra
 from lfm2np.values import require_count
-
-Measured = TypeVar("Measured")
 
 STEPS, PROFILE, FIVE, GROWTH, BIG, CHECK, SERVE = "steps", "profile", "five", "growth", "large", "check", "serve"
 EXAMPLE = """lfm2np bench
@@ -57,7 +57,7 @@ OWN_OPTIONS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """What was measured: as JSON, as text, and the versions of libraries that only some sides have."""
 
     directory: Path
@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     threads = (os.cpu_count() or 1) if arguments.threads is None else arguments.threads
     require_count("--threads", threads, 1, 1024)
     elsewhere = Elsewhere()
-    found = MEASUREMENTS[arguments.what](arguments, rounds, threads)
-    print_found(found, threads, elsewhere.share(), arguments.json)
+    measured = MEASUREMENTS[arguments.what](arguments, rounds, threads)
+    print_measured(measured, threads, elsewhere.share(), arguments.json)
 
 
 def require_own_options(arguments: argparse.Namespace) -> None:
@@ -84,7 +84,7 @@ def require_own_options(arguments: argparse.Namespace) -> None:
             raise RequestError(f"--{name.replace('_', '-')} goes with bench {', '.join(what)}")
 
 
-def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     cells = cells_named(arguments.cells) if arguments.cells is not None else QUICK if arguments.quick else CELLS
     directory = chosen_checkpoint(arguments)
     config = read_config(directory)
@@ -98,81 +98,75 @@ def run_steps(arguments: argparse.Namespace, rounds: int, threads: int) -> Found
     notes = [] if why_not is None or arguments.without_peers else [why_not]
     notes += [] if together else [APART]
     fields = {**table.as_json(measured), "notes": notes}
-    return Found(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
+    return Measured(directory, fields, "\n".join([table.as_text(measured), *notes]), measured.versions)
 
 
-def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_profile(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     cells = profile.CELLS if arguments.cells is None else cells_named(arguments.cells)
     directory = chosen_checkpoint(arguments)
     config = read_config(directory)
     measure.require_room(config, cells)
 
-    def one(numerics: str, show: Progress) -> profile.Profile:
+    def measure_profile(numerics: str, show: Progress) -> profile.Profile:
         sides = profile.sides(numerics)
         together = measure.fits_together(config, cells, sides)
         measured = measure.measure(directory, cells, sides, rounds, threads, together, show)
         return profile.Profile(numerics, threads, measured)
 
-    return each_numerics(arguments, directory, one, profile.as_json, profile.as_text)
+    return each_numerics(arguments, directory, measure_profile, profile)
 
 
-def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_five(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     new_tokens = NEW_TOKENS if arguments.new_tokens is None else arguments.new_tokens
     longest = require_count("--new-tokens", new_tokens, 1, 2**20)
     directory = chosen_checkpoint(arguments)
 
-    def one(numerics: str, show: Progress) -> five.Five:
+    def measure_five(numerics: str, show: Progress) -> five.Five:
         return five.measure_five(directory, numerics, longest, rounds, threads, arguments.whole, show)
 
-    return each_numerics(arguments, directory, one, five.as_json, five.as_text)
+    return each_numerics(arguments, directory, measure_five, five)
 
 
-def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_growth(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     directory = chosen_checkpoint(arguments)
-
-    def one(numerics: str, show: Progress) -> growth.Growth:
-        return growth.measure_growth(directory, numerics, rounds, threads, show)
-
-    return each_numerics(arguments, directory, one, growth.as_json, growth.as_text)
+    measure_growth = functools.partial(growth.measure_growth, directory, rounds=rounds, threads=threads)
+    return each_numerics(arguments, directory, measure_growth, growth)
 
 
-def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_large(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     directory = chosen_checkpoint(arguments, LARGE)
-
-    def one(numerics: str, show: Progress) -> large.Large:
-        return large.measure_large(directory, numerics, rounds, threads, show)
-
-    return each_numerics(arguments, directory, one, large.as_json, large.as_text)
+    measure_large = functools.partial(large.measure_large, directory, rounds=rounds, threads=threads)
+    return each_numerics(arguments, directory, measure_large, large)
 
 
-def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_check(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     directory = chosen_checkpoint(arguments)
     with progress_bar("check") as show:
         found = check_time.measure_check(directory, arguments.format or "float32", rounds, threads, show)
-    return Found(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
+    return Measured(directory, {CHECK: check_time.as_json(found)}, check_time.as_text(found))
 
 
-def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Found:
+def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Measured:
     require_extra("bench serve")
     directory, numerics = chosen_checkpoint(arguments), arguments.numerics or "exact"
     with progress_bar("serve") as show:
         found = serve_time.measure_serve(directory, numerics, rounds, threads, show)
-    return Found(directory, {SERVE: serve_time.as_json(found)}, serve_time.as_text(numerics, found))
+    return Measured(directory, {SERVE: serve_time.as_json(found)}, serve_time.as_text(numerics, found))
 
 
 def each_numerics(
     arguments: argparse.Namespace,
     directory: Path,
-    measure_one: Callable[[str, Progress], Measured],
-    as_json: Callable[[Measured], dict[str, Any]],
-    as_text: Callable[[Measured], str],
-) -> Found:
-    """A measurement of each arithmetic that was asked for."""
-    found = []
+    measure_one: Callable[..., Any],
+    module: ModuleType,
+) -> Measured:
+    """`measure_one(numerics, show=...)` of each arithmetic of --numerics, by the module's as_json and as_text."""
+    measured = []
     for numerics in measure.OURS if arguments.numerics is None else (arguments.numerics,):
         with progress_bar(f"{arguments.what}, {numerics}") as show:
-            found.append(measure_one(numerics, show))
-    return Found(directory, {arguments.what: [as_json(one) for one in found]}, "\n\n".join(map(as_text, found)))
+            measured.append(measure_one(numerics, show=show))
+    fields = {arguments.what: list(map(module.as_json, measured))}
+    return Measured(directory, fields, "\n\n".join(map(module.as_text, measured)))
 
 
 MEASUREMENTS = {
@@ -197,17 +191,17 @@ def chosen_checkpoint(arguments: argparse.Namespace, name: str = SMALL) -> Path:
         return random_checkpoint(progress=show, name=name)
 
 
-def print_found(found: Found, threads: int, others: float | None, as_object: bool) -> None:
+def print_measured(measured: Measured, threads: int, others: float | None, as_object: bool) -> None:
     """The numbers, after what they were measured on, and how undisturbed."""
-    machine = {**describe_machine(), **found.versions}
+    machine = {**describe_machine(), **measured.versions}
     if as_object:
-        head = {"model": str(found.directory), "machine": machine, "threads": threads, "share_of_others": others}
-        print(json.dumps({**head, **found.fields}))
+        head = {"model": str(measured.directory), "machine": machine, "threads": threads, "share_of_others": others}
+        print(json.dumps({**head, **measured.fields}))
         return
-    print(f"{found.directory.name} on {table.machine_line(machine, threads)}")
+    print(f"{measured.directory.name} on {table.machine_line(machine, threads)}")
     if others is not None:
         print(f"other processes took {100 * others:.0f} % of the processors meanwhile")
-    print(f"\n{found.text}")
+    print(f"\n{measured.text}")
 
 
 def add_bench(commands: Commands) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add_command
-from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle.ahead import scored_ahead
@@ -79,14 +77,12 @@ def run(arguments: argparse.Namespace) -> None:
             result = located(result, arguments, recorder)
     except RequestError as error:
         raise TargetError(str(error)) from None
-    command = shlex.join(["lfm2np", *sys.argv[1:]])
+    command = command_line()
     for name, render in (("html", as_html), ("junit", as_junit)):
         if getattr(arguments, name) is not None:
             write_whole(Path(getattr(arguments, name)), render(result, command))
-    if arguments.json:
-        print(json.dumps({**as_json(result, command), "scoring": work.throughput(place)}))
-    else:
-        print(terminal_text(as_text(result, command)))
+    fields = {**as_json(result, command), "scoring": work.throughput(place)}
+    print_result(arguments, fields, as_text(result, command))
     verdict = f"{result.total.verdict}: {result.total.reasons[0]}"
     if exit_code(result.total.verdict) == 1:
         raise ProofError(verdict)
@@ -95,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
-    """What the check says, and what scoring took."""
+    """The result of the check, and the place that scored."""
     if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
@@ -123,7 +119,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
 def meanwhile(
     arguments: argparse.Namespace, model: Model, target: Target, format_name: str, known: Known
 ) -> contextlib.AbstractContextManager[While]:
-    """What is done with answers while others are to come. An engine in this process needs its memory and its cores."""
+    """What happens to responses while others are pending: an engine in this process needs its memory and cores."""
     if arguments.first:
         return contextlib.nullcontext(until_wrong(model, format_name, known))
     if isinstance(target, HttpTarget):
@@ -132,7 +128,7 @@ def meanwhile(
 
 
 def recorder_of(arguments: argparse.Namespace) -> Record | None:
-    """How to record, if it is asked for; RequestError or TargetError, before anything runs, if that can't be.
+    """The recorder of --locate; RequestError or TargetError, before anything runs, if there can't be one.
 
     None also for an engine that is to be recorded itself and shows only answers: see `located`.
     """
@@ -148,8 +144,7 @@ def recorded_format(arguments: argparse.Namespace) -> str:
 
 
 def located(result: Checked, arguments: argparse.Namespace, record: Record | None) -> Checked:
-    """The same with the operation that goes wrong, with why that can't be said, or how to get there without a recorder:
-    the verdict stays in any case."""
+    """The result with the wrong operation, why it is unknown, or how to find it; the verdict stays."""
     path = checkpoint_path(arguments.model)
     target = arguments.locate or arguments.target
     if record is None:
@@ -163,7 +158,7 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
-    """What was recorded earlier, all of it."""
+    """The result of a file of recorded responses."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs
@@ -186,8 +181,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
     text = arguments.target
     kind, _, rest = text.partition(":")
     if kind in ("http", "https"):
-        tokenizer = model.tokenizer if model.has_tokenizer else None
-        return HttpTarget(text, tokenizer, arguments.name, arguments.at_once, arguments.timeout)
+        return HttpTarget(text, model.tokenizer_or_none, arguments.name, arguments.at_once, arguments.timeout)
     if kind == "exec":
         return ExecTarget(rest, model.path, model.config.vocab_size, arguments.timeout)
     if kind == "transformers":
@@ -205,7 +199,7 @@ def target_of(arguments: argparse.Namespace, model: Model) -> Target:
 
 @contextlib.contextmanager
 def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
-    """The file that answers are kept in, if any is named."""
+    """The file of --save or --resume, if any."""
     if arguments.save is not None and arguments.resume is not None:
         raise RequestError("--save and --resume: expected one of them")
     name = arguments.save or arguments.resume
@@ -223,7 +217,7 @@ def add_check(commands: Commands) -> None:
         commands,
         "check",
         run,
-        "hold another engine against the oracle, under the noise that its number format is entitled to",
+        "check an engine against the oracle, within the rounding error of its number format",
         EXAMPLE,
         tokenizer=True,
         exit_codes=EXIT_CODES,
@@ -240,31 +234,31 @@ def add_check(commands: Commands) -> None:
         type=int,
         help=f"most requests in flight together (as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})",
     )
-    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, with commas between them")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of what is asked (0)")
-    parser.add_argument("--name", metavar="NAME", help="of the model, for a server that serves several")
-    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for one answer (120)")
-    parser.add_argument("--save", metavar="FILE", help="keep asks and answers, as they come; FILE must be new")
-    parser.add_argument("--resume", metavar="FILE", help="the same, and don't ask again what FILE answers")
+    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, separated by commas")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the generated requests (0)")
+    parser.add_argument("--name", metavar="NAME", help="model name, for a server with more than one")
+    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for a response (120)")
+    parser.add_argument("--save", metavar="FILE", help="save requests and responses as they come; FILE must not exist")
+    parser.add_argument("--resume", metavar="FILE", help="the same, without repeating the requests in FILE")
     parser.add_argument(
         "--locate",
         metavar="TARGET",
         nargs="?",
         const="",
-        help="if it is wrong, record its shortest wrong request and name the wrong operation; TARGET is the engine "
-        f"itself (of a server or process: how to dump that request), or {FORMS}",
+        help="if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
+        f"engine itself (for a server or process, print how to dump that request), or {FORMS}",
     )
     parser.add_argument(
         "--first",
         action="store_true",
-        help="end with the first answer that is wrong beyond doubt; a right engine is asked everything",
+        help="stop at the first response that is certainly wrong; a right engine gets every request",
     )
     parser.add_argument(
         "--constants",
         action="store_true",
-        help="look for wrong constants that the format's rounding hides, in each layer, however long it takes; of a "
-        "small model those of the whole network are looked for in any case",
+        help="search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
+        "small model the constants of the whole network are always searched",
     )
     work.add_options(parser)
-    parser.add_argument("--html", metavar="FILE", help="write a report that any browser opens")
-    parser.add_argument("--junit", metavar="FILE", help="write a report for a CI server")
+    parser.add_argument("--html", metavar="FILE", help="write an HTML report")
+    parser.add_argument("--junit", metavar="FILE", help="write a JUnit XML report")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import shlex
 import sys
 from pathlib import Path
 
 from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add_command
-from lfm2np.cli.shared.terminal import progress_bar, read_file
+from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
 from lfm2np.drawings.runs.run import Run, read_run
@@ -27,7 +26,7 @@ EXAMPLE = """lfm2np draw --demo -o page.html
   lfm2np draw run.jsonl -o page.html
   lfm2np draw run.jsonl --terminal --step 3"""
 
-PARTIAL = "take a trace without its end: its run goes on, or broke off"
+PARTIAL = "accept a trace without its end, of a run that is under way or was interrupted"
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,10 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
     with progress_bar("drawing") as show:
         page = draw(chosen, trained, source, command, show)
     write_whole(Path(arguments.output), page)
-    if arguments.json:
-        print(json.dumps({"page": arguments.output, "bytes": len(page.encode()), "steps": len(chosen.steps)}))
-    else:
-        print(f"{arguments.output}: {len(chosen.steps)} steps, {len(page.encode()) / 1e6:.1f} MB")
+    size, steps = len(page.encode()), len(chosen.steps)
+    fields = {"page": arguments.output, "bytes": size, "steps": steps}
+    print_result(arguments, fields, f"{arguments.output}: {steps} steps, {size / 1e6:.1f} MB")
 
 
 def source_of(arguments: argparse.Namespace, model: Model) -> tuple[str, list[str]]:
@@ -91,17 +89,17 @@ def add_draw(commands: Commands) -> None:
         model=False,
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("trace", metavar="TRACE", nargs="?", help="a file written by generate --trace")
-    source.add_argument("--demo", action="store_true", help="a run that shows everything")
+    source.add_argument("trace", metavar="TRACE", nargs="?", help="file written by generate --trace")
+    source.add_argument("--demo", action="store_true", help="a run that shows every feature")
     parser.add_argument(
-        "--model", metavar="DIR", help="of --demo: checkpoint directory, or a GGUF file (the trained fixture)"
+        "--model", metavar="DIR", help="for --demo: checkpoint directory, or a GGUF file (the trained fixture)"
     )
-    parser.add_argument("--tokenizer", metavar="DIR", help=f"of --model: {TOKENIZER_HELP}")
+    parser.add_argument("--tokenizer", metavar="DIR", help=f"for --model: {TOKENIZER_HELP}")
     parser.add_argument("--partial", action="store_true", help=PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("-o", "--output", metavar="FILE", help="the page to write")
-    target.add_argument("--terminal", action="store_true", help="plan, blocks and timeline of one step, as text")
-    parser.add_argument("--step", metavar="N", type=int, help="of --terminal (the last)")
+    target.add_argument("-o", "--output", metavar="FILE", help="HTML file to write")
+    target.add_argument("--terminal", action="store_true", help="print plan, blocks and timeline of a step as text")
+    parser.add_argument("--step", metavar="N", type=int, help="step to print with --terminal (the last)")
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
@@ -109,15 +107,13 @@ def run_replay(arguments: argparse.Namespace) -> None:
         result = replay(read_file(arguments.trace).splitlines(), is_whole=not arguments.partial)
     except TraceError as error:
         raise ProofError(f"{arguments.trace}: {error}") from None
-    if arguments.json:
-        print(json.dumps(dataclasses.asdict(result)))
-        return
     unfinished = f", {result.unfinished} requests unfinished" if result.unfinished else ""
-    print(
+    text = (
         f"replayed {result.steps} steps, {result.requests} requests, {result.scheduled_tokens} scheduled and "
         f"{result.tokens} sampled tokens, {result.preemptions} preemptions{unfinished}: "
         "every plan, token and ending as recorded"
     )
+    print_result(arguments, dataclasses.asdict(result), text)
 
 
 def add_replay(commands: Commands) -> None:
@@ -129,5 +125,5 @@ def add_replay(commands: Commands) -> None:
         "lfm2np replay trace.jsonl",
         model=False,
     )
-    parser.add_argument("trace", metavar="TRACE", help="a file written by generate --trace")
+    parser.add_argument("trace", metavar="TRACE", help="file written by generate --trace")
     parser.add_argument("--partial", action="store_true", help=PARTIAL)

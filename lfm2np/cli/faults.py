@@ -1,4 +1,4 @@
-"""`lfm2np faults`: does the suite bite."""
+"""`lfm2np faults`: does the suite catch bugs."""
 
 from __future__ import annotations
 
@@ -126,12 +126,18 @@ def add_faults(commands: Commands) -> None:
         commands,
         "faults",
         run_faults,
-        "put real engines' bugs into this one, and see the property suite catch them",
+        "inject bugs of real engines into this entry, and check that the property suite catches them",
         "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
         model=False,
     )
-    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all of both)")
-    parser.add_argument("--profile", choices=PROFILES, default="ci", help="examples of each property (ci)")
-    parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--list", action="store_true", help="print what each is, and run nothing")
-    parser.add_argument("--show", action="store_true", help="print also how each was caught: example and script")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
+    parser.add_argument("--profile", choices=PROFILES, default="ci", help="how many examples of each property (ci)")
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes at a time (as many as there are cores)",
+    )
+    parser.add_argument("--list", action="store_true", help="describe each, and run nothing")
+    parser.add_argument("--show", action="store_true", help="also print how each was caught: example and script")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from lfm2np.cli.check import target_of
 from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add_command, one_line
-from lfm2np.cli.shared.terminal import progress_bar, terminal_text
+from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -32,10 +30,10 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """exit codes:
   0    no trace failed
-  1    a trace failed: what is wrong stands in a folder
-  2    inconclusive: the engine does not tell its tokens
+  1    a trace failed; its findings are in a folder
+  2    inconclusive: the engine does not report its token ids
   3    it could not run
-  130  interrupted; what was found until then is kept"""
+  130  interrupted; findings so far are kept"""
 EXAMPLE = """lfm2np fuzz http://127.0.0.1:8000 --model LFM2-350M --format bfloat16 --minutes 10
   lfm2np fuzz http://127.0.0.1:8080 --model DIR --start "./llama-server -m model.gguf -np 4 --port 8080"
   lfm2np fuzz package.module:factory --model DIR --examples 500 --block-size 16 --chunk 64
@@ -57,13 +55,10 @@ def run(arguments: argparse.Namespace) -> None:
         with progress_bar("loading") as show:
             model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
         with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
-            findings, counts = found(arguments, model, place, player, started)
+            findings, counts = fuzzed(arguments, model, place, player, started)
     except RequestError as error:
         raise TargetError(str(error)) from None
-    if arguments.json:
-        print(json.dumps({"findings": findings, **counts}))
-    else:
-        print(terminal_text(as_text(findings, counts)))
+    print_result(arguments, {"findings": findings, **counts}, as_text(findings, counts))
     if findings:
         raise ProofError(f"{len(findings)} findings, first {findings[0]['what']}")
 
@@ -108,8 +103,7 @@ def player_of(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[Pla
         if started is not None:
             started.start()
         if is_http:
-            tokenizer = model.tokenizer if model.has_tokenizer else None
-            player: Player = HttpPlayer(target, tokenizer, arguments.name, arguments.timeout)
+            player: Player = HttpPlayer(target, model.tokenizer_or_none, arguments.name, arguments.timeout)
         else:
             player = local_player(arguments, model)
         with contextlib.closing(player):
@@ -134,26 +128,25 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
     return RoundsPlayer(target_of(argparse.Namespace(**{**vars(arguments), "at_once": SLOTS}), model))
 
 
-def found(
+def fuzzed(
     arguments: argparse.Namespace, model: Model, place: Place, player: Player, started: StartedServer | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each finding as its folder tells it, and what was done."""
+    """Each finding, as in its folder, and the figures of the run."""
     from lfm2np.fuzz.campaign import Campaign, Counts
     from lfm2np.fuzz.hand_over import Context, hand_over
 
     takes = player.probe()
     if not takes.abilities.tells_token_ids:
-        raise InconclusiveError("the engine does not tell the ids of its tokens: nothing can be judged")
-    command = shlex.join(["lfm2np", *sys.argv[1:]])
+        raise InconclusiveError("the engine does not report token ids: nothing can be judged")
     taken = formats.format_of(arguments, takes.abilities.engine)
-    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command)
+    context = Context(arguments.target, takes.abilities.engine, taken.name, taken.why, model.path.name, command_line())
     findings: list[dict[str, Any]] = []
     with tqdm(desc="traces", delay=2, leave=False, disable=None, file=sys.stderr, total=arguments.examples) as bar:
 
-        def tell(counts: Counts) -> None:
+        def show(counts: Counts) -> None:
             bar.update(counts.traces - bar.n)
-            told = f"{counts.requests} requests, {counts.tokens} tokens, {counts.findings} findings"
-            bar.set_postfix_str(f"{told}, {counts.replays} replays", refresh=False)
+            figures = f"{counts.requests} requests, {counts.tokens} tokens, {counts.findings} findings"
+            bar.set_postfix_str(f"{figures}, {counts.replays} replays", refresh=False)
 
         restart, took = renewal(player, started)
         campaign = Campaign(
@@ -166,16 +159,17 @@ def found(
             restart is not None and took < QUICK,
             arguments.target.startswith(("http:", "https:")),
             arguments.shrink_minutes * 60,
-            tell,
+            show,
         )
         for failure in failures(arguments, campaign):
             folder = hand_over(Path(arguments.out), failure, model, player, context)
             findings.append(as_row(failure, folder))
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
-    told: dict[str, Any] = {"format": taken.name, "why_format": taken.why}
-    told |= {"traces": counts.traces, "replays": counts.replays, "requests": counts.requests, "tokens": counts.tokens}
-    return findings, {"engine": takes.abilities.engine, **told, "seconds": round(counts.seconds, 1)}
+    figures: dict[str, Any] = {"format": taken.name, "why_format": taken.why}
+    figures |= {"traces": counts.traces, "replays": counts.replays}
+    figures |= {"requests": counts.requests, "tokens": counts.tokens, "seconds": round(counts.seconds, 1)}
+    return findings, {"engine": takes.abilities.engine, **figures}
 
 
 def renewal(player: Player, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
@@ -219,12 +213,12 @@ def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
     from lfm2np.fuzz.alphabet import alphabet_of
     from lfm2np.fuzz.draw import Around
 
-    tokenizer = model.tokenizer if model.has_tokenizer else None
+    tokenizer = model.tokenizer_or_none
     alphabet = alphabet_of(tokenizer, model.config.vocab_size)
     most = model.config.max_position_embeddings
     if arguments.max_model_len is not None and arguments.max_model_len > most:
-        told = f"--max-model-len {arguments.max_model_len}: expected at most {most}"
-        raise RequestError(f"{told}: max_position_embeddings (config.json)")
+        expected = f"expected at most {most}: max_position_embeddings (config.json)"
+        raise RequestError(f"--max-model-len {arguments.max_model_len}: {expected}")
     longest = max(LEAST_CONTEXT, arguments.max_model_len or min(most, takes.longest or most))
     return Around(
         block=arguments.block_size,
@@ -259,7 +253,7 @@ def as_row(failure: Failure, folder: Path) -> dict[str, Any]:
         "failed": failure.rate[0],
         "replays": failure.rate[1],
         "same_tokens": failure.same_tokens,
-        "before": sum(len(one.requests) for one in failure.before),
+        "before": sum(len(trace.requests) for trace in failure.before),
         "needs_before": failure.needs_before,
         "requests": len(failure.trace.requests),
         "tokens": failure.trace.num_tokens,
@@ -279,26 +273,26 @@ def as_text(findings: list[dict[str, Any]], counts: dict[str, Any]) -> str:
         f"{counts['tokens']} tokens, in {counts['seconds']:.0f} s",
         f"findings  {len(findings)}",
     ]
-    for one in findings:
+    for finding in findings:
         lines += [
             "",
-            f"{one['kind']}: {one['what']}",
-            f"  after {one['traces']} traces and {one['seconds']:.0f} s; {rate_of(one)}",
-            f"  shrunk from {one['drawn_requests']} requests ({one['drawn_tokens']} tokens) to {one['requests']} "
-            f"({one['tokens']}) in {one['shrinking_seconds']:.0f} s",
-            f"  {one['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py",
+            f"{finding['kind']}: {finding['what']}",
+            f"  after {finding['traces']} traces and {finding['seconds']:.0f} s; {rate_of(finding)}",
+            f"  shrunk from {finding['drawn_requests']} requests ({finding['drawn_tokens']} tokens) to "
+            f"{finding['requests']} ({finding['tokens']}) in {finding['shrinking_seconds']:.0f} s",
+            f"  {finding['folder']}: trace.json, report.html, issue.md and, for a server, reproduce.py",
         ]
-        if one["kind"] == "wrong" and one["requests"] == 1:
-            lines.append("  one request alone is wrong: `lfm2np check` tells another format from a bug")
+        if finding["kind"] == "wrong" and finding["requests"] == 1:
+            lines.append("  one request alone is wrong: `lfm2np check` tells a number format from a bug")
     return "\n".join(lines)
 
 
-def rate_of(one: dict[str, Any]) -> str:
-    if not one["replays"]:
+def rate_of(finding: dict[str, Any]) -> str:
+    if not finding["replays"]:
         return "not played again: the server is gone, and there is no --start"
-    tokens = "the same tokens" if one["same_tokens"] else "other tokens"
-    before = f"; needs what came before: {one['before']} requests" if one["needs_before"] else ""
-    return f"fails in {one['failed']} of {one['replays']} replays, each with {tokens}{before}"
+    tokens = "the same tokens" if finding["same_tokens"] else "other tokens"
+    before = f"; needs what came before: {finding['before']} requests" if finding["needs_before"] else ""
+    return f"fails in {finding['failed']} of {finding['replays']} replays, each with {tokens}{before}"
 
 
 def add_fuzz(commands: Commands) -> None:
@@ -306,7 +300,7 @@ def add_fuzz(commands: Commands) -> None:
         commands,
         "fuzz",
         run,
-        "try a running engine with timed traces of many requests, and make what fails small",
+        "test a running engine with timed traces of many requests, and shrink what fails",
         EXAMPLE,
         tokenizer=True,
         exit_codes=EXIT_CODES,
@@ -316,19 +310,19 @@ def add_fuzz(commands: Commands) -> None:
         "target", metavar="TARGET", help="http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND"
     )
     formats.add_options(parser)
-    add("--minutes", metavar="N", type=float, help="draw for so long")
-    add("--examples", metavar="N", type=int, help=f"draw so many traces ({EXAMPLES}, without --minutes)")
-    add("--seed", metavar="N", type=int, default=0, help="of what is drawn (0)")
-    add("--findings", metavar="N", type=int, default=1, help="end after so many (1)")
-    add("--out", metavar="DIR", default="lfm2np-findings", help="where findings are put (lfm2np-findings)")
+    add("--minutes", metavar="N", type=float, help="generate traces for N minutes")
+    add("--examples", metavar="N", type=int, help=f"generate N traces ({EXAMPLES}, without --minutes)")
+    add("--seed", metavar="N", type=int, default=0, help="seed of the generated traces (0)")
+    add("--findings", metavar="N", type=int, default=1, help="stop after N findings (1)")
+    add("--out", metavar="DIR", default="lfm2np-findings", help="folder for findings (lfm2np-findings)")
     add(
         "--replay",
         metavar="FILE",
         action="append",
-        help=f"play this trace.json, up to {REPLAYS} times until it fails, and draw nothing",
+        help=f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing",
     )
-    add("--shrink-minutes", metavar="N", type=float, default=5.0, help="for making one finding small (5)")
-    add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens of the engine's cache blocks ({BLOCK})")
+    add("--shrink-minutes", metavar="N", type=float, default=5.0, help="time for shrinking a finding (5)")
+    add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens in a cache block of the engine ({BLOCK})")
     add(
         "--max-num-batched-tokens",
         "--chunk",
@@ -336,24 +330,41 @@ def add_fuzz(commands: Commands) -> None:
         metavar="N",
         type=int,
         default=CHUNK,
-        help=f"most tokens of its steps ({CHUNK})",
+        help=f"most tokens in a step of the engine ({CHUNK})",
     )
-    add("--max-num-seqs", metavar="N", type=int, help=f"requests that it runs at once (as it tells, else {SLOTS})")
-    add("--max-model-len", metavar="N", type=int, help="most tokens of a request (as it tells, else the model's)")
+    add(
+        "--max-num-seqs",
+        metavar="N",
+        type=int,
+        help=f"requests that the engine runs at once (as it reports, else {SLOTS})",
+    )
+    add(
+        "--max-model-len",
+        metavar="N",
+        type=int,
+        help="most tokens of a request (as the engine reports, else the model's)",
+    )
     add(
         "--without",
         metavar="NAMES",
         default="",
-        help="draw no left, cold, sampled, several, stop or streamed requests; text: do not compare texts",
+        help="kinds of requests not to generate: left (aborted), cold (new cache salt), sampled, several (n > 1), "
+        "stop, streamed; text: do not compare texts",
     )
-    add("--name", metavar="NAME", help="of the model, for a server that serves several")
+    add("--name", metavar="NAME", help="model name, for a server with more than one")
     add(
         "--timeout",
         metavar="S",
         type=float,
         default=60.0,
-        help="seconds for one answer; one that takes longer hangs (60)",
+        help="seconds for a response; the engine hangs if it takes longer (60)",
     )
-    add("--start", metavar="COMMAND", help="starts the server, and again where it is gone or hangs")
-    add("--start-seconds", metavar="S", type=float, default=300.0, help="that it may take until it answers (300)")
+    add("--start", metavar="COMMAND", help="command that starts the server, run again if it ends or hangs")
+    add(
+        "--start-seconds",
+        metavar="S",
+        type=float,
+        default=300.0,
+        help="seconds until the started server responds (300)",
+    )
     work.add_options(parser)

@@ -32,22 +32,22 @@ def run_info(arguments: argparse.Namespace) -> None:
 
 
 def show_trusted(as_json: bool) -> None:
-    """The files that have to be believed, whatever the checkpoint."""
+    """The files that have to be trusted, whatever the checkpoint."""
     files = trusted.trusted_files()
     if as_json:
-        print(json.dumps([asdict(one) for one in files]))
+        print(json.dumps([asdict(file) for file in files]))
         return
     for is_reading, what in ((False, "the reference, in integers"), (True, "reading checkpoints, and errors")):
-        own = [one for one in files if one.is_reading == is_reading]
-        print(f"{sum(one.lines for one in own):>6}  {what}")
-        for one in own:
-            print(f"{one.lines:>8}  lfm2np/{one.file}")
+        group = [file for file in files if file.is_reading == is_reading]
+        print(f"{sum(file.lines for file in group):>6}  {what}")
+        for file in group:
+            print(f"{file.lines:>8}  lfm2np/{file.file}")
 
 
 def add_info(commands: Commands) -> None:
     example = "lfm2np info --json\n  lfm2np info --trust"
     parser = add_command(commands, "info", run_info, "shape, memory and proved bounds of a checkpoint", example)
-    trust = "instead: which files of this program have to be believed, with their lines; all others are compared"
+    trust = "list the files that have to be trusted, with line counts; all others are checked against these"
     parser.add_argument("--trust", action="store_true", help=trust)
 
 

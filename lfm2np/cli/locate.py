@@ -1,10 +1,9 @@
-"""`lfm2np locate`: which operation of an engine is the first whose output its own inputs do not explain."""
+"""`lfm2np locate`: the first operation of an engine whose output differs from what its inputs give."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import Commands, add_command
-from lfm2np.cli.shared.terminal import progress_bar, terminal_text
+from lfm2np.cli.shared.terminal import print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
 from lfm2np.oracle.locate.locate import Report, locate
@@ -21,10 +20,10 @@ from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.words import as_text, shortened, why_inconclusive
 
 EXIT_CODES = """exit codes:
-  0    nothing exceeds its bound
-  1    wrong: its own inputs do not explain a tensor
-  2    inconclusive: the dump has too few tensors to tell
-  3    the dump or the model can't be read, or they do not fit each other
+  0    every tensor is within its bound
+  1    wrong: a tensor differs from what its inputs give
+  2    inconclusive: the dump has too few tensors
+  3    the dump or the model can't be read, or they do not match
   130  interrupted"""
 
 
@@ -42,10 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
         warnings.warn(f"{arguments.dump}: {len(dump.unknown)} unknown names: {shortened(dump.unknown)}", stacklevel=1)
     with progress_bar("locating") as show:
         report = locate(tensors, config, dump, arguments.format, show)
-    if arguments.json:
-        print(json.dumps(as_json(report, str(path))))
-    else:
-        print(terminal_text(as_text(report)))
+    print_result(arguments, as_json(report, str(path)), as_text(report))
     if report.findings:
         raise ProofError(f"{report.findings[0].name}: not what its inputs make")
     if not report.is_conclusive:
@@ -53,13 +49,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def as_json(report: Report, model: str) -> dict[str, Any]:
-    """Numbers that are not finite as text: they are no JSON."""
+    """Infinities and NaN as text, which JSON has no numbers for."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: plain(one) for name, one in value.items()}
+            return {key: plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     fields: dict[str, Any] = plain(dataclasses.asdict(report))
@@ -71,20 +67,22 @@ def add_locate(commands: Commands) -> None:
         commands,
         "locate",
         run,
-        "name the first tensor of an engine's activations that its own inputs do not explain",
+        "find the first tensor in an engine's activations that differs from what its inputs give",
         "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
         exit_codes=EXIT_CODES,
     )
     parser.add_argument(
         "dump",
         metavar="DUMP",
-        help="safetensors file: token_ids [T], and outputs of modules named as transformers does",
+        help="safetensors file: token_ids [T], and module outputs named as in transformers",
     )
     parser.add_argument(
-        "--names", metavar="FILE", help='JSON object of the file\'s names to those; "{layer}" stands for a number'
+        "--names",
+        metavar="FILE",
+        help='JSON object that maps names in the file to those names; "{layer}" stands for a number',
     )
     parser.add_argument(
         "--format",
         choices=list(PRECISIONS),
-        help="what the engine computes in (default: what the dump says, or is stored in)",
+        help="number format of the engine (default: as the dump says, else its storage format)",
     )

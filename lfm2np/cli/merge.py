@@ -29,10 +29,14 @@ def run_merge(arguments: argparse.Namespace) -> None:
     checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
     write_whole(arguments.output, "".join(line_of(entry, model.sha256) for entry in entries.values()))
     if arguments.json:
-        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": [str(one) for one in checked]}))
+        print(
+            json.dumps(
+                {"output": arguments.output, "items": len(entries), "checked": [str(entry) for entry in checked]}
+            )
+        )
         return
-    for one in checked:
-        print(f"computed again, bit for bit: {one}")
+    for entry in checked:
+        print(f"computed again, bit for bit: {entry}")
     print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
 
 
@@ -41,11 +45,11 @@ def add_merge(commands: Commands) -> None:
         commands,
         "merge",
         run_merge,
-        "put files of results together, of score, check or vectors, and compute some of them again",
+        "merge --results files of score, check or vectors, and recompute some of their items",
         MERGE_EXAMPLE,
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", help="files of --results, of one checkpoint")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace, as a whole")
-    check_help = "compute K of the items again, and refuse if a bit differs (0)"
+    parser.add_argument("files", metavar="FILE", nargs="+", help="--results files of one checkpoint")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace")
+    check_help = "recompute K items, and fail if a bit differs (0)"
     parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the items that are drawn (0)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed that chooses those items (0)")

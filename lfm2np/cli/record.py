@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import Commands, add_command
-from lfm2np.cli.shared.terminal import parse_ids, terminal_text
+from lfm2np.cli.shared.terminal import parse_ids, print_result
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.recorders.demands import require_request
@@ -32,12 +31,10 @@ def run(arguments: argparse.Namespace) -> None:
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
     write_whole(arguments.output, content)
-    if arguments.json:
-        print(json.dumps({"target": arguments.target, "model": str(path), **as_json(arguments.output, dump)}))
-    else:
-        sizes = ", ".join(map(str, dump.steps.sizes))
-        held = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
-        print(terminal_text(f"{arguments.output}: {held}"))
+    fields = {"target": arguments.target, "model": str(path), **as_json(arguments.output, dump)}
+    sizes = ", ".join(map(str, dump.steps.sizes))
+    content_text = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
+    print_result(arguments, fields, f"{arguments.output}: {content_text}")
 
 
 def as_json(output: str, dump: Dump) -> dict[str, object]:
@@ -67,9 +64,11 @@ def add_record(commands: Commands) -> None:
         metavar="IDS",
         action="append",
         required=True,
-        help="token ids, separated by commas or spaces; given again: of another request, run together with the first",
+        help="token ids, separated by commas or spaces; may be repeated: another request, run together with the first",
     )
-    parser.add_argument("--request", metavar="N", type=int, default=0, help="whose rows are written: the N-th, from 0")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="new tokens of each, greedy (4)")
-    format_help = "to compute in (float32; of llama.cpp what its file holds, q8 where weights are quantised)"
+    parser.add_argument("--request", metavar="N", type=int, default=0, help="index of the request to write, from 0 (0)")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="greedy tokens to generate for each (4)")
+    format_help = (
+        "number format to compute in (float32; for llama.cpp that of its file, q8 where weights are quantised)"
+    )
     parser.add_argument("--format", choices=list(PRECISIONS), help=format_help)

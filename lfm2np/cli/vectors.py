@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lfm2np.cli.shared import work
 from lfm2np.cli.shared.parser import MODEL_HELP, TOKENIZER_HELP, Commands, add_command
-from lfm2np.cli.shared.terminal import progress_bar, progress_bars, terminal_text
+from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
@@ -26,9 +24,9 @@ from lfm2np.oracle.vectors.form import VectorsError
 from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
 
 EXIT_CODES = """exit codes:
-  0    made, or as it should be
-  1    verify: the set says something else than the model, or an engine's answers are wrong
-  2    make: the arguments can't be met, or the folder can't be written; verify: answers are missing or can't be judged
+  0    the set is written, or matches
+  1    verify: the set differs from the model, or an engine's responses are wrong
+  2    make: the arguments can't be met, or the folder can't be written; verify: responses are missing or not judged
   3    verify: it could not run; model or vectors are missing or corrupt
   130  interrupted"""
 EXAMPLE = """lfm2np vectors make --model LFM2-350M -o vectors-350M
@@ -59,9 +57,11 @@ def run_make(arguments: argparse.Namespace) -> None:
     require_replaceable(arguments.output)
     model = loaded(arguments)
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
-        made = make(model, arguments.seed, progress=shown, executor=place)
-    size = write_set(made, arguments.output)
-    tell(arguments, {"folder": arguments.output, "bytes": size, **counted(made)}, [f"{summary(made)}, {size} bytes"])
+        vectors = make(model, arguments.seed, progress=shown, executor=place)
+    size = write_set(vectors, arguments.output)
+    print_result(
+        arguments, {"folder": arguments.output, "bytes": size, **counted(vectors)}, f"{summary(vectors)}, {size} bytes"
+    )
 
 
 def run_verify(arguments: argparse.Namespace) -> None:
@@ -69,8 +69,8 @@ def run_verify(arguments: argparse.Namespace) -> None:
     model = loaded(arguments)
     with work.place_of(arguments, model) as place, progress_bars("verifying") as shown:
         found = verify(model, known, shown, place)
-    fields = {**counted(known), "differences": [asdict(one) for one in found]}
-    tell(arguments, fields, shown_differences(found) or [f"{summary(known)}: bit for bit as computed here"])
+    fields = {**counted(known), "differences": [asdict(difference) for difference in found]}
+    print_result(arguments, fields, shown_differences(found) or f"{summary(known)}: bit for bit as computed here")
     if found:
         raise ProofError(f"{len(found)} differences, first: {found[0]}")
 
@@ -84,10 +84,12 @@ def run_answers(arguments: argparse.Namespace) -> None:
     except vectors_plain.PlainError as problem:
         raise VectorsError(str(problem)) from None
     lines = vectors_plain.report(judged, answers)
-    tell(arguments, {"positions": [one._asdict() for one in judged], "summary": lines[-1]}, lines)
+    print_result(
+        arguments, {"positions": [position._asdict() for position in judged], "summary": lines[-1]}, "\n".join(lines)
+    )
     code = vectors_plain.result(judged)
     if code == 1:
-        wrong = next(one for one in judged if one.verdict in (vectors_plain.BUG, vectors_plain.DRIFT))
+        wrong = next(position for position in judged if position.verdict in (vectors_plain.BUG, vectors_plain.DRIFT))
         raise ProofError(f"{wrong.verdict}: {wrong.id} position {wrong.position}: {wrong.detail}")
     if code == 2:
         raise InconclusiveError(lines[0])
@@ -120,16 +122,9 @@ def summary(known: VectorSet) -> str:
     return f"{counts['vectors']} vectors, {counts['positions']} positions ({ties}), {counts['tensors']} tensors"
 
 
-def shown_differences(found: list[Difference]) -> list[str]:
+def shown_differences(found: list[Difference]) -> str:
     more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
-    return [str(one) for one in found[:MOST_SHOWN]] + more
-
-
-def tell(arguments: argparse.Namespace, fields: dict[str, Any], lines: list[str]) -> None:
-    if getattr(arguments, "json", False):
-        print(json.dumps(fields))
-    else:
-        print(terminal_text("\n".join(lines)))
+    return "\n".join([*map(str, found[:MOST_SHOWN]), *more])
 
 
 def add_vectors(commands: Commands) -> None:
@@ -137,14 +132,14 @@ def add_vectors(commands: Commands) -> None:
         commands,
         "vectors",
         run,
-        "make golden vectors, or hold the reference or an engine's answers against them",
+        "make golden vectors, or check the reference or an engine's responses against them",
         EXAMPLE,
         exit_codes=EXIT_CODES,
     )
     kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
     for name, text in (
         ("make", "compute a set of vectors in exact arithmetic"),
-        ("verify", "compute a set again and compare bit for bit, or hold an engine's recorded answers against it"),
+        ("verify", "compute a set again and compare bit for bit, or check an engine's recorded responses"),
     ):
         sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=MODEL_HELP)
@@ -154,9 +149,9 @@ def add_vectors(commands: Commands) -> None:
         if name == "make":
             out_help = "folder to write or replace, as a whole"
             sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
-            sub.add_argument("--seed", metavar="N", type=int, default=0, help="of the prompts (0)")
+            sub.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the prompts (0)")
         else:
             sub.add_argument("folder", metavar="FOLDER", nargs="?", help="the set (default: the packaged one)")
-            answers_help = 'an engine\'s answers, {"id", "token_ids", "logprobs"} a line; the model is not needed'
+            answers_help = 'an engine\'s responses, {"id", "token_ids", "logprobs"} on each line; no model is needed'
             sub.add_argument("--answers", metavar="FILE", help=answers_help)
-            sub.add_argument("--format", choices=BOUNDED, help="with --answers: what the engine computes in (float32)")
+            sub.add_argument("--format", choices=BOUNDED, help="with --answers: number format of the engine (float32)")

@@ -29,11 +29,11 @@ def plan(run: Run, step: Step) -> str:
         f"{counted(len(step.entries), 'request')}"
     ]
     for entry in step.entries:
-        ids = " ".join(visible(run.word(one)) for one in entry.token_ids[:8])
+        ids = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids[:8])
         more = " ..." if len(entry.token_ids) > 8 else ""
         drafts = f", {entry.num_drafts} drafts" if entry.num_drafts else ""
-        told = step.tokens.get(entry.request_id, ())
-        said = f" -> {' '.join(visible(run.word(one)) for one in told)}" if told else ""
+        tokens = step.tokens.get(entry.request_id, ())
+        said = f" -> {' '.join(visible(run.word(one)) for one in tokens)}" if tokens else ""
         places = f"{entry.start}" if entry.stop == entry.start + 1 else f"{entry.start}-{entry.stop - 1}"
         lines.append(
             f"  {visible(entry.request_id):<12} positions {places:<9} slot {entry.slot}{drafts}  {ids}{more}{said}"
@@ -49,13 +49,13 @@ def experts(step: Step) -> str:
     layers = routes(step)
     if not layers:
         return ""
-    width = len(str(max(layers[0].num_experts - 1, *(max(one.rows) for one in layers))))
+    width = len(str(max(layers[0].num_experts - 1, *(max(layer.rows) for layer in layers))))
     names = " ".join(f"{expert:>{width}}" for expert in range(layers[0].num_experts))
     lines = ["rows of each expert, . none", f"  {'':<10} {names}"]
-    for one in layers:
-        counts = " ".join(f"{count or '.':>{width}}" for count in one.rows)
-        told = f"{counted(one.num_read, 'expert')} for {counted(one.num_choices, 'choice')}"
-        lines.append(f"  {f'block {one.layer}':<10} {counts}  {told}")
+    for layer in layers:
+        counts = " ".join(f"{count or '.':>{width}}" for count in layer.rows)
+        text = f"{counted(layer.num_read, 'expert')} for {counted(layer.num_choices, 'choice')}"
+        lines.append(f"  {f'block {layer.layer}':<10} {counts}  {text}")
     return "\n".join(lines)
 
 
@@ -95,11 +95,11 @@ def sign_of(names: Sequence[str], name: str) -> str:
 
 
 def key(names: Sequence[str]) -> str:
-    told = [
+    parts = [
         visible(name) if visible(name) == sign_of(names, name) else f"{sign_of(names, name)} {visible(name)}"
         for name in names[:12]
     ]
-    return ", ".join(told) + (", ..." if len(names) > 12 else "")
+    return ", ".join(parts) + (", ..." if len(names) > 12 else "")
 
 
 def painted(sign: str, index: int, colour: bool) -> str:

@@ -1,4 +1,4 @@
-"""From a step's logits to what it gives each sample: tokens, log-probabilities, or an error."""
+"""From a step's logits to each sample's tokens and log-probabilities, or its error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer_step(
     """
     answers: dict[str, Answer] = {}
     errors: dict[str, Lfm2npError] = dict(result.errors)
-    for entry in (one.entry for one in result.segments):
+    for entry in (segment.entry for segment in result.segments):
         rows = result.logits.get(entry.request_id)
         if entry.request_id in errors or rows is None:
             continue

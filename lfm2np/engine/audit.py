@@ -45,13 +45,15 @@ class Audit:
                     new[index] = block
             if new:
                 check_blocks(self._cache, self._contents(request.token_ids[: (max(new) + 1) * size]), new)
-        self._published = {key: one for key, one in self._published.items() if block_of.get(key) == one[0]}
+        self._published = {key: entry for key, entry in self._published.items() if block_of.get(key) == entry[0]}
 
     def check_memory(self) -> int:
         """All that is cached, and what each running request has computed; how many blocks and requests that were."""
-        for block, ids in sorted(self._published.values(), key=lambda one: -len(one[1])):  # the longest tell of others
+        for block, ids in sorted(
+            self._published.values(), key=lambda entry: -len(entry[1])
+        ):  # the longest tell of others
             check_blocks(self._cache, self._contents(ids), {len(ids) // self._cache.block_size - 1: block})
-        running = [one for one in self._scheduler.running if not self._scheduler.awaits_moves(one)]
+        running = [request for request in self._scheduler.running if not self._scheduler.awaits_moves(request)]
         for request in running:
             assert request.slot is not None
             computed = request.token_ids[: request.num_computed_tokens]

@@ -50,26 +50,26 @@ class ModelDrafter:
 
         RequestError if the draft model's numbers overflow for one of them.
         """
-        params = [self._params(one) for one in contexts]
+        params = [self._params(context) for context in contexts]
         self._rows = {}
         tokens: dict[str, tuple[int, ...]] = {}
         errors: list[str] = []
         try:
-            for one, param in zip(contexts, params, strict=True):
-                if param is not None:
-                    self._engine.add_request(one.request_id, one.token_ids, param)
+            for context, sampling in zip(contexts, params, strict=True):
+                if sampling is not None:
+                    self._engine.add_request(context.request_id, context.token_ids, sampling)
             for output in self._engine.stream():
                 if output.finished:
                     tokens[output.request_id] = output.outputs[0].token_ids
                     errors += [output.outputs[0].error] if output.outputs[0].error else []
         finally:  # also after an interrupt: nothing of this proposal may run in the next
-            for one in contexts:
-                self._engine.discard(one.request_id)
+            for context in contexts:
+                self._engine.discard(context.request_id)
         if errors:
             raise RequestError(f"draft model: {errors[0]}")
         return [
-            self._draft(tokens.get(one.request_id), param, self._rows.get(one.request_id, []))
-            for one, param in zip(contexts, params, strict=True)
+            self._draft(tokens.get(context.request_id), sampling, self._rows.get(context.request_id, []))
+            for context, sampling in zip(contexts, params, strict=True)
         ]
 
     def _params(self, context: DraftContext) -> SamplingParams | None:

@@ -1,4 +1,4 @@
-"""What a step asks its drafter for, and how far the guesses hold."""
+"""The contexts that a step gives its drafter, and how many draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def contexts_of(
 ) -> list[DraftContext]:
     """Who gets drafts in a planned step that leaves `room` tokens: at most `most` each.
 
-    Random guesses decide a token even where they are not computed with, so they are asked for at every position.
+    Sampled drafts decide a token even where they are not computed with, so every position needs one.
     """
     contexts = []
     for entry in plan.scheduled:
@@ -50,7 +50,7 @@ def may_draft(sample: Sample) -> bool:
 def decide(
     model: LoadedModel, group: Group, sample: Sample, entry: ScheduledTokens, rows: NDArray[Any], draft: Draft
 ) -> Answer:
-    """The tokens of one sample: guesses as long as they hold, then one token more, unless a token ends the request.
+    """The tokens of one sample: accepted drafts, then one token more, unless a token ends the request.
 
     rows  [rows, V], the last one of the entry's last token
     Nothing of the sample changes here. Lfm2npError if a token can't be chosen.

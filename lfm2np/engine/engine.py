@@ -87,8 +87,10 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if model.numerics.name not in NAMES:
-            one = f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache"
-            raise RequestError(f"{one}: expected one of {', '.join(NAMES)} for an engine")
+            expected = f"expected one of {', '.join(NAMES)} for an engine"
+            raise RequestError(
+                f"numerics {model.numerics.name!r} computes one sequence at a time, without a cache: {expected}"
+            )
         self.model, self.seed = model, seed
         self.metrics = RunMetrics()
         try:
@@ -216,7 +218,7 @@ class Engine:
             raise RequestError(f"request id {request_id!r} is already in use")
 
     def discard(self, request_id: str) -> None:
-        """Aborts a request if it is still known, unless an interrupt ended the run: that is told already."""
+        """Aborts a request if it is still known, unless an interrupt ended the run, which is reported already."""
         if request_id in self._groups and self._doing is None:
             self.abort(request_id)
 
@@ -249,7 +251,7 @@ class Engine:
             plan = self.scheduler.add_drafts(plan, drafts)
             result = self._compute(plan)
             answers, errors = answer_step(self.model, self._group_of, result, proposals)
-            tokens = {name: one.token_ids for name, one in answers.items()}
+            tokens = {name: answer.token_ids for name, answer in answers.items()}
             commit_step(self.cache, result, {name: len(ids) for name, ids in tokens.items()})
             self._doing = BOOKKEEPING
         except BaseException:
@@ -290,7 +292,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _bookkeeping(self) -> Iterator[None]:
-        """What a refusal or the trace file raises ends nothing; an interrupt may leave the trace behind, so it does."""
+        """A refusal or an error of the trace file leaves the engine usable; an interrupt does not: traces may lag."""
         self._doing = BOOKKEEPING
         try:
             yield
@@ -310,8 +312,8 @@ class Engine:
     def _report(self, answers: dict[str, Answer]) -> None:
         if self._on_logits:
             for name, answer in answers.items():
-                for one in answer.drawn:
-                    self._on_logits(name, one.position, one.row, one.token_id)
+                for drawn in answer.drawn:
+                    self._on_logits(name, drawn.position, drawn.row, drawn.token_id)
 
     def _propose(self, plan: BatchPlan) -> tuple[dict[str, tuple[int, ...]], Proposals]:
         """The drafts to compute with, and all that the drafter said."""
@@ -332,7 +334,7 @@ class Engine:
         self.metrics.draft_failures += 1
 
     def verify(self) -> int:
-        """How many cached blocks and running requests were held against the reference; ProofError for a difference.
+        """How many cached blocks and running requests equal the reference; ProofError for a difference.
 
         A cached block must hold what its prefix demands, a running request's blocks and live state what its computed
         tokens do. Call it between steps. RequestError for an engine without `check`, which does not know the prefixes.
@@ -363,7 +365,7 @@ class Engine:
             touched[group.request_id] = group
         for name, answer in answers.items():
             group, sample = self._group_of[name]
-            sample.logprobs += [one.logprobs for one in answer.drawn if one.logprobs is not None]
+            sample.logprobs += [drawn.logprobs for drawn in answer.drawn if drawn.logprobs is not None]
             group.first_token = now if group.first_token is None else group.first_token
             group.last_token = now
             if self._take(sample, answer, group.params):

@@ -40,7 +40,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
+        return None if self.logprobs is None else sum(logprob.logprob for logprob in self.logprobs)
 
 
 @dataclass(frozen=True)

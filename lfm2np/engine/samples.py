@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def token_ids(self) -> list[int]:
-        return [one.token_id for one in self.drawn]
+        return [drawn.token_id for drawn in self.drawn]
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ def make_group(
         raise RequestError(f"priority {priority!r}: expected a whole number")
     require_text(cache_salt, "cache_salt")
     config = model.config
-    tokenizer = model.tokenizer if model.has_tokenizer else None
+    tokenizer = model.tokenizer_or_none
     ids = model.prompt_ids(prompt)
     room = require_possible(model, ids, params)
     stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else config.eos_token_ids)

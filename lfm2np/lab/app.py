@@ -100,7 +100,7 @@ async def answered(request: Request, worker: Worker) -> Response:
 
 
 def page_of(query: str, reply: Reply) -> Response:
-    """What went wrong is told on a page too, above the form, so that another run is one click away."""
+    """Errors are shown on a page too, above the form, so that another run is a click away."""
     text = reply.text
     if reply.status not in KEPT:
         typed = typed_of(parse_qsl(query, keep_blank_values=True))
@@ -115,9 +115,9 @@ def sentence(status: int, text: str) -> Response:
 async def not_served(request: Request, problem: Exception) -> Response:
     """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
-    told = sentence(problem.status_code, f"{request.method} {request.url.path[:200]!r}: the page is at /")
-    told.headers.update(problem.headers or {})
-    return told
+    message = sentence(problem.status_code, f"{request.method} {request.url.path[:200]!r}: the page is at /")
+    message.headers.update(problem.headers or {})
+    return message
 
 
 async def failed(request: Request, problem: Exception) -> Response:

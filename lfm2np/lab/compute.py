@@ -114,8 +114,8 @@ def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking:
     )
 
 
-def differ(one: Sequence[Drawn], other: Sequence[Drawn]) -> bool:
-    return any(a != b for a, b in zip(one, other, strict=False))
+def differ(drawn: Sequence[Drawn], other: Sequence[Drawn]) -> bool:
+    return any(a != b for a, b in zip(drawn, other, strict=False))
 
 
 # --- the engine
@@ -187,9 +187,9 @@ def take_steps(
     """As `recorded` does, to its end, or for so many steps: then a sentence says so. `tokens` gets the answers."""
     left = list(coming)
     for number in range(MOST_STEPS):
-        for one in [one for one in left if one.arrival <= number]:
-            left.remove(one)
-            engine.add_request(one.request_id, one.prompt, one.params)
+        for request in [request for request in left if request.arrival <= number]:
+            left.remove(request)
+            engine.add_request(request.request_id, request.prompt, request.params)
         tokens |= {output.request_id: output.outputs[0].token_ids for output in step()}
         if not left and not engine.has_unfinished:
             return ""

@@ -46,7 +46,8 @@ ROW_LABELS = {"prompt": "Prompt", "arrival": "Step at which it comes", "tokens":
 def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
     model = typed.values.get("model", DEFAULT.model)
     rows = typed.rows or tuple(
-        Row(one.prompt, str(one.arrival), str(one.max_tokens)) for one in default_requests(model)
+        Row(default_request.prompt, str(default_request.arrival), str(default_request.max_tokens))
+        for default_request in default_requests(model)
     )
     rows = (*rows, *(Row("", None, None) for _ in range(MOST_REQUESTS - len(rows))))
     heads = [*HEADS, "is it right?"] if outcome and outcome.settings.fault else [*HEADS]
@@ -55,7 +56,7 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
         told_problem("", problems),
         element(
             "table",
-            element("thead", element("tr", [element("td"), *(element("th", one, scope="col") for one in heads)])),
+            element("thead", element("tr", [element("td"), *(element("th", head, scope="col") for head in heads)])),
             element("tbody", [row_of(index, row, problems, outcome) for index, row in enumerate(rows)]),
             class_="requests",
         ),
@@ -95,7 +96,7 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             _, least, most = ROW_NUMBERS[field]
             text = str(defaults[field]) if text is None else text
             more = {"inputmode": "numeric", "size": 3, "title": f"{least} to {most}"}
-        made = element(
+        control = element(
             "input",
             type="text",
             id=identity,
@@ -108,8 +109,8 @@ def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> 
             **marks(identity, problems),
         )
         narrow = element("span", f"{HEADS[len(fields)]} ", class_="narrow", aria_hidden="true")
-        fields.append(element("td", narrow, made, told_problem(identity, problems)))
-    answers = [element("td", one) for one in answer_of(name, outcome)]
+        fields.append(element("td", narrow, control, told_problem(identity, problems)))
+    answers = [element("td", cell) for cell in answer_of(name, outcome)]
     return element(
         "tr", element("th", swatch, scope="row", aria_label=f"request {name}"), fields, answers, class_="asked"
     )
@@ -120,7 +121,7 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
     if outcome is None or outcome.run is None or NAMES.index(name) >= len(outcome.settings.requests):
         return [""]
     words = [outcome.run.word(token) for token in outcome.tokens.get(name, ())]
-    said = (" " if outcome.settings.model == "paper" else "").join(one for one in words if one != END).strip()
+    said = (" " if outcome.settings.model == "paper" else "").join(word for word in words if word != END).strip()
     if not outcome.settings.fault:
         return [said]
     changed = outcome.changed[name]
@@ -132,8 +133,8 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 def default(name: str) -> str:
     """Of one of LABELS, as a form sends it."""
-    own = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
-    return told(getattr(DEFAULT, own))
+    setting = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
+    return told(getattr(DEFAULT, setting))
 
 
 def given(name: str, typed: Typed) -> str:
@@ -145,7 +146,7 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
     if name in NUMBERS:
         _, least, most = NUMBERS[name]
         range_ = f"{least} to {most}"
-        made = element(
+        control = element(
             "input",
             type="text",
             inputmode="numeric",
@@ -159,11 +160,11 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
         )
     else:
         known = CHOICES[name][1] if name in CHOICES else ON_OFF
-        made = select(name, known, given(name, typed), problems)
+        control = select(name, known, given(name, typed), problems)
     return element(
         "div",
         element("label", label, for_=name),
-        made,
+        control,
         element("small", about),
         told_problem(name, problems),
         class_="field",
@@ -173,7 +174,9 @@ def single_field(name: str, typed: Typed, problems: Problem) -> Markup:
 def select(name: str, known: Sequence[str], given: str, problems: Problem) -> Markup:
     """A value that is not known stays, as a choice of its own: it is what was typed."""
     choices = known if given in known else (given, *known)
-    options = [element("option", one or "nothing is broken", value=one, selected=one == given) for one in choices]
+    options = [
+        element("option", choice or "nothing is broken", value=choice, selected=choice == given) for choice in choices
+    ]
     return element("select", options, id=name, name=name, **marks(name, problems))
 
 

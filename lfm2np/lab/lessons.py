@@ -17,7 +17,7 @@ from lfm2np.lab.settings import Asked, Settings
 
 @dataclass(frozen=True)
 class Lesson:
-    """`view` is the id of the view to look at. `check` is asked for a run that got through at least one step."""
+    """`view` is the id of the view to look at. `check` is called for a run of at least one step."""
 
     number: int
     title: str
@@ -202,4 +202,4 @@ SIX = Lesson(
     judge=checks.steps_saved,
 )
 
-LESSONS: Mapping[int, Lesson] = {one.number: one for one in (ONE, TWO, THREE, FOUR, FIVE, SIX)}
+LESSONS: Mapping[int, Lesson] = {lesson.number: lesson for lesson in (ONE, TWO, THREE, FOUR, FIVE, SIX)}

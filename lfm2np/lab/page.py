@@ -93,7 +93,10 @@ def lesson_of(typed: Typed) -> int:
 
 def lesson_links(chosen: Lesson | None) -> Markup:
     links = [("Free play", "/", chosen is None)]
-    links += [(f"{one.number} {one.title}", f"/?{query_of(one.start)}", one is chosen) for one in LESSONS.values()]
+    links += [
+        (f"{lesson.number} {lesson.title}", f"/?{query_of(lesson.start)}", lesson is chosen)
+        for lesson in LESSONS.values()
+    ]
     items = [
         element("li", element("a", text, href=link, aria_current="page" if here else None))
         for text, link, here in links
@@ -130,14 +133,15 @@ def summary(outcome: Outcome | None) -> str:
     """The run in a line, so that the form can stay closed."""
     if outcome is None:
         return "The run"
-    one = outcome.settings
-    budget = f"a budget of {counted(one.budget, 'token')}" if one.chunked else "prompts whole"
-    drafts = f", {counted(one.drafts, 'draft')}" if one.drafts else ""
-    cache = "" if one.prefix_caching else ", no prefix cache"
-    fault = f", broken: {one.fault}" if one.fault else ""
+    settings = outcome.settings
+    budget = f"a budget of {counted(settings.budget, 'token')}" if settings.chunked else "prompts whole"
+    drafts = f", {counted(settings.drafts, 'draft')}" if settings.drafts else ""
+    cache = "" if settings.prefix_caching else ", no prefix cache"
+    fault = f", broken: {settings.fault}" if settings.fault else ""
+    blocks = f"{settings.num_blocks} blocks of {settings.block_size}"
     return (
-        f"The run: {counted(len(one.requests), 'request')}, {one.policy}, {one.num_blocks} blocks of {one.block_size}, "
-        f"{budget}, {counted(one.slots, 'slot')}{drafts}{cache}{fault}"
+        f"The run: {counted(len(settings.requests), 'request')}, {settings.policy}, {blocks}, {budget}, "
+        f"{counted(settings.slots, 'slot')}{drafts}{cache}{fault}"
     )
 
 

@@ -169,8 +169,8 @@ def form_problems(query: Sequence[tuple[str, str]]) -> list[str]:
     found = []
     unknown = sorted({key for key, _ in query} - {*SINGLE, *ROWS})
     if unknown:
-        told = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
-        found.append(f"{told}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
+        names = ", ".join(map(show, unknown[:3])) + (" and more" if len(unknown) > 3 else "")
+        found.append(f"{names}: no name of a setting, expected {', '.join((*ROWS, *SINGLE))}.")
     counts = {name: sum(key == name for key, _ in query) for name in ROWS}
     for name in ROW_NUMBERS:
         if counts[name] not in (0, counts["prompt"]):
@@ -198,7 +198,7 @@ def requests_of(
 ) -> tuple[Asked, ...]:
     if not any(key == "prompt" for key, _ in query):
         return default_requests(model)
-    made = []
+    rows = []
     for index, row in enumerate(typed.rows):
         wrong = prompt_problem(row.prompt)
         if wrong:
@@ -210,8 +210,8 @@ def requests_of(
                 problems[f"{name}-{index}"] = wrong
             elif text is not None:
                 values[own] = int(text)
-        made.append(Asked(row.prompt, **values))
-    return tuple(made)
+        rows.append(Asked(row.prompt, **values))
+    return tuple(rows)
 
 
 def default_requests(model: str) -> tuple[Asked, ...]:
@@ -239,7 +239,7 @@ def number_problem(text: str, least: int, most: int) -> str:
 def choice_problem(text: str, known: Sequence[str]) -> str:
     if text in known:
         return ""
-    return f"{show(text)}: expected {', '.join(one or 'nothing' for one in known)}."
+    return f"{show(text)}: expected {', '.join(choice or 'nothing' for choice in known)}."
 
 
 def prompt_problem(text: str) -> str:
@@ -249,9 +249,11 @@ def prompt_problem(text: str) -> str:
         return f"The prompt has {len(text)} characters, expected at most {MOST_CHARACTERS}."
     if "\ufffd" in text:
         return "The prompt has bytes that are no UTF-8, expected text."
-    for place, one in enumerate(text, start=1):
-        if not one.isprintable():
-            return f"Character {place} of the prompt is U+{ord(one):04X}, expected one that can be seen, or a blank."
+    for place, character in enumerate(text, start=1):
+        if not character.isprintable():
+            return (
+                f"Character {place} of the prompt is U+{ord(character):04X}, expected one that can be seen, or a blank."
+            )
     return ""
 
 

@@ -91,7 +91,7 @@ class Worker:
                 self._kept.popitem(last=False)
 
     def _size(self) -> int:
-        return sum(len(one.text) for one in self._kept.values())
+        return sum(len(page.text) for page in self._kept.values())
 
     def _run(self, query: str) -> Reply:
         child = self._start()

@@ -26,10 +26,10 @@ def score_many(
     errors    RequestError that names a prompt that can't be scored, before anything is; WorkerError
     """
     sequences = checked(model, prompts)
-    found: list[list[TokenScore] | NumericsError] = []
+    scores: list[list[TokenScore] | NumericsError] = []
     for ids, result in zip(sequences, compute(SCORE, model, sequences, executor, progress), strict=True):
-        found.append(NumericsError(result["error"]) if "error" in result else token_scores(ids, result))
-    return found
+        scores.append(NumericsError(result["error"]) if "error" in result else token_scores(ids, result))
+    return scores
 
 
 def checked(model: LoadedModel, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
@@ -45,7 +45,7 @@ def checked(model: LoadedModel, prompts: Sequence[str | Sequence[int]]) -> list[
 def score_items(model: LoadedModel, items: Sequence[list[int]]) -> list[dict[str, Any]]:
     """Of each sequence the columns of teacher_forcing.score_batch, or `error`."""
     results = score_batch(model.weights, model.config, model.numerics, items)
-    return [{"error": str(one)} if isinstance(one, NumericsError) else dict(one) for one in results]
+    return [{"error": str(result)} if isinstance(result, NumericsError) else dict(result) for result in results]
 
 
 def num_predictions(ids: Sequence[int]) -> int:

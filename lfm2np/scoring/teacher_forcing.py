@@ -64,10 +64,10 @@ def score_batch(
     following = np.array([token for ids in sequences for token in ids[1:]], np.int64)
     columns, overflows = score_rows(weights, numerics, states, following)
     found: list[Columns | NumericsError] = []
-    for one in runs:
-        rows = range(one.rows.start, one.rows.stop)
-        error = one.error or overflow(overflows, rows, numerics)
-        found.append(error or {name: values[one.rows].copy() for name, values in columns.items()})
+    for run in runs:
+        rows = range(run.rows.start, run.rows.stop)
+        error = run.error or overflow(overflows, rows, numerics)
+        found.append(error or {name: values[run.rows].copy() for name, values in columns.items()})
     return found
 
 
@@ -113,12 +113,12 @@ def score_part(
     overflows: dict[int, tuple[int, float]] = {}
 
     def compute(rows: slice) -> None:
-        own = logits[rows]
-        for index in np.flatnonzero(~np.isfinite(own).all(axis=1)).tolist():
-            token_id = int(np.argmin(np.isfinite(own[index])))
-            overflows[rows.start + index] = token_id, float(own[index, token_id])
-            own[index] = 0.0
-        for name, values in score_logits(numerics, own, token_ids[rows]).items():
+        segment_logits = logits[rows]
+        for index in np.flatnonzero(~np.isfinite(segment_logits).all(axis=1)).tolist():
+            token_id = int(np.argmin(np.isfinite(segment_logits[index])))
+            overflows[rows.start + index] = token_id, float(segment_logits[index, token_id])
+            segment_logits[index] = 0.0
+        for name, values in score_logits(numerics, segment_logits, token_ids[rows]).items():
             columns[name][first + rows.start : first + rows.stop] = values
 
     over_pieces(compute, len(logits), logits.shape[1])
@@ -128,16 +128,16 @@ def score_part(
 def score_logits(numerics: Numerics, logits: Array, token_ids: NDArray[np.int64]) -> Columns:
     """Logits [t, V] against the tokens [t] that follow; overwrites the logits of these."""
     chosen = token_ids[:, None]  # [t, 1]
-    own = np.take_along_axis(logits, chosen, axis=1)  # [t, 1]
+    chosen_logits = np.take_along_axis(logits, chosen, axis=1)  # [t, 1]
     logprobs = np.take_along_axis(numerics.log_softmax(logits), chosen, axis=1)
-    ahead = np.count_nonzero(logits > own, axis=1)
-    ahead += np.count_nonzero((logits == own) & (np.arange(logits.shape[1]) < chosen), axis=1)
+    ahead = np.count_nonzero(logits > chosen_logits, axis=1)
+    ahead += np.count_nonzero((logits == chosen_logits) & (np.arange(logits.shape[1]) < chosen), axis=1)
     greedy = np.argmax(logits, axis=1)
     np.put_along_axis(logits, chosen, -np.inf, axis=1)
     return {
         "logprobs": logprobs[:, 0],
         "ranks": ahead.astype(np.int64) + 1,
-        "margins": own[:, 0].astype(np.float64) - logits.max(axis=1),  # without another token: infinite
+        "margins": chosen_logits[:, 0].astype(np.float64) - logits.max(axis=1),  # without another token: infinite
         "greedy_token_ids": greedy.astype(np.int64),
     }
 

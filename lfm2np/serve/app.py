@@ -125,10 +125,10 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = await read_body(request, TokenizeBody, service.settings.limits)
     service.require_model(body.model)
     ids = await service.beside(lambda: tokens_of(service, body))
-    told: Tokenized = {"count": len(ids), "max_model_len": model_told(service)["max_model_len"], "tokens": ids}
+    fields: Tokenized = {"count": len(ids), "max_model_len": model_told(service)["max_model_len"], "tokens": ids}
     if body.return_token_strs:
-        told["token_strs"] = [token_name(service.model, one) for one in ids]
-    return JSONResponse(told)
+        fields["token_strs"] = [token_name(service.model, token_id) for token_id in ids]
+    return JSONResponse(fields)
 
 
 def tokens_of(service: Service, body: TokenizeBody) -> list[int]:
@@ -149,14 +149,14 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """As vLLM's; lm-evaluation-harness takes a server's own tokenizer if it is told this."""
+    """As vLLM's; lm-evaluation-harness then uses the server's tokenizer."""
     require_tokenizer(service.model)
-    eos = [token_name(service.model, one) for one in service.model.config.eos_token_ids]
+    eos = [token_name(service.model, eos_token_id) for eos_token_id in service.model.config.eos_token_ids]
     chat = service.model.tokenizer.chat
-    told = TokenizerTold(
+    fields = TokenizerTold(
         bos_token=chat.special_tokens["bos_token"] or None, eos_token=next(iter(eos), None), chat_template=chat.template
     )
-    return JSONResponse(told)
+    return JSONResponse(fields)
 
 
 async def version(service: Service, request: Request) -> Response:
@@ -181,9 +181,9 @@ async def document(service: Service, request: Request) -> Response:
 async def not_served(request: Request, problem: Exception) -> Response:
     """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
-    told = f"{request.method} {request.url.path[:200]}: {problem.detail.lower()}; /openapi.json tells what is served"
+    message = f"{request.method} {request.url.path[:200]}: {problem.detail.lower()}; /openapi.json tells what is served"
     status = problem.status_code if problem.status_code in TYPES else 400
-    return JSONResponse(error_reply(status, told), status, problem.headers)
+    return JSONResponse(error_reply(status, message), status, problem.headers)
 
 
 async def failed(request: Request, problem: Exception) -> Response:

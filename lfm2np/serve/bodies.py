@@ -43,10 +43,10 @@ def checked_prompt(value: Any) -> Prompt:
         if type(tokens) is list and len(tokens) > MOST_TOKENS:
             raise ValueError(f"{len(tokens)} elements: expected at most {MOST_TOKENS}, the longest context")
     kind = type(value[0])
-    for index, one in enumerate(value):
-        if kind not in (str, int, list) or type(one) is not kind:
+    for index, item in enumerate(value):
+        if kind not in (str, int, list) or type(item) is not kind:
             raise ValueError(f"[{index}]: expected {WORDS.get(kind, 'a text, a token id, or a list of token ids')}")
-        if kind is list and (not one or not all(type(token) is int for token in one)):
+        if kind is list and (not item or not all(type(token) is int for token in item)):
             raise ValueError(f"[{index}]: expected token ids, at least one")
     found: Prompt = value
     return found

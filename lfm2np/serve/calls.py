@@ -33,7 +33,7 @@ FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
 
 
 class Answers(Protocol):
-    """How the outputs of one call's jobs are told: completions.Completions, chats.Chats."""
+    """How the outputs of a call's jobs are sent: completions.Completions, chats.Chats."""
 
     kind: str
     kind_of_piece: str
@@ -118,7 +118,7 @@ class Calls:
             await call.news()
         require_no_trouble(call.told.values())
         outputs = outputs_of(call)
-        choices = [answers.whole(one) for index, output in outputs for one in answers.more(index, output)]
+        choices = [answers.whole(choice) for index, output in outputs for choice in answers.more(index, output)]
         fields = answers.prompt_fields(outputs[0][1])
         usage = usage_of((output for _, output in outputs), answers.counts_new)
         await reply.json({**head, "object": answers.kind, "choices": choices, "usage": usage, **fields})
@@ -151,18 +151,18 @@ async def pieces(call: Call, answers: Answers) -> AsyncIterator[tuple[Mapping[st
 
 def outputs_of(call: Call) -> list[tuple[int, RequestOutput]]:
     """Of the jobs that have any, by their place in the call."""
-    told = ((index, call.told.get(job.name)) for index, job in enumerate(call.jobs))
-    return [(index, output) for index, output in told if isinstance(output, RequestOutput)]
+    events = ((index, call.told.get(job.name)) for index, job in enumerate(call.jobs))
+    return [(index, output) for index, output in events if isinstance(output, RequestOutput)]
 
 
-def require_no_trouble(told: Any) -> None:
+def require_no_trouble(events: Any) -> None:
     """Refusal for a job that was refused or failed: one of several prompts ends all of its call."""
-    for one in told:
-        if isinstance(one, Refused):
-            raise Refusal(400, one.why)
-        if isinstance(one, Failed):
-            raise Refusal(500, one.why)
-        for sample in one.outputs:
+    for event in events:
+        if isinstance(event, Refused):
+            raise Refusal(400, event.why)
+        if isinstance(event, Failed):
+            raise Refusal(500, event.why)
+        for sample in event.outputs:
             if sample.error is not None:
                 raise Refusal(500, sample.error)
 
@@ -192,13 +192,13 @@ class Reply:
     async def refuse(self, refusal: Refusal) -> bool:
         """Whether the client could be told. In a stream that has begun the status is told already: the error is its
         last event."""
-        told = error_reply(refusal.status, refusal.message, refusal.param)
+        reply = error_reply(refusal.status, refusal.message, refusal.param)
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 if not self._is_begun:
-                    await self.json(told, refusal.status, refusal.headers)
+                    await self.json(reply, refusal.status, refusal.headers)
                 elif self._is_streamed:
-                    await self.event(told)
+                    await self.event(reply)
                     await self.end()
                 else:
                     return False
@@ -226,8 +226,8 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None
             raise Left
         doing.result()
     finally:
-        for one in (doing, leaving):
-            one.cancel()
+        for task in (doing, leaving):
+            task.cancel()
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 

@@ -19,7 +19,7 @@ RETRY_SECONDS = "1"
 
 @dataclass(eq=False)
 class Call:
-    """One client's request: its jobs, the last that the engine told of each, and whether there is anything new."""
+    """A client's request: its jobs, the latest output of each, and whether there is a new one."""
 
     jobs: tuple[Job, ...] = ()
     told: dict[str, Told] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Call:
         return all(has_ended(self.told.get(job.name)) for job in self.jobs)
 
     async def news(self) -> None:
-        """Waits until something was told that nobody has looked at. What came meanwhile comes at once."""
+        """Waits for output that has not been looked at; returns at once if there is some."""
         await self.is_new.wait()
         self.is_new.clear()
 
@@ -83,12 +83,12 @@ class Desk:
             self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _deliver(self, news: Sequence[tuple[str, Told]]) -> None:
-        for name, told in news:
+        for name, event in news:
             call = self._calls.get(name)
             if call is not None:
-                call.told[name] = told
+                call.told[name] = event
                 call.is_new.set()
-                if has_ended(told):
+                if has_ended(event):
                     del self._calls[name]
 
 

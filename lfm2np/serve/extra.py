@@ -13,5 +13,5 @@ def require_extra(command: str) -> None:
     """RequestError where a library of the extra `serve` is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        told = f"{', '.join(missing)}: not installed; {command} needs the extra `serve`"
-        raise RequestError(f"{told}: pip install 'lfm2np[serve]'")
+        problem = f"{', '.join(missing)}: not installed; {command} needs the extra `serve`"
+        raise RequestError(f"{problem}: pip install 'lfm2np[serve]'")

@@ -1,4 +1,4 @@
-"""What comes over HTTP before anything is asked: who asks, and size, time, kind and form of a body."""
+"""Checks of an HTTP request before it is read: key and host, and size, time, type and form of its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a client sent to what the engine is asked: tokens and sampling parameters."""
+"""From a client's request to token ids and sampling parameters."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def completion_jobs(service: Service, body: CompletionBody, name: str) -> list[J
     if body.max_tokens == 0 and body.min_tokens:
         raise RequestError(f"min_tokens {body.min_tokens}: expected at most max_tokens=0")
     model, limits = service.model, service.settings.limits
-    prompts = [prompt_ids(model, one, body.add_special_tokens) for one in prompts_of(body.prompt)]
+    prompts = [prompt_ids(model, prompt, body.add_special_tokens) for prompt in prompts_of(body.prompt)]
     # What only scores its prompt computes a token that is not told.
     max_tokens = 16 if body.max_tokens is None else max(1, body.max_tokens)
     for ids in prompts if body.max_tokens else ():
         require_room(model, ids, max_tokens)
-    told = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
-    told += [body.logprobs] if body.echo and body.logprobs is not None else []
-    params = sampling(body, max_tokens, body.logprobs, max(told, default=None), limits)
+    counts = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
+    counts += [body.logprobs] if body.echo and body.logprobs is not None else []
+    params = sampling(body, max_tokens, body.logprobs, max(counts, default=None), limits)
     return made_jobs(body, name, prompts, params)
 
 
 def chat_jobs(service: Service, body: ChatBody, name: str) -> list[Job]:
-    """The conversation's only job, with as long an answer as fits where none is told. Errors as of completion_jobs."""
+    """The conversation's only job; without a limit, as many tokens as fit. Errors as of completion_jobs."""
     model, limits = service.model, service.settings.limits
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
@@ -64,12 +64,12 @@ def chat_jobs(service: Service, body: ChatBody, name: str) -> list[Job]:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError(f"top_logprobs {body.top_logprobs}: expected logprobs true beside it")
     ids = chat_ids(model, body.messages)
-    told = next((one for one in (body.max_tokens, body.max_completion_tokens) if one is not None), None)
-    if told is not None:
-        require_room(model, ids, told)
+    max_tokens = next((limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None), None)
+    if max_tokens is not None:
+        require_room(model, ids, max_tokens)
     room = max(1, min(model.room_after(ids), service.capacity - len(ids)))
     top = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling(body, room if told is None else told, top, body.prompt_logprobs, limits)
+    params = sampling(body, room if max_tokens is None else max_tokens, top, body.prompt_logprobs, limits)
     return made_jobs(body, name, [ids], params)
 
 
@@ -94,7 +94,7 @@ def sampling(
 def made_jobs(body: Sampled, name: str, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Job]:
     names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
     rest = (params, body.priority or 0, body.cache_salt or "")
-    return [Job(one, tuple(ids), *rest) for one, ids in zip(names, prompts, strict=True)]
+    return [Job(name, tuple(ids), *rest) for name, ids in zip(names, prompts, strict=True)]
 
 
 def prompts_of(prompt: Any) -> list[str | list[int]]:

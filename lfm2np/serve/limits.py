@@ -1,4 +1,4 @@
-"""What one server takes on; beyond it a request is refused, or ended."""
+"""Limits of a server; a request beyond them is refused or aborted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Limits:
     """`max_requests` counts prompts times samples that run or wait, of all clients."""
 
     max_requests: int = 256
-    max_logprobs: int = 20  # that a token may be told with, of answer and prompt; vLLM's default
+    max_logprobs: int = 20  # of a token, in response and prompt; vLLM's default
     max_body_bytes: int = 8 * 2**20
     max_bodies_bytes: int | None = None  # of all calls together, read or awaited and not parsed yet; 8 of the largest
     body_seconds: float = 30.0  # until all of a head, and then of a body, is there

@@ -1,4 +1,4 @@
-"""Why a call gets no answer: a status and one sentence."""
+"""Why a call is refused: a status and a sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refusal(Exception):
 
 
 def refusal_for(problem: Exception, seconds: float) -> Refusal:
-    """What a client is told of an error; `seconds` is what its request may take."""
+    """The response to an error; `seconds` is the time limit of a request."""
     if isinstance(problem, Refusal):
         return problem
     if isinstance(problem, TimeoutError):
@@ -35,6 +35,8 @@ def refusal_of(problem: ValidationError) -> Refusal:
     if errors[0]["type"] == "extra_forbidden":
         path = ".".join(map(str, errors[0]["loc"]))[:200]
         return Refusal(400, f"{path}: unknown field", path)
-    told = dict.fromkeys(one["msg"][:1].lower() + one["msg"][1:] for one in errors if one["loc"][:1] == where)
+    messages = dict.fromkeys(
+        error["msg"][:1].lower() + error["msg"][1:] for error in errors if error["loc"][:1] == where
+    )
     name = str(where[0]) if where else "the body"
-    return Refusal(400, f"{name}: {', or '.join(list(told)[:4])}", name if where else None)
+    return Refusal(400, f"{name}: {', or '.join(list(messages)[:4])}", name if where else None)

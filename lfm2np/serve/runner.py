@@ -89,7 +89,7 @@ class Runner:
             self._tell([(job.name, Failed(self.broken)) for job in jobs])
 
     def abort(self, names: Sequence[str]) -> None:
-        """Nothing more is told of these, wherever they stand."""
+        """Reports no more of these, whatever their state."""
         self._commands.put(lambda: self._abort(names))
 
     def stop(self) -> None:
@@ -156,8 +156,8 @@ class Runner:
             self._fail(f"{type(problem).__name__}: {problem}")
             return
         self._failures = 0
-        news = [(one.request_id, one) for one in outputs if one.request_id in self._under_way]
-        self._under_way.difference_update(one.request_id for one in outputs if one.finished)
+        news = [(output.request_id, output) for output in outputs if output.request_id in self._under_way]
+        self._under_way.difference_update(output.request_id for output in outputs if output.finished)
         if news:
             self._tell(news)
 

@@ -67,7 +67,7 @@ class NgramDrafter:
         self.longest = require_count("longest n-gram", longest, self.shortest, None)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        return [Draft(self._continue(one.token_ids, one.count)) for one in contexts]
+        return [Draft(self._continue(context.token_ids, context.count)) for context in contexts]
 
     def _continue(self, ids: tuple[int, ...], count: int) -> tuple[int, ...]:
         for size in range(self.longest, self.shortest - 1, -1):
@@ -79,7 +79,7 @@ class NgramDrafter:
 
 
 class ScriptedDrafter:
-    """Proposes what it was told: `script` holds, by request id, an output, right or wrong at any place."""
+    """Proposes a given output: `script` holds one by request id, right or wrong at any position."""
 
     is_random = False
 
@@ -88,7 +88,7 @@ class ScriptedDrafter:
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         drafts = []
-        for one in contexts:
-            done = len(one.token_ids) - one.num_prompt_tokens
-            drafts.append(Draft(tuple(self._script.get(one.request_id, ())[done : done + one.count])))
+        for context in contexts:
+            done = len(context.token_ids) - context.num_prompt_tokens
+            drafts.append(Draft(tuple(self._script.get(context.request_id, ())[done : done + context.count])))
         return drafts

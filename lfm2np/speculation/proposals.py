@@ -1,8 +1,8 @@
-"""What a drafter said, checked: the middle of speculative decoding. engine/drafting.py has both ends.
+"""Draft tokens, checked: the middle of speculative decoding. engine/drafting.py has both ends.
 
     plan -> contexts -> propose() -> drafts -> Scheduler.add_drafts -> forward -> decide() -> commit_step, update
 
-A drafter is not trusted: if it raises, or its answer can't be used, the request concerned goes on without drafts.
+A drafter is not trusted: if it raises, or its drafts can't be used, that request goes on without drafts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MOST_WEIGHT = 2**62
 
 @dataclass(frozen=True)
 class Proposals:
-    """By the scheduler's request id: drafts that can be used, and why there is none."""
+    """By the scheduler's request id: usable drafts, and errors."""
 
     drafts: dict[str, Draft] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
     def fed(self, contexts: Sequence[DraftContext]) -> dict[str, tuple[int, ...]]:
-        """The tokens that a step may compute with; the last drawn guess only decides the position after them."""
+        """The tokens that a step may compute with; the last sampled draft only decides the position after them."""
         fed = {}
-        for one in contexts:
-            draft = self.drafts.get(one.request_id, Draft())
+        for context in contexts:
+            draft = self.drafts.get(context.request_id, Draft())
             drawn = draft.weights is not None
-            fed[one.request_id] = draft.token_ids[: min(one.count, len(draft.token_ids) - drawn)]
+            fed[context.request_id] = draft.token_ids[: min(context.count, len(draft.token_ids) - drawn)]
         return {name: ids for name, ids in fed.items() if ids}
 
 
@@ -46,12 +46,12 @@ def propose(drafter: Drafter, contexts: Sequence[DraftContext], vocab_size: int)
         together = len(drafts) == len(contexts)
     except Exception:
         together = False
-    for index, one in enumerate(contexts):
+    for index, context in enumerate(contexts):
         try:
-            draft = drafts[index] if together else _propose_alone(drafter, one)
-            result.drafts[one.request_id] = usable(draft, one, drafter.is_random, vocab_size)
+            draft = drafts[index] if together else _propose_alone(drafter, context)
+            result.drafts[context.request_id] = usable(draft, context, drafter.is_random, vocab_size)
         except Exception as error:
-            result.errors[one.request_id] = f"{type(error).__name__}: {error}"
+            result.errors[context.request_id] = f"{type(error).__name__}: {error}"
     return result
 
 

@@ -1,4 +1,4 @@
-"""A file of lines that grows by one at a time, each on the disk before the next is begun."""
+"""A file of lines, each on the disk before the next is begun."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lfm2np.errors import RequestError
 class LineFile:
     """Lines of JSON of at most `max_line` bytes each, read once and then appended to.
 
-    A file that is not there has none. A torn last line, which a crash may leave, is dropped with a warning, and
-    overwritten by the next `append`. RequestError that names file and line for all else.
+    A missing file has none. A torn last line, which a crash may leave, is dropped with a warning, and
+    overwritten by the next `append`. RequestError that names file and line for other damage.
     """
 
     def __init__(self, path: str | Path, max_line: int) -> None:
@@ -44,7 +44,7 @@ class LineFile:
             self._whole += len(line)
 
     def claim(self) -> None:
-        """Until `close` no other process that claims it writes to the file: known before hours are computed for it."""
+        """Locks the file until `close`; RequestError at once, not after hours of work, if it can't be written."""
         try:
             self._open()
         except OSError as problem:
@@ -112,7 +112,7 @@ def lines_of(path: Path, max_line: int) -> Iterator[bytes]:
 
 
 def is_json(line: bytes) -> bool:
-    """No beginning of an object is one: a last line that parses is whole, only its end is missing."""
+    """Whether a last line without a newline is whole: a part of an object does not parse."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):

@@ -31,11 +31,11 @@ class Work:
     kind: str
     function: Callable[[LoadedModel, Sequence[Any]], list[Any]]
     num_tokens: Callable[[Any], int]
-    is_exact: bool = True  # the same bits on every machine; else no record knows or keeps it
+    is_exact: bool = True  # the same bits on every machine; else results are not recorded
 
 
 class Record(Protocol):
-    """What was computed before, and what keeps what is computed now: results_file.ResultsFile."""
+    """Earlier results, and where new ones are kept: results_file.ResultsFile."""
 
     def known(self, kind: str, item: Any) -> Any | None: ...
 
@@ -44,7 +44,7 @@ class Record(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """Where a worker finds the model, and which it has to be."""
+    """Where a worker finds the model, and its hash."""
 
     path: str
     numerics: str
@@ -55,10 +55,10 @@ class Source:
 
 @dataclass(eq=False)
 class Place:
-    """Where work is done, and what it took.
+    """Where work is done, and the tokens and seconds it took.
 
     executor  see shards.map_shards; the checkpoint stands under the same path on all its machines
-    record    knows results, and keeps new ones as they come
+    record    has earlier results, and keeps new ones as they come
     """
 
     executor: AnyExecutor = None
@@ -100,13 +100,13 @@ def compute(
     shards = cut(missing, sizes, place.max_num_batched_tokens)
     began = time.perf_counter()
 
-    def keep(number: int, found: list[Any]) -> None:
+    def keep(number: int, computed: list[Any]) -> None:
         nonlocal done
         indices = shards[number]
-        for index, result in zip(indices, found, strict=True):
+        for index, result in zip(indices, computed, strict=True):
             results[index] = result
         if record:
-            record.extend(work.kind, [items[index] for index in indices], found)
+            record.extend(work.kind, [items[index] for index in indices], computed)
         done += sum(sizes[index] for index in indices)
         place.num_tokens += sum(sizes[index] for index in indices)
         if progress:

@@ -52,8 +52,8 @@ class Entry:
 class ResultsFile:
     """The results of one checkpoint in one file: what it holds, and what is appended. See work.Record.
 
-    RequestError for an arithmetic whose bits are not the same everywhere, a line that is no such line, or one of
-    another checkpoint; ProofError for a line whose bits are not those of its own SHA-256, or two results of one item.
+    RequestError for an arithmetic whose bits are not the same everywhere, an invalid line, or one of another
+    checkpoint; ProofError for a line that does not match its own SHA-256, or two results of one item.
     """
 
     def __init__(self, path: str | Path, model: LoadedModel) -> None:
@@ -145,20 +145,20 @@ def encoded(value: Any) -> Any:
         content = base64.b64encode(little.tobytes()).decode("ascii")
         return {"dtype": little.dtype.str, "shape": list(value.shape), "base64": content}
     if isinstance(value, Mapping):
-        return {name: encoded(one) for name, one in value.items()}
+        return {key: encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [encoded(one) for one in value]
+        return [encoded(item) for item in value]
     return value
 
 
 def decoded(value: Any, where: str) -> Any:
-    """The reverse of `encoded`; RequestError for an array that is none."""
+    """The reverse of `encoded`; RequestError for an invalid array."""
     if isinstance(value, list):
-        return [decoded(one, where) for one in value]
+        return [decoded(item, where) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) != {"dtype", "shape", "base64"}:
-        return {name: decoded(one, where) for name, one in value.items()}
+        return {key: decoded(item, where) for key, item in value.items()}
     if value["dtype"] not in DTYPES:
         raise RequestError(f"{where}: an array of dtype {show(value['dtype'])}, expected one of {', '.join(DTYPES)}")
     try:
@@ -198,9 +198,9 @@ def spot_check(
     for kind in dict.fromkeys(entry.kind for entry in chosen):
         if kind not in works:
             raise RequestError(f"{kind!r}: no known kind of work, expected one of {', '.join(works)}")
-        own = [entry for entry in chosen if entry.kind == kind]
-        found = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in own], place)
-        for entry, result in zip(own, found, strict=True):
+        same_kind = [entry for entry in chosen if entry.kind == kind]
+        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind], place)
+        for entry, result in zip(same_kind, results, strict=True):
             expected = line_sha256(model.sha256, entry.kind, entry.item, encoded(result))
             if entry.sha256 != expected:
                 raise ProofError(f"{entry}: a line of SHA-256 {entry.sha256}, expected {expected}, as computed here")

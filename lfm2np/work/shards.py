@@ -71,12 +71,12 @@ def map_shards(
     """
     names = [f"shard {index}" for index in range(len(shards))] if names is None else names
     if executor is None:
-        found = []
+        results = []
         for index, shard in enumerate(shards):
-            found.append(function(shard))
+            results.append(function(shard))
             if keep:
-                keep(index, found[-1])
-        return found
+                keep(index, results[-1])
+        return results
     if not shards:
         return []
     run = _Run(function, shards, executor, keep, names, at_once)

@@ -66,5 +66,5 @@ def test_options_are_put_together() -> None:
     }
     for options, expected in said.items():
         assert format_of(parser.parse_args(options.split()), "ours") == expected
-    with pytest.raises(RequestError, match=r"--format w8a8: .*trained does not tell how inputs are rounded"):
+    with pytest.raises(RequestError, match=r"--format w8a8: .*trained does not say how inputs are rounded"):
         format_of(parser.parse_args(["--format", "w8a8"]), "ours")

@@ -41,11 +41,13 @@ def random_step(model: LoadedModel, plan: BatchPlan, entries: Entries) -> StepRe
     convolutions, columns, hidden = state_shape(config)
     logits: dict[str, Array] = {}
     segments: list[Segment] = make_segments(plan)
-    for index, one in enumerate(segments):
-        count = len(one.entry.token_ids)
-        one.entries = [tuple(array[:count] for array in layer) for layer in entries]
-        one.windows = [np.ones((columns + count, hidden), np.float32)] * convolutions
-        rows = logits[one.entry.request_id] = np.zeros((one.entry.stop - one.entry.first_logits, config.vocab_size))
+    for index, segment in enumerate(segments):
+        count = len(segment.entry.token_ids)
+        segment.entries = [tuple(array[:count] for array in layer) for layer in entries]
+        segment.windows = [np.ones((columns + count, hidden), np.float32)] * convolutions
+        rows = logits[segment.entry.request_id] = np.zeros(
+            (segment.entry.stop - segment.entry.first_logits, config.vocab_size)
+        )
         rows[:, 997 * index % config.vocab_size] = 1.0
     return StepResult({name: rows for name, rows in logits.items() if len(rows)}, {}, segments)
 
@@ -96,7 +98,7 @@ def decoding_engine(model: LoadedModel, requests: int, context: int, steps: int,
     """
     engine = make_engine(model, requests, context + steps)
     cache = engine.cache
-    for array in (cache.states, cache.checkpoints, *(one for layer in cache.blocks for one in layer)):
+    for array in (cache.states, cache.checkpoints, *(entries for layer in cache.blocks for entries in layer)):
         array.fill(0)
     for index in range(requests):
         engine.add_request(str(index), random_prompt(model, context, index), greedy(steps + 1))

@@ -48,7 +48,7 @@ def products_found() -> list[dict[str, Any]]:
             "outputs": outputs // slices,
             "inputs": inputs,
             "slices": slices,
-            "seconds": {way: min(one) for way, one in ways.items() if one},
+            "seconds": {way: min(seconds) for way, seconds in ways.items() if seconds},
         }
         for (rows, outputs, inputs, slices), ways in fastest.found.items()
     ]

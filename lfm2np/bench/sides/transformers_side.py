@@ -33,7 +33,7 @@ class TransformersSide:
     def time(self, cell: Cell, steps: int) -> list[dict[str, float]]:
         """Seconds of each of `steps` steps, after one that is not counted."""
         seconds = self._prefill(cell, steps) if cell.kind == PREFILL else self._decode(cell, steps)
-        return [{"seconds": one} for one in seconds[WARM_UP:]]
+        return [{"seconds": second} for second in seconds[WARM_UP:]]
 
     def _prefill(self, cell: Cell, steps: int) -> list[float]:
         return [self.step(self._random_ids(cell), None)[0] for _ in range(WARM_UP + steps)]

@@ -97,16 +97,16 @@ def open_container(path: Path) -> Container:
     count = _split_number(path, first.keys, "split.count", 1)
     if count == 1:
         return first
-    found = [first, *(_open_file(one) for one in _split_paths(path, first.keys, count)[1:])]
+    found = [first, *(_open_file(split_path) for split_path in _split_paths(path, first.keys, count)[1:])]
     tensors: dict[str, StoredTensor] = {}
-    for number, one in enumerate(found):
-        where = one.paths[0]
-        if _split_number(where, one.keys, "split.no", None) != number:
-            raise CheckpointError(f"{where}: split.no: {one.keys['split.no'].value}, expected {number}")
-        for key in one.keys.keys() & first.keys.keys() - {"split.no"}:
-            if one.keys[key] != first.keys[key]:
-                raise CheckpointError(f"{where}: {plain(key)}: {show(one.keys[key].value)}, expected as in {path}")
-        for name, tensor in one.tensors.items():
+    for number, file in enumerate(found):
+        where = file.paths[0]
+        if _split_number(where, file.keys, "split.no", None) != number:
+            raise CheckpointError(f"{where}: split.no: {file.keys['split.no'].value}, expected {number}")
+        for key in file.keys.keys() & first.keys.keys() - {"split.no"}:
+            if file.keys[key] != first.keys[key]:
+                raise CheckpointError(f"{where}: {plain(key)}: {show(file.keys[key].value)}, expected as in {path}")
+        for name, tensor in file.tensors.items():
             if name in tensors:
                 raise CheckpointError(
                     f"{where}: {plain(name)} stands also in {tensors[name].source}, expected one of them"
@@ -114,9 +114,9 @@ def open_container(path: Path) -> Container:
             tensors[name] = tensor
     total = first.keys.get("split.tensors.count")
     if total is None or total.value != len(tensors):
-        told = "absent" if total is None else show(total.value)
-        raise CheckpointError(f"{path}: split.tensors.count: {told}, expected {len(tensors)}, as all splits have")
-    return Container(tuple(one.paths[0] for one in found), first.keys, tensors)
+        value = "absent" if total is None else show(total.value)
+        raise CheckpointError(f"{path}: split.tensors.count: {value}, expected {len(tensors)}, as all splits have")
+    return Container(tuple(file.paths[0] for file in found), first.keys, tensors)
 
 
 def _split_paths(path: Path, keys: Mapping[str, Value], count: int) -> list[Path]:
@@ -136,8 +136,8 @@ def _split_number(path: Path, keys: Mapping[str, Value], key: str, default: int 
     most = MAX_SPLITS if key == "split.count" else MAX_SPLITS - 1
     value = None if found is None else found.value
     if type(value) is not int or not int(key == "split.count") <= value <= most:
-        told = "absent" if found is None else f"{show(value)} ({found.kind})"
-        raise CheckpointError(f"{path}: {key}: {told}, expected an integer up to {most}")
+        text = "absent" if found is None else f"{show(value)} ({found.kind})"
+        raise CheckpointError(f"{path}: {key}: {text}, expected an integer up to {most}")
     return value
 
 
@@ -233,22 +233,22 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
     alignment = _alignment(header)
     start = _padded(header.at, alignment)
     expected, tensors = 0, dict[str, StoredTensor]()
-    for name, one in entries.items():
-        begin = start + one.offset
-        if one.offset != expected:
+    for name, entry in entries.items():
+        begin = start + entry.offset
+        if entry.offset != expected:
             raise CheckpointError(
-                f"{path}: {plain(name)}: offset {one.offset}, expected {expected}, behind the tensor before it, "
+                f"{path}: {plain(name)}: offset {entry.offset}, expected {expected}, behind the tensor before it, "
                 f"padded to {alignment} bytes"
             )
-        if begin + one.num_bytes > len(header.content):
+        if begin + entry.num_bytes > len(header.content):
             raise CheckpointError(
-                f"{path}: {plain(name)}: {one.dtype} in bytes {begin} to {begin + one.num_bytes}, expected at most "
+                f"{path}: {plain(name)}: {entry.dtype} in bytes {begin} to {begin + entry.num_bytes}, expected at most "
                 f"{len(header.content)}, the file's size (truncated)"
             )
-        expected += _padded(one.num_bytes, alignment)
-        content = header.content[begin : begin + one.num_bytes]  # bytes, as which quantised tensors stay
-        values = content if one.dtype in QUANTISED else content.view(DTYPES[one.dtype])
-        tensors[name] = StoredTensor(name, one.dtype, values.reshape(one.stored_shape), str(path))
+        expected += _padded(entry.num_bytes, alignment)
+        content = header.content[begin : begin + entry.num_bytes]  # bytes, as which quantised tensors stay
+        values = content if entry.dtype in QUANTISED else content.view(DTYPES[entry.dtype])
+        tensors[name] = StoredTensor(name, entry.dtype, values.reshape(entry.stored_shape), str(path))
     return tensors
 
 
@@ -260,8 +260,8 @@ def _read_entry(header: _Header, name: str) -> _Entry:
     kind, offset = header.number("I", f"{name}: type"), header.number("Q", f"{name}: offset")
     if kind not in TYPES:
         others = {number: other for other, number in OTHERS.items()}
-        told = f"{kind} ({others[kind]})" if kind in others else str(kind)
-        raise CheckpointError(f"{path}: {name}: type {told} is not read, expected one of {', '.join(NUMBERS)}")
+        text = f"{kind} ({others[kind]})" if kind in others else str(kind)
+        raise CheckpointError(f"{path}: {name}: type {text} is not read, expected one of {', '.join(NUMBERS)}")
     dtype, shape = TYPES[kind], tuple(reversed(sizes))
     if not all(0 < size < 2**40 for size in shape):
         raise CheckpointError(f"{path}: {name}: shape {shape}, expected sizes from 1 to 2**40")

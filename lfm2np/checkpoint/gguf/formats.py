@@ -69,10 +69,10 @@ def values_of(rows: Bytes, name: str) -> Float64:
     kind = QUANTISED[name]
     scale, codes, minimum = kind.parts(np.ascontiguousarray(rows).reshape(-1, kind.size))
     grouped = codes.reshape(*scale.shape, -1)  # [n, groups, weights of a group]
-    made: Float64 = grouped * scale[..., None]
+    values: Float64 = grouped * scale[..., None]
     if minimum is not None:
-        made -= minimum[..., None]
-    return made.reshape(*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
+        values -= minimum[..., None]
+    return values.reshape(*rows.shape[:-1], rows.shape[-1] // kind.size * kind.weights)
 
 
 def bad_scale(rows: Bytes, name: str) -> tuple[int, float] | None:

@@ -94,7 +94,7 @@ def tokenizer_json(container: Container, config: ModelConfig) -> str:
     vocabulary, added = _entries(tables, config)
     adds_bos = tables.optional("add_bos_token", "bool")
     bos = _bos(tables, config, vocabulary) if (ADDS_BOS[pattern] if adds_bos is None else adds_bos) else None
-    made = {
+    fields = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -116,7 +116,7 @@ def tokenizer_json(container: Container, config: ModelConfig) -> str:
             "merges": _merges(tables, vocabulary),
         },
     }
-    return json.dumps(made, ensure_ascii=False)
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def template_of(container: Container) -> tuple[str, str] | None:

@@ -36,10 +36,6 @@ class InputRounding:
     zero: int
     symmetric: bool
 
-    @property
-    def is_dynamic(self) -> bool:
-        return self.scale is None
-
 
 def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]:
     """By our name of a product's weights; empty of a checkpoint that does not say so, as all other kinds.

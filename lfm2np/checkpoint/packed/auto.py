@@ -102,14 +102,14 @@ def _gptq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
 
 def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDArray[np.integer]:
     """[rows, groups]"""
-    told = unpacked(stored.array, settings.bits)[:, :rows]
+    stored_codes = unpacked(stored.array, settings.bits)[:, :rows]
     top, middle = 2**settings.bits - 1, 2 ** (settings.bits - 1)
-    if settings.zero_offset and np.any(told == top):
+    if settings.zero_offset and np.any(stored_codes == top):
         raise CheckpointError(
             f"{stored.source}: {stored.name}: a zero of {top} in checkpoint_format gptq, which is {top + 1} to some "
             "readers and 0 to others"
         )
-    zeros = told.T.astype(np.int16) + np.int16(settings.zero_offset)
+    zeros = stored_codes.T.astype(np.int16) + np.int16(settings.zero_offset)
     if settings.symmetric and np.any(zeros != middle):
         raise CheckpointError(
             f"{stored.source}: {stored.name}: a zero of {int(zeros[zeros != middle][0])}, expected {middle} from "

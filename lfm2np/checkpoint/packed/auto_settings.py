@@ -67,7 +67,7 @@ def gptq_settings(told: Mapping[str, object]) -> AutoSettings:
 
 def awq_settings(told: Mapping[str, object]) -> AutoSettings:
     """ConfigError names the key and the value."""
-    bits, size = (next((one for one in names if one in told), names[0]) for names in AWQ_NAMES)
+    bits, size = (next((name for name in names if name in told), names[0]) for names in AWQ_NAMES)
     _require_known(told, (bits, size, "version", "zero_point", "modules_to_not_convert", *AWQ_IGNORED), {}, "awq")
     version = told.get("version", "gemm")
     if not isinstance(version, str) or version.lower() != "gemm":

@@ -130,13 +130,13 @@ def _scheme(told: object, key: str, form: str) -> Scheme:
 
 
 def _targets(told: object, key: str) -> tuple[str, ...]:
-    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+    if not isinstance(told, list) or not all(isinstance(target, str) for target in told):
         raise ConfigError(f"{key}: {show(told)}, expected a list of names, classes and re:expressions")
-    for one in told:
+    for target in told:
         try:
-            re.compile(one.removeprefix("re:") if one.startswith("re:") else "")
+            re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
         except (re.error, OverflowError, RecursionError) as problem:
-            raise ConfigError(f"{key}: {show(one)}: not a regular expression: {plain(str(problem))}") from None
+            raise ConfigError(f"{key}: {show(target)}: not a regular expression: {plain(str(problem))}") from None
     return tuple(told)
 
 
@@ -200,15 +200,19 @@ def _weights(told: object, key: str, form: str) -> Weights:
 
 
 def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, int]:
-    told = args.get("block_structure")
+    blocks = args.get("block_structure")
     if strategy != "block":
-        if told is not None:
-            raise ConfigError(f"{key}.block_structure: {show(told)} contradicts strategy={strategy}")
+        if blocks is not None:
+            raise ConfigError(f"{key}.block_structure: {show(blocks)} contradicts strategy={strategy}")
         return 0, 0
     most = SIZES["hidden_size"][1]
-    if not isinstance(told, list) or len(told) != 2 or not all(type(one) is int and 0 < one <= most for one in told):
-        raise ConfigError(f"{key}.block_structure: {show(told)}, expected two integers from 1 to {most}")
-    return told[0], told[1]
+    if (
+        not isinstance(blocks, list)
+        or len(blocks) != 2
+        or not all(type(one) is int and 0 < one <= most for one in blocks)
+    ):
+        raise ConfigError(f"{key}.block_structure: {show(blocks)}, expected two integers from 1 to {most}")
+    return blocks[0], blocks[1]
 
 
 def _inputs(told: object, key: str) -> Inputs:

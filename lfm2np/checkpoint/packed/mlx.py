@@ -49,12 +49,12 @@ def place_of(name: str, config: ModelConfig) -> Place:
 
 def has_their_names(tensors: Mapping[str, StoredTensor]) -> bool:
     """Whether a directory without quantised tensors is one of an lfm2_moe that mlx-lm wrote."""
-    return any(f".{one}.weight" in name for name in tensors for one in PROJECTIONS.values())
+    return any(f".{projection}.weight" in name for name in tensors for projection in PROJECTIONS.values())
 
 
 def with_our_taps(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
     layout = layout_of(config)
-    return {name: _taps(one, layout.get(name, ())) for name, one in tensors.items()}
+    return {name: _taps(tensor, layout.get(name, ())) for name, tensor in tensors.items()}
 
 
 def in_our_names(
@@ -115,9 +115,9 @@ def _whole(
     used.add(name)
     scales = f"{module}.scales"
     if settings is None or scales not in tensors:
-        own = settings.modules.get(module) if settings else None
-        if own is not None or (settings and weight.dtype == "U32"):
-            told = own.key if own else f"dtype {weight.dtype}"
+        grouping = settings.modules.get(module) if settings else None
+        if grouping is not None or (settings and weight.dtype == "U32"):
+            told = grouping.key if grouping else f"dtype {weight.dtype}"
             raise CheckpointError(f"{weight.source}: missing {scales} beside {name}, expected it from {told}")
         return _taps(weight, dims)
     form = settings.of(module)

@@ -43,18 +43,18 @@ class MlxSettings:
 
 def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
     """ConfigError names the key and the value."""
-    told = raw[KEY]
-    if not isinstance(told, Mapping):
-        raise ConfigError(f"{KEY}: {show(told)}, expected an object")
-    if raw.get(COPY) is not None and raw[COPY] != told:
+    settings = raw[KEY]
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{KEY}: {show(settings)}, expected an object")
+    if raw.get(COPY) is not None and raw[COPY] != settings:
         raise ConfigError(f"{COPY}: {show(raw[COPY])} contradicts {KEY}, whose copy it is in a directory of mlx-lm")
     if not any(same(raw.get("quantize_activations"), allowed) for allowed in (None, False)):
         raise ConfigError(
             f"quantize_activations: {show(raw['quantize_activations'])} is not implemented, expected false or no key"
         )
-    default = _format({name: told[name] for name in OF_ALL if name in told}, KEY)
+    default = _format({name: settings[name] for name in OF_ALL if name in settings}, KEY)
     modules: dict[str, MlxFormat | None] = {}
-    for path, value in told.items():
+    for path, value in settings.items():
         key = f"{KEY}.{show(path)}"
         if path in OF_ALL or value is True:
             continue

@@ -58,8 +58,8 @@ class PackedRows:
     @property
     def nbytes(self) -> int:
         """Of all arrays."""
-        own = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
-        return sum(one.nbytes for one in own if isinstance(one, np.ndarray))
+        arrays = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
+        return sum(one.nbytes for one in arrays if isinstance(one, np.ndarray))
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -41,15 +41,15 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
     found = [key for key in KEYS if raw.get(key) is not None]
     if not found:
         return None
-    key, told = found[0], raw[found[0]]
-    if len(found) > 1 and raw[found[1]] != told:
+    key, settings = found[0], raw[found[0]]
+    if len(found) > 1 and raw[found[1]] != settings:
         raise ConfigError(f"{found[1]}: {show(raw[found[1]])} contradicts {key}, expected one of them")
-    method = told.get("quant_method") if isinstance(told, Mapping) else None
-    if not isinstance(told, Mapping) or not isinstance(method, str) or method not in METHODS:
-        shown = show(told) if method is None else f"quant_method {show(method)}"
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or not isinstance(method, str) or method not in METHODS:
+        shown = show(settings) if method is None else f"quant_method {show(method)}"
         raise ConfigError(f"{key}: {shown} is not implemented, expected a quant_method of {', '.join(METHODS)}")
     try:
-        return METHODS[method](told)
+        return METHODS[method](settings)
     except ConfigError as problem:
         raise ConfigError(f"{key}.{problem}") from None
 

@@ -107,13 +107,13 @@ def array_of(matrix: Matrix) -> Array:
 
 
 def entry_of(name: str, grid: Grid | None, array: Array, begin: int) -> dict[str, Any]:
-    told = None if grid is None else {**asdict(grid), "columns": grid.columns.tolist()}
+    fields = None if grid is None else {**asdict(grid), "columns": grid.columns.tolist()}
     hashes = chunk_hashes(bytes_of(array))
     return {
         "name": name,
         "dtype": array.dtype.name,
         "shape": array.shape,
-        "grid": told,
+        "grid": fields,
         "begin": begin,
         "sha256": hashes,
     }
@@ -143,11 +143,13 @@ def read(file: Path, origin: Origin) -> dict[str, Matrix]:
 
 
 def matrix_of(entry: Mapping[str, Any], content: Array, file: Path) -> Matrix:
-    dtype, shape, told = np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["grid"]
+    dtype, shape, grid_fields = np.dtype(entry["dtype"]), tuple(entry["shape"]), entry["grid"]
     own = content[entry["begin"] :][: dtype.itemsize * math.prod(shape)]
     if chunk_hashes(bytes_of(own)) != entry["sha256"]:
         raise damaged(file, f"the bytes of {entry['name']} are not of their SHA-256")
-    grid = None if told is None else Grid(**{**told, "columns": np.array(told["columns"], np.int32)})
+    grid = (
+        None if grid_fields is None else Grid(**{**grid_fields, "columns": np.array(grid_fields["columns"], np.int32)})
+    )
     return Matrix(own.view(dtype).reshape(shape), grid)
 
 

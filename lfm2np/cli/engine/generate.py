@@ -53,10 +53,11 @@ class Ran:
     metrics: RunMetrics | None = None  # the engine's
 
 
-def run(model: Model, arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Generates, shows, and raises for a difference, a sample that failed or a request that was refused."""
     if arguments.trace_detail and arguments.trace is None:
         raise RequestError("--trace-detail goes with --trace FILE")
+    model = load_model(arguments)
     jobs = read_jobs(model, arguments)
     engine_seed = seed_of(arguments)
     drafter = make_drafter(model, arguments)
@@ -80,7 +81,7 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
         print(json.dumps(as_json(model, jobs, ran.outputs, summary)))
     else:
         if not is_one:
-            print_outputs(jobs, ran.outputs, model.tokenizer if model.has_tokenizer else None)
+            print_outputs(jobs, ran.outputs, model.tokenizer_or_none)
         if ran.metrics and (not is_one or arguments.prove or drafter):
             print_summary(summary, model.numerics.name)
     if difference:
@@ -91,12 +92,12 @@ def run(model: Model, arguments: argparse.Namespace) -> None:
 def make_display(model: Model, jobs: Sequence[Job], is_one: bool) -> Display | None:
     """One prompt's text is shown as it comes; several requests only on a terminal, before their table."""
     if is_one:
-        return OneSample(model.tokenizer if model.has_tokenizer else None)
+        return OneSample(model.tokenizer_or_none)
     return Screen(jobs) if sys.stdout.isatty() else None
 
 
 def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
-    """The error of samples that failed, then of requests that were refused: that of the first, and all of them told."""
+    """Raises for failed samples, else for refused requests: the first error, whose text names all."""
     failed = {
         sample_name(job.request_id, sample.index): error_told(sample.error)
         for job in jobs
@@ -105,8 +106,8 @@ def raise_failures(jobs: Sequence[Job], ran: Ran, is_one: bool) -> None:
     }
     if failed:
         first = next(iter(failed.values()))
-        told = "; ".join(f"request {name}: {error}" for name, error in failed.items())
-        raise first if is_one else type(first)(f"{len(failed)} of the samples failed: {told}")
+        failures = "; ".join(f"request {name}: {error}" for name, error in failed.items())
+        raise first if is_one else type(first)(f"{len(failed)} of the samples failed: {failures}")
     if ran.refused:
         raise RequestError(f"{len(ran.refused)} of the requests refused: {'; '.join(ran.refused.values())}")
 
@@ -137,11 +138,11 @@ def run_batched(
             drafter=drafter,
             **engine_options(arguments),
         )
-        left = sorted(jobs, key=lambda job: job.arrival_step)
+        waiting = sorted(jobs, key=lambda job: job.arrival_step)
         step = 0
-        while left or engine.has_unfinished:
-            while left and left[0].arrival_step <= step:
-                job = left.pop(0)
+        while waiting or engine.has_unfinished:
+            while waiting and waiting[0].arrival_step <= step:
+                job = waiting.pop(0)
                 try:
                     engine.add_request(job.request_id, job.ids, job.params, job.priority, job.cache_salt)
                 except RequestError as error:
@@ -216,9 +217,9 @@ def compare(batched: Record, truth: Record) -> str | None:
     for name, tokens in truth.tokens.items():
         mine = batched.tokens.get(name, [])
         for position, (token, expected) in enumerate(zip(mine, tokens, strict=False)):
-            found = difference_at(position, token, batched.rows[name][position], expected, truth.rows[name][position])
-            if found:
-                return f"request {name}: {found}"
+            rows = batched.rows[name][position], truth.rows[name][position]
+            if difference := difference_at(position, token, rows[0], expected, rows[1]):
+                return f"request {name}: {difference}"
         if len(mine) != len(tokens):
             return f"request {name}: {len(mine)} tokens, alone it has {len(tokens)}"
     return None
@@ -227,16 +228,16 @@ def compare(batched: Record, truth: Record) -> str | None:
 def compare_outputs(
     jobs: Sequence[Job], outputs: Mapping[str, RequestOutput], truth: Mapping[str, RequestOutput]
 ) -> str | None:
-    """The first difference in what was made of the tokens, or None. How an error is worded may differ."""
+    """The first difference in text, logprobs or ending, or None. Error texts may differ."""
     for job in jobs:
         mine, expected = outputs[job.request_id], truth[job.request_id]
         if mine.prompt_logprobs != expected.prompt_logprobs:
             return f"request {job.request_id}: prompt_logprobs: others than alone"
-        for one, other in zip(mine.outputs, expected.outputs, strict=True):
+        for sample, other in zip(mine.outputs, expected.outputs, strict=True):
             for name in ("logprobs", "text", "finish_reason", "stop_reason"):
-                if getattr(one, name) != getattr(other, name):
-                    told = f"{name}: {getattr(one, name)!r}, alone it is {getattr(other, name)!r}"
-                    return f"request {sample_name(job.request_id, one.index)}: {told}"
+                if getattr(sample, name) != getattr(other, name):
+                    values = f"{name}: {getattr(sample, name)!r}, alone it is {getattr(other, name)!r}"
+                    return f"request {sample_name(job.request_id, sample.index)}: {values}"
     return None
 
 
@@ -295,25 +296,27 @@ def speculative_figures(drafter: str | None, metrics: RunMetrics) -> dict[str, A
     }
 
 
-def run_generate(arguments: argparse.Namespace) -> None:
-    run(load_model(arguments), arguments)
-
-
 def add_generate(commands: Commands) -> None:
     parser = add_command(
         commands,
         "generate",
-        run_generate,
+        run,
         "continue prompts, batched continuously",
         'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
         tokenizer=True,
     )
     add_prompt_options(parser, many=True)
     parser.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
-    parser.add_argument("--logprobs", metavar="K", type=int, help="a line a token, with the K most likely ones")
+    parser.add_argument(
+        "--logprobs", metavar="K", type=int, help="print each token on a line, with the K most likely ones"
+    )
     group = add_engine_options(parser)
-    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (default)")
-    group.add_argument("--trace-detail", action="store_true", help="with what each step computed, for `lfm2np draw`")
-    group.add_argument("--sequential", action="store_true", help="each request alone through reference.py instead")
-    group.add_argument("--prove", action="store_true", help="run both and compare logits bit for bit (exit code 1)")
+    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (0)")
+    group.add_argument(
+        "--trace-detail", action="store_true", help="add what each step computed to --trace, for `lfm2np draw`"
+    )
+    group.add_argument("--sequential", action="store_true", help="run each request alone through reference.py instead")
+    group.add_argument(
+        "--prove", action="store_true", help="run both ways and compare logits bit for bit (exit code 1)"
+    )
     add_arithmetic_options(parser)

@@ -17,7 +17,7 @@ PORT = 8321
 EXAMPLE = """lfm2np lab
   lfm2np lab --port 0 --no-browser"""
 EXIT_CODES = """exit codes:
-  0    drained: a first SIGTERM or interrupt waits for the runs under way
+  0    drained: a first SIGTERM or interrupt waits for runs in progress
   1    memory ran out
   2    the arguments cannot be met (a port in use, unknown option, the extra `serve` is missing)
   130  ended by a second SIGTERM or interrupt"""
@@ -51,12 +51,12 @@ def add_lab(commands: Commands) -> None:
         commands,
         "lab",
         run_lab,
-        "a laboratory to learn in: change a run on a page in the browser, see what the engine does",
+        "learn in the browser: change a run on a page, and see what the engine does",
         EXAMPLE,
         model=False,
         exit_codes=EXIT_CODES,
     )
     parser.add_argument(
-        "--port", metavar="N", type=int, default=PORT, help=f"of 127.0.0.1; 0 takes a free one ({PORT})"
+        "--port", metavar="N", type=int, default=PORT, help=f"port of 127.0.0.1; 0 takes a free one ({PORT})"
     )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -25,17 +25,23 @@ def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     group = parser.add_argument_group("the engine")
     group.add_argument("--max-num-seqs", metavar="N", type=int, help="most requests that run at once (64)")
     group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="most tokens of one step (2048)")
-    group.add_argument("--block-size", metavar="P", type=int, help="tokens of one cache block (16)")
-    group.add_argument("--num-blocks", metavar="N", type=int, help="blocks of the cache (what is needed, within 1 GiB)")
+    group.add_argument("--block-size", metavar="P", type=int, help="tokens in a cache block (16)")
+    group.add_argument(
+        "--num-blocks", metavar="N", type=int, help="cache blocks (as many as the requests need, within 1 GiB)"
+    )
     group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
-    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="of the policy waiting-served (0.3)")
-    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="of the policy waiting-served (20)")
-    group.add_argument("--num-host-blocks", metavar="N", type=int, help="swap preempted requests to so many (0)")
-    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse blocks of equal prefixes")
-    group.add_argument("--seed", metavar="N", type=int, help="of requests that have none of their own (0)")
-    group.add_argument("--speculative", choices=SPECULATIVE, help="who proposes tokens ahead (none)")
-    group.add_argument("--num-speculative-tokens", metavar="K", type=int, help="most of them a request and step (4)")
-    draft_help = "of --speculative draft (without --model: the draft fixture)"
+    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="for --policy waiting-served (0.3)")
+    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="for --policy waiting-served (20)")
+    group.add_argument(
+        "--num-host-blocks", metavar="N", type=int, help="blocks in host memory to swap preempted requests to (0)"
+    )
+    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse cache blocks of equal prefixes")
+    group.add_argument("--seed", metavar="N", type=int, help="seed of requests that set none (0)")
+    group.add_argument("--speculative", choices=SPECULATIVE, help="what proposes draft tokens (none)")
+    group.add_argument(
+        "--num-speculative-tokens", metavar="K", type=int, help="most draft tokens of a request in a step (4)"
+    )
+    draft_help = "for --speculative draft (without --model: the draft fixture)"
     group.add_argument("--draft-model", metavar="DIR", help=draft_help)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
     group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")

@@ -24,7 +24,7 @@ LOG = logging.getLogger("lfm2np.serve")
 EXAMPLE = """lfm2np serve --model LFM2-350M --port 8000
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "sort: 7 2 9 ="}'"""
 EXIT_CODES = """exit codes:
-  0    drained: a first SIGTERM or interrupt waits for what is under way
+  0    drained: a first SIGTERM or interrupt waits for requests in progress
   1    memory ran out
   2    the arguments cannot be met (an address in use, unknown option, a trace that can't be written)
   3    config, weights or tokenizer are missing, corrupt or not LFM2
@@ -61,12 +61,12 @@ def run_serve(arguments: argparse.Namespace) -> None:
     logging.basicConfig(format="lfm2np: %(message)s", level=logging.INFO if arguments.verbose else logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if key is None and hosts is None:
-        LOG.warning("warning: %s: anyone who reaches it may ask; %s sets a key", arguments.host, KEY_VARIABLE)
+        LOG.warning("warning: %s: anyone who reaches it may send requests; %s sets a key", arguments.host, KEY_VARIABLE)
     url, fingerprint = url_of(listening), fingerprint_of(model)
 
     def on_start() -> None:
-        told = json.dumps({"url": url, "model": name, "system_fingerprint": fingerprint})
-        print(told if arguments.json else f"{url}: {name} ({fingerprint})", flush=True)
+        fields = json.dumps({"url": url, "model": name, "system_fingerprint": fingerprint})
+        print(fields if arguments.json else f"{url}: {name} ({fingerprint})", flush=True)
 
     options = engine_options(arguments) | {"seed": seed_of(arguments), "drafter": make_drafter(model, arguments)}
     with open_trace(arguments.trace) as trace:
@@ -118,24 +118,33 @@ def add_serve(commands: Commands) -> None:
         commands,
         "serve",
         run_serve,
-        "answer over HTTP in OpenAI's protocol",
+        "serve the model over HTTP, with OpenAI's API",
         EXAMPLE,
         tokenizer=True,
         exit_codes=EXIT_CODES,
     )
     parser.add_argument("--host", metavar="NAME", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (8000)")
-    parser.add_argument("--name", metavar="NAME", help="of the model, for clients (the checkpoint's)")
-    parser.add_argument("--verbose", action="store_true", help="a line on standard error for each call")
+    parser.add_argument("--name", metavar="NAME", help="model name for clients (the checkpoint's)")
+    parser.add_argument("--verbose", action="store_true", help="log each HTTP request to standard error")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--max-requests", metavar="N", type=int, help="prompts times samples under way, else 429 (256)")
-    limits.add_argument("--max-logprobs", metavar="K", type=int, help="of one token (20)")
-    limits.add_argument("--max-body-bytes", metavar="N", type=int, help="of one call (8 MiB)")
-    limits.add_argument("--max-bodies-bytes", metavar="N", type=int, help="of all calls, else 503 (8 of the largest)")
-    limits.add_argument("--body-seconds", metavar="S", type=float, help="until a head, and then a body, is there (30)")
-    limits.add_argument("--request-seconds", metavar="S", type=float, help="until an answer is complete (600)")
     limits.add_argument(
-        "--write-seconds", metavar="S", type=float, help="until 32 KiB of it are read, if they wait (10)"
+        "--max-requests", metavar="N", type=int, help="most prompts times samples in progress, beyond which 429 (256)"
+    )
+    limits.add_argument("--max-logprobs", metavar="K", type=int, help="most logprobs of a token (20)")
+    limits.add_argument("--max-body-bytes", metavar="N", type=int, help="most bytes of a request (8 MiB)")
+    limits.add_argument(
+        "--max-bodies-bytes",
+        metavar="N",
+        type=int,
+        help="most bytes of all requests, beyond which 503 (8 of the largest)",
+    )
+    limits.add_argument(
+        "--body-seconds", metavar="S", type=float, help="time to receive the headers, and then the body (30)"
+    )
+    limits.add_argument("--request-seconds", metavar="S", type=float, help="time to complete a response (600)")
+    limits.add_argument(
+        "--write-seconds", metavar="S", type=float, help="time for the client to read 32 KiB of it (10)"
     )
     add_engine_options(parser)
     add_arithmetic_options(parser)

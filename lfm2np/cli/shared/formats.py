@@ -1,4 +1,4 @@
-"""`--format` and `--kv-format`: what the engine that is held against the oracle computes in."""
+"""`--format` and `--kv-format`: the number format of the engine under test."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=[*FORMATS, AUTO],
         default="float32",
-        help="what the engine computes in, which says how far off it may be (float32); auto takes it from the "
-        "checkpoint's weights and the engine's name, and says what it took (the property suite's "
-        "--number-format says the same; --numerics is the arithmetic of lfm2np itself)",
+        help="number format of the engine, which determines the error it may have (float32); auto derives it from "
+        "the checkpoint's weights and the engine's name, and reports it (--number-format in the property suite; "
+        "--numerics is the arithmetic of lfm2np itself)",
     )
     parser.add_argument(
         "--kv-format",
         choices=list(KEPT),
-        help="what it keeps keys and values in (as it computes; with q8 float16, which is llama.cpp's default)",
+        help="number format of keys and values in its cache (as --format; with q8 float16, llama.cpp's default)",
     )
 
 
 def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
-    """The format's name, and why if it was not declared. RequestError where it can't be told, or can't be."""
+    """The format's name, and for auto the reason. RequestError if it can't be derived, or is impossible."""
     path = checkpoint_path(arguments.model)
     config = read_config(path)
-    is_told = bool(input_roundings(path, config))
+    has_input_roundings = bool(input_roundings(path, config))
     if arguments.format != AUTO:
-        if FORMATS[arguments.format].inputs == "stated" and not is_told:
-            raise RequestError(f"--format {arguments.format}: {path} does not tell how inputs are rounded")
+        if FORMATS[arguments.format].inputs == "stated" and not has_input_roundings:
+            raise RequestError(f"--format {arguments.format}: {path} does not say how inputs are rounded")
         return Taken(with_kv(arguments.format, arguments.kv_format), "")
-    taken = taken_format(read_tensors(path, config), is_gguf(path), is_told, engine)
+    taken = taken_format(read_tensors(path, config), is_gguf(path), has_input_roundings, engine)
     return taken._replace(name=with_kv(taken.name, arguments.kv_format))

@@ -21,7 +21,7 @@ EXIT_CODES = """exit codes:
 
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
-TOKENIZER_HELP = "directory whose tokenizer.json and chat template are taken, not the checkpoint's own"
+TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
 
 
 def fail(message: str, code: int) -> int:

@@ -65,23 +65,27 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> a
         "--prompt", metavar="TEXT", type=text_argument, action=action, help="plain text; the BOS is added" + again
     )
     group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
-    chat_help = "a user's message, rendered by the checkpoint's chat template" + again
+    chat_help = "user message, rendered by the checkpoint's chat template" + again
     group.add_argument("--chat", metavar="TEXT", type=text_argument, action=action, help=chat_help)
     if many:
         group.add_argument("--requests", metavar="FILE", help="one JSON object a line: prompt or prompt_token_ids, ...")
-    group.add_argument("--prompt-ids", metavar="IDS", help="token ids with commas between them, taken as they are")
+    group.add_argument("--prompt-ids", metavar="IDS", help="token ids separated by commas, used as they are")
     group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
     parser.add_argument("--system", metavar="TEXT", type=text_argument, help="system message before --chat")
     return group
 
 
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    text = "resident in memory, or streamed: kept as stored, converted for each product, slow but small (resident)"
+    parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=text)
+
+
 def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
     alone = (
-        "arithmetic of this package's own engine (exact); integers defines what exact has to equal: one sequence at a "
-        "time, no engine. What another engine computes in is --format of check, --number-format of the property suite"
+        "arithmetic of lfm2np itself (exact); integers is the definition that exact has to equal, for one sequence at "
+        "a time. The number format of another engine is --format of check, --number-format of the property suite"
     )
     parser.add_argument("--numerics", choices=(*NAMES, TRUTH), default="exact", help=alone)
-    streamed = "in memory, or as stored and widened for each product, piece by piece: slow and small (resident)"
-    parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=streamed)
-    prepared = "keep prepared weights in a file there, which later runs and workers map: they share its memory"
+    add_weights_option(parser)
+    prepared = "folder for a file of packed weights, which later runs and workers map and share"
     parser.add_argument("--prepared", metavar="DIR", help=prepared)

@@ -87,21 +87,22 @@ def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], 
 
     RequestError for a bad line, with its number, and for a text without requests.
     """
-    made: list[Line] = []
+    lines: list[Line] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{source}, line {number}"
         raw = parse_object(line.encode(), where, RequestError)
         try:
-            made.append(make(raw, str(len(made))))
+            lines.append(make(raw, str(len(lines))))
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
-    if not made:
+    if not lines:
         raise RequestError(f"{source}: no requests, expected one JSON object a line")
-    return made
+    return lines
 
 
+SCORED_HELP = "one JSON object a line: prompt or prompt_token_ids, completion or completion_token_ids, request_id"
 SCORED_KEYS = {"request_id", "prompt", "prompt_token_ids", "completion", "completion_token_ids"}
 
 
@@ -109,12 +110,12 @@ def read_named_lines(
     text: str, source: str, make: Callable[[Mapping[str, Any], str], Line], name_of: Callable[[Line], str]
 ) -> list[Line]:
     """The same; RequestError also for two requests of one name."""
-    found = read_lines(text, source, make)
-    names = list(map(name_of, found))
+    lines = read_lines(text, source, make)
+    names = list(map(name_of, lines))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise RequestError(f"{source}: two requests have one request_id: {twice!r}")
-    return found
+    return lines
 
 
 def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -135,25 +136,25 @@ def prompt_and_completion(model: Model, raw: Mapping[str, Any]) -> tuple[list[in
 
 
 def make_job(model: Model, raw: Mapping[str, Any], request_id: str, defaults: Mapping[str, Any]) -> Job:
-    own = {key: value for key, value in raw.items() if key in OWN_KEYS}
-    if ("prompt" in own) == ("prompt_token_ids" in own):
+    fields = {key: value for key, value in raw.items() if key in OWN_KEYS}
+    if ("prompt" in fields) == ("prompt_token_ids" in fields):
         raise RequestError("expected either prompt or prompt_token_ids")
-    if "prompt" in own and not isinstance(own["prompt"], str):
-        raise RequestError(f"prompt {own['prompt']!r}: expected a string")
-    ids = model.prompt_ids(own["prompt"] if "prompt" in own else own["prompt_token_ids"])
+    if "prompt" in fields and not isinstance(fields["prompt"], str):
+        raise RequestError(f"prompt {fields['prompt']!r}: expected a string")
+    ids = model.prompt_ids(fields["prompt"] if "prompt" in fields else fields["prompt_token_ids"])
     params = from_json({**defaults, **{key: value for key, value in raw.items() if key not in OWN_KEYS}})
     for key, kind, expected in (("request_id", str, "a string"), ("priority", int, "a whole number")):
-        if key in own and (type(own[key]) is not kind or own[key] == ""):
-            raise RequestError(f"{key} {own[key]!r}: expected {expected}")
-    if "cache_salt" in own:
-        require_text(own["cache_salt"], "cache_salt")
+        if key in fields and (type(fields[key]) is not kind or fields[key] == ""):
+            raise RequestError(f"{key} {fields[key]!r}: expected {expected}")
+    if "cache_salt" in fields:
+        require_text(fields["cache_salt"], "cache_salt")
     return Job(
-        request_id=own.get("request_id", request_id),
+        request_id=fields.get("request_id", request_id),
         ids=tuple(ids),
-        prompt=own.get("prompt"),
-        shown=own.get("prompt") or ",".join(map(str, ids)),
+        prompt=fields.get("prompt"),
+        shown=fields.get("prompt") or ",".join(map(str, ids)),
         params=params,
-        arrival_step=require_count("arrival_step", own.get("arrival_step", 0), 0, None),
-        priority=own.get("priority", 0),
-        cache_salt=own.get("cache_salt", ""),
+        arrival_step=require_count("arrival_step", fields.get("arrival_step", 0), 0, None),
+        priority=fields.get("priority", 0),
+        cache_salt=fields.get("cache_salt", ""),
     )

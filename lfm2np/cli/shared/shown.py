@@ -52,8 +52,8 @@ class OneSample:
     def _draw(self, sample: CompletionOutput) -> None:
         self._line_is_open = sample.logprobs is None
         if sample.logprobs is not None:
-            for one in sample.logprobs[self._tokens :]:
-                print(terminal_text(logprobs_line(self._tokenizer, one)), flush=True)
+            for logprobs in sample.logprobs[self._tokens :]:
+                print(terminal_text(logprobs_line(self._tokenizer, logprobs)), flush=True)
         else:
             text = written(sample)
             print(terminal_text(text[self._letters :]), end="", flush=True)
@@ -136,15 +136,15 @@ def print_outputs(jobs: Sequence[Job], outputs: Outputs, tokenizer: Tokenizer | 
         for sample in outputs[job.request_id].outputs:
             ending = f"  [{sample.error}]" if sample.error else ""
             print(terminal_text(f"{one_line(job.shown)[:36]:<38}{one_line(written(sample))}{ending}"))
-            for one in sample.logprobs or ():
-                print(terminal_text(logprobs_line(tokenizer, one)))
+            for logprobs in sample.logprobs or ():
+                print(terminal_text(logprobs_line(tokenizer, logprobs)))
 
 
 def logprobs_line(tokenizer: Tokenizer | None, chosen: TokenLogprobs) -> str:
     """One generated token a line: id, entry, log-probability, then the most likely ones."""
     top = "  ".join(f"{entry(tokenizer, i)} {logprob:.4f}" for i, logprob in chosen.top)
-    own = f"{chosen.token_id:>7}  {entry(tokenizer, chosen.token_id):<20} {chosen.logprob:>10.4f}"
-    return f"{own}  {top}".rstrip()
+    line = f"{chosen.token_id:>7}  {entry(tokenizer, chosen.token_id):<20} {chosen.logprob:>10.4f}"
+    return f"{line}  {top}".rstrip()
 
 
 def print_summary(summary: Mapping[str, Any], numerics: str) -> None:
@@ -186,9 +186,9 @@ def speculative_rows(drafts: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def as_json(model: LoadedModel, jobs: Sequence[Job], outputs: Outputs, summary: Mapping[str, Any]) -> dict[str, Any]:
     """The object that --json prints, whatever the number of prompts: schemas/generate.schema.json."""
-    told = [dataclasses.asdict(dataclasses.replace(outputs[job.request_id], prompt=job.prompt)) for job in jobs]
+    rows = [dataclasses.asdict(dataclasses.replace(outputs[job.request_id], prompt=job.prompt)) for job in jobs]
     head = {"format_version": FORMAT_VERSION, "model": str(model.path), "numerics": model.numerics.name}
-    return {**head, "outputs": told, "summary": summary}
+    return {**head, "outputs": rows, "summary": summary}
 
 
 def written(sample: CompletionOutput) -> str:

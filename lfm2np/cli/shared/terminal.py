@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -75,6 +79,16 @@ def read_file(name: str) -> str:
     if len(content) > MAX_PROMPT_BYTES:
         raise RequestError(f"{source}: more than {MAX_PROMPT_BYTES} bytes")
     return decode_text(content, source, RequestError)
+
+
+def print_result(arguments: argparse.Namespace, fields: Any, text: str) -> None:
+    """One JSON object with --json, else the text."""
+    print(json.dumps(fields) if arguments.json else terminal_text(text), flush=True)
+
+
+def command_line() -> str:
+    """The command that runs, as a shell would read it."""
+    return shlex.join(["lfm2np", *sys.argv[1:]])
 
 
 def entry(tokenizer: Tokenizer | None, token_id: int) -> str:

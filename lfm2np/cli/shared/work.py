@@ -27,15 +27,15 @@ WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workers", metavar="N", type=int, default=0, help="compute in N processes beside this one (0)"
+        "--workers", metavar="N", type=int, default=0, help="compute in N worker processes (0: in this one)"
     )
-    results_help = "keep results as they come, and compute none that FILE has; see lfm2np merge"
+    results_help = "save results as they come, and reuse those in FILE; see lfm2np merge"
     parser.add_argument("--results", metavar="FILE", help=results_help)
 
 
 @contextlib.contextmanager
 def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
-    """Where the options say that work is done."""
+    """The place that --workers and --results describe."""
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
         record = None if arguments.results is None else stack.enter_context(ResultsFile(arguments.results, model))
@@ -49,25 +49,25 @@ def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def lasting(make: Callable[[], Executor]) -> Iterator[Callable[[], Executor]]:
-    """Makes an executor that serves many times, and another only where it broke: workers load the model once."""
-    made: list[Executor] = []
+    """Lends the same executor again and again, and a new one only if it broke: workers load the model once."""
+    executors: list[Executor] = []
 
     def borrow() -> Executor:
         try:
-            made[-1].submit(int)  # a broken one takes nothing
+            executors[-1].submit(int)  # raises if it is broken
         except (IndexError, BrokenExecutor):
-            made.append(make())
-        return Borrowed(made[-1])
+            executors.append(make())
+        return Borrowed(executors[-1])
 
     try:
         yield borrow
     finally:
-        for executor in made:
+        for executor in executors:
             executor.shutdown(cancel_futures=True)
 
 
 class Borrowed(Executor):
-    """Another executor, which stays open."""
+    """An executor that `shutdown` leaves open."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
@@ -76,17 +76,17 @@ class Borrowed(Executor):
         return self._inner.submit(function, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Its owner does that."""
+        """Left to its owner."""
 
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Started anew, not forked: BLAS has threads, which a fork would lose."""
+    """Spawned, not forked: a fork would lose the threads of BLAS."""
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, mp_context=spawn, initializer=begin_worker)
 
 
 def begin_worker() -> None:
-    """Ctrl-C reaches workers too: they end without a traceback, and what is to be said the parent says."""
+    """Ctrl-C reaches workers too: they end without a traceback, and the parent reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     keep_freed_memory()
 
@@ -109,6 +109,3 @@ def throughput(place: Place) -> dict[str, Any]:
     rate = place.tokens_per_second
     rounded = None if rate is None else round(rate, 1)
     return {"tokens": place.num_tokens, "seconds": round(place.seconds, 3), "tokens_per_second": rounded}
-
-
-# --- merge

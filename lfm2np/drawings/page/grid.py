@@ -58,7 +58,7 @@ def grid(
     heads = [element("th", text, colspan=count, scope="colgroup") for text, count in head]
     corner = element("td") if labels else None
     shape = shape_text([len(rows), len(rows[0]) if rows else 0])
-    made = {"data_" + name: value for name, value in data.items()}
+    attributes = {"data_" + name: value for name, value in data.items()}
     return element(
         "div",
         element(
@@ -71,7 +71,7 @@ def grid(
             data_how=how or None,
             data_of=of or None,
             class_="best" if best else None,
-            **made,
+            **attributes,
         ),
         class_=f"m {class_}".strip(),
     )

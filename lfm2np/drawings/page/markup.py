@@ -24,7 +24,10 @@ def escaped(value: object) -> Markup:
 
 def harmless(text: str) -> str:
     """Characters that reorder, hide or end text (bidirectional marks, zero widths, controls) written as U+...."""
-    return "".join(one if one.isprintable() or one == "\n" else f"\u27e8U+{ord(one):04X}\u27e9" for one in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else f"\u27e8U+{ord(character):04X}\u27e9"
+        for character in text
+    )
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
@@ -69,7 +72,7 @@ def counted(count: int, noun: str) -> str:
 
 def visible(text: str) -> str:
     """A token's text as something that can be seen: blanks and common controls by their symbols."""
-    return harmless("".join(VISIBLE.get(one, one) for one in text))
+    return harmless("".join(VISIBLE.get(character, character) for character in text))
 
 
 def table(
@@ -123,8 +126,8 @@ def figure(title: str, description: str, width: float, height: float, *shapes: o
 def hash_of(text: str) -> int:
     """The same number in every process, unlike hash()."""
     value = 0
-    for one in text.encode("utf-8", "surrogatepass"):
-        value = (value * 131 + one) % (1 << 31)
+    for byte in text.encode("utf-8", "surrogatepass"):
+        value = (value * 131 + byte) % (1 << 31)
     return value
 
 

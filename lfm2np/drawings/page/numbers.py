@@ -36,30 +36,32 @@ def value_cell(value: float) -> Markup:
     return element("td", short, title=None if whole in (short, f"{short}.0") else whole)
 
 
-def operation_body(one: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
+def operation_body(operation: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
     """Inputs, output and the line of code of one operation."""
-    file, line, text = one["source"]
-    parts = [matrix(name, tensor, labels) for name, tensor in one["inputs"].items()]
+    file, line, text = operation["source"]
+    parts = [matrix(name, tensor, labels) for name, tensor in operation["inputs"].items()]
     return element(
         "div",
         element(
             "div",
             parts,
             element("span", "→", class_="arrow", aria_hidden="true"),
-            matrix("result", one["output"], labels),
+            matrix("result", operation["output"], labels),
             class_="matrices",
         ),
         element("p", element("code", text), f" ({file}, line {line})", class_="source"),
     )
 
 
-def operation_line(one: Mapping[str, Any]) -> str:
+def operation_line(operation: Mapping[str, Any]) -> str:
     """What it is and its sizes, in a line."""
-    inputs = ", ".join(f"{name} [{shape_text(tensor['shape'])}]" for name, tensor in one["inputs"].items())
-    context = f", over {one['context']} positions" if "context" in one else ""
+    inputs = ", ".join(f"{name} [{shape_text(tensor['shape'])}]" for name, tensor in operation["inputs"].items())
+    context = f", over {operation['context']} positions" if "context" in operation else ""
     arrow = f"{inputs} → " if inputs else ""
-    return f"{one['name']}: {one['operation']}, {arrow}[{shape_text(one['output']['shape'])}]{context}"
+    return (
+        f"{operation['name']}: {operation['operation']}, {arrow}[{shape_text(operation['output']['shape'])}]{context}"
+    )
 
 
-def opened(one: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
-    return details(operation_line(one), operation_body(one, labels))
+def opened(operation: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
+    return details(operation_line(operation), operation_body(operation, labels))

@@ -114,8 +114,8 @@ def player(name: str, views: Sequence[View]) -> Markup:
         element(
             "div",
             [
-                element("button", text, type="button", class_=kind, aria_label=f"{told} {what}")
-                for kind, text, told in BUTTONS
+                element("button", text, type="button", class_=kind, aria_label=f"{label} {what}")
+                for kind, text, label in BUTTONS
             ],
             class_="buttons",
         ),
@@ -133,34 +133,16 @@ def player(name: str, views: Sequence[View]) -> Markup:
 
 def patterns() -> Markup:
     """Fills that stay apart in grey and on paper."""
-    made = []
+    fills = []
     for index in range(NUM_COLOURS):
-        angle = (0, 45, 90, 135)[index % 4]
         gap = 5 if index < 4 else 3
         stripe = element("rect", width=gap, height=1.2, class_="stripe")
         ground = element("rect", width=gap, height=gap, class_=f"ground g{index}")
-        made.append(
-            element(
-                "pattern",
-                ground,
-                stripe,
-                id=f"p{index}",
-                width=gap,
-                height=gap,
-                patternUnits="userSpaceOnUse",
-                patternTransform=f"rotate({angle})",
-            )
-        )
-    hatch = element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")
-    made.append(
-        element(
-            "pattern",
-            hatch,
-            id="waste",
-            width=5,
-            height=6,
-            patternUnits="userSpaceOnUse",
-            patternTransform="rotate(45)",
-        )
-    )
-    return element("svg", element("defs", joined(made)), width=0, height=0, class_="defs", aria_hidden="true")
+        fills.append(pattern(f"p{index}", gap, gap, (0, 45, 90, 135)[index % 4], ground, stripe))
+    fills.append(pattern("waste", 5, 6, 45, element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")))
+    return element("svg", element("defs", joined(fills)), width=0, height=0, class_="defs", aria_hidden="true")
+
+
+def pattern(identity: str, width: int, height: int, angle: int, *shapes: Markup) -> Markup:
+    sizes = {"width": width, "height": height, "patternUnits": "userSpaceOnUse"}
+    return element("pattern", shapes, id=identity, **sizes, patternTransform=f"rotate({angle})")

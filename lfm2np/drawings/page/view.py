@@ -30,6 +30,11 @@ def fullest(run: Run) -> int:
     return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
 
 
+def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, *body: object) -> View:
+    """The view of a run's steps, which first shows the fullest of them."""
+    return View(id, title, lesson, joined(body), player, len(run.steps), fullest(run))
+
+
 def row_labels(run: Run, step: Step) -> list[str]:
     """The rows of a step's flat array: request, position and token."""
     return [
@@ -67,7 +72,7 @@ def short_names(names: Iterable[str], most: int = 2) -> dict[str, str]:
     """Something for a small square: the name (of a sample without its #) where it is short, else its number from 1."""
     chosen = list(names)
     short = {name: visible(name.replace("#", "")) for name in chosen}
-    if all(len(one) <= most for one in short.values()) and len(set(short.values())) == len(chosen):
+    if all(len(text) <= most for text in short.values()) and len(set(short.values())) == len(chosen):
         return short
     return {name: str(index) for index, name in enumerate(chosen, start=1)}
 

@@ -28,7 +28,7 @@ def contents(run: Run) -> Iterator[Contents]:
             if pair is not None:
                 tokens[pair[1]] = dict(tokens.get(pair[0], {}))
         written = set() if step.abandoned else write(tokens, step, size)
-        yield Contents({block: dict(one) for block, one in tokens.items() if block >= 0}, frozenset(written))
+        yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
 
 
 def write(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:
@@ -38,9 +38,9 @@ def write(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple
         for index in range(num_kept(step, entry)):
             number, place = divmod(entry.start + index, size)
             block = entry.block_table[number]
-            own = tokens.setdefault(block, {})
-            for later in [one for one in own if one >= place]:  # of its last owner
-                del own[later]
-            own[place] = entry.token_ids[index]
+            slots = tokens.setdefault(block, {})
+            for later in [one for one in slots if one >= place]:  # of its last owner
+                del slots[later]
+            slots[place] = entry.token_ids[index]
             written.add((block, place))
     return written

@@ -46,7 +46,7 @@ def shown(names: tuple[str, ...]) -> str:
 
 
 def naming_experts(weights: ModelWeights, names: Names) -> ModelWeights:
-    """The same weights; an expert that is asked for enters `names`."""
+    """The same weights; an expert enters `names` when it is used."""
     layers = tuple(layer_naming_experts(index, layer, names) for index, layer in enumerate(weights.layers))
     return replace(weights, layers=layers)
 
@@ -60,9 +60,9 @@ def layer_naming_experts(index: int, layer: LayerWeights, names: Names) -> Layer
 
 def naming(index: int, mixture: MixtureWeights, names: Names) -> Callable[[int], FeedForwardWeights]:
     def expert(number: int) -> FeedForwardWeights:
-        made = mixture.expert(number)
-        for names_of_one, (field, _) in zip(expert_parts(number), tensors_of(made).items(), strict=True):
-            names[id(getattr(made, field))] = Named(index, shown(names_of_one), number)
-        return made
+        expert_weights = mixture.expert(number)
+        for tensors, field in zip(expert_parts(number), tensors_of(expert_weights), strict=True):
+            names[id(getattr(expert_weights, field))] = Named(index, shown(tensors), number)
+        return expert_weights
 
     return expert

@@ -28,16 +28,16 @@ class Orders:
 
 def partial_sums(products: Sequence[np.float32]) -> tuple[np.float32, ...]:
     total, sums = np.float32(0.0), []
-    for one in products:
-        total = np.float32(total + one)
+    for product in products:
+        total = np.float32(total + product)
         sums.append(total)
     return tuple(sums)
 
 
 def whole_sums(products: Sequence[int]) -> tuple[int, ...]:
     total, sums = 0, []
-    for one in products:
-        total += one
+    for product in products:
+        total += product
         sums.append(total)
     return tuple(sums)
 

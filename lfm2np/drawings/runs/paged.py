@@ -40,19 +40,19 @@ def moved(kind: str, source: int, destination: int) -> tuple[int, int] | None:
 
 
 def copy(cells: Cells, source: int, destination: int, size: int) -> None:
-    for own in cells.values():
+    for layer_cells in cells.values():
         for place in range(size):
-            if (source, place) in own:
-                own[destination, place] = own[source, place]
+            if (source, place) in layer_cells:
+                layer_cells[destination, place] = layer_cells[source, place]
 
 
 def write(cells: Cells, step: Step, size: int) -> None:
     """The step's tokens but rejected drafts, which are not written."""
-    for one in step.operations:
-        if one["operation"] != "cache_entries":
+    for operation in step.operations:
+        if operation["operation"] != "cache_entries":
             continue
-        own, first = cells.setdefault(one["layer"], {}), 0
-        keys, values = one["inputs"]["keys"]["values"], one["inputs"]["values"]["values"]
+        own, first = cells.setdefault(operation["layer"], {}), 0
+        keys, values = operation["inputs"]["keys"]["values"], operation["inputs"]["values"]["values"]
         for entry in step.entries:
             for index in range(num_kept(step, entry)):
                 block, place = divmod(entry.start + index, size)
@@ -62,6 +62,6 @@ def write(cells: Cells, step: Step, size: int) -> None:
 
 def context(cells: Cells, layer: int, table: Sequence[int], stop: int, size: int) -> tuple[list[Row], list[Row]]:
     """Keys and values of the positions before `stop`. KeyError for one that was never written."""
-    own = cells.get(layer, {})
-    found = [own[table[position // size], position % size] for position in range(stop)]
+    layer_cells = cells.get(layer, {})
+    found = [layer_cells[table[position // size], position % size] for position in range(stop)]
     return [key for key, _ in found], [value for _, value in found]

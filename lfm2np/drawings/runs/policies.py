@@ -71,7 +71,7 @@ def answers(run: Run) -> dict[str, list[int]]:
 def under(run: Run, name: str, **changes: Any) -> Outcome:
     """All requests, each by itself, through a scheduler with these sizes."""
     known = answers(run)
-    left = [one for key, one in run.requests.items() if key in known]
+    left = [request for key, request in run.requests.items() if key in known]
     scheduler = Scheduler(SchedulerConfig(**{**run.config, **changes}))
     arrived: dict[str, int] = {}
     first: dict[str, int] = {}
@@ -98,7 +98,7 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
         for name_ in said:
             first.setdefault(name_, step - arrived[name_])
         shares = {entry.request_id: (entry.slot, len(entry.token_ids)) for entry in plan.scheduled}
-        batch |= {one: slot for one, (slot, _) in shares.items()}
+        batch |= {share: slot for share, (slot, _) in shares.items()}
         passes.append(Pass(shares, dict(batch)))
     return Outcome(name, tuple(passes), first, last)
 

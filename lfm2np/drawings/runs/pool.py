@@ -42,7 +42,7 @@ def planned(scheduler: Scheduler) -> Pool:
 
 
 def by_plans(run: Run) -> list[Pool]:
-    """The requests whose tables name a block, as far as their last plan told."""
+    """The requests whose tables name a block, by their last plan."""
     tables: dict[str, tuple[int, ...]] = {}
     found = []
     for step in run.steps:

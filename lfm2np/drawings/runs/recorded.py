@@ -44,7 +44,9 @@ class DetailedTrace:
         self._detail.taken()
         outputs = engine.step()
         operations = self._detail.taken()
-        ids = {one for request in requests.values() for one in request.token_ids} | set(range(len(self._words)))
+        ids = {token_id for request in requests.values() for token_id in request.token_ids} | set(
+            range(len(self._words))
+        )
         ids -= self._told
         self._told |= ids
         if engine.trace is not None:

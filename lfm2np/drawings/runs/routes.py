@@ -23,7 +23,7 @@ class Routes:
     @property
     def rows(self) -> list[int]:
         """For each expert the number of tokens that chose it: the rows of its product."""
-        return [sum(expert in own for own in self.chosen) for expert in range(self.num_experts)]
+        return [sum(expert in experts for experts in self.chosen) for expert in range(self.num_experts)]
 
     @property
     def num_choices(self) -> int:
@@ -33,7 +33,7 @@ class Routes:
     @property
     def num_read(self) -> int:
         """How many experts' weights the layer reads."""
-        return len({expert for own in self.chosen for expert in own})
+        return len({expert for experts in self.chosen for expert in experts})
 
     def tokens_of(self, expert: int) -> list[int]:
         """The rows of the step that it computes."""
@@ -46,15 +46,15 @@ def routes(step: Step) -> list[Routes]:
     A layer that was computed again without drafts counts once, with all tokens of the step.
     """
     found: dict[int, Routes] = {}
-    for one in step.operations:
-        if one["operation"] == "best" and one["layer"] not in found:
-            chosen = tuple(map(tuple, one["chosen"]))
-            found[one["layer"]] = Routes(one["layer"], one["inputs"]["preferred"]["shape"][1], chosen)
+    for operation in step.operations:
+        if operation["operation"] == "best" and operation["layer"] not in found:
+            chosen = tuple(map(tuple, operation["chosen"]))
+            found[operation["layer"]] = Routes(operation["layer"], operation["inputs"]["preferred"]["shape"][1], chosen)
     return list(found.values())
 
 
 def is_sparse(run: Run) -> bool:
-    return any(one["operation"] == "best" for step in run.steps for one in step.operations)
+    return any(operation["operation"] == "best" for step in run.steps for operation in step.operations)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def readings(run: Run, states: dict[str, list[Moment]]) -> list[Reading]:
     for step in run.steps:
         layers = routes(step)
         if layers:
-            mine = [one[step.number] for one in states.values()]
+            mine = [state[step.number] for state in states.values()]
             decodes = sum(one.tokens for one in mine if one.state == DECODE)
             found.append(
                 Reading(
@@ -85,10 +85,10 @@ def readings(run: Run, states: dict[str, list[Moment]]) -> list[Reading]:
                     decodes=decodes,
                     prefills=step.num_tokens - decodes,
                     num_layers=len(layers),
-                    choices=sum(one.num_choices for one in layers),
-                    read=sum(one.num_read for one in layers),
-                    held=sum(one.num_experts for one in layers),
-                    most_rows=max(max(one.rows) for one in layers),
+                    choices=sum(layer.num_choices for layer in layers),
+                    read=sum(layer.num_read for layer in layers),
+                    held=sum(layer.num_experts for layer in layers),
+                    most_rows=max(max(layer.rows) for layer in layers),
                 )
             )
     return found

@@ -10,14 +10,13 @@ from lfm2np.drawings.page.markup import (
     counted,
     element,
     figure,
-    joined,
     rectangle,
     scrolled,
     table,
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, mark, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, legend, mark, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.policies import Outcome, Pass, under
 from lfm2np.drawings.runs.run import Run, Step
@@ -33,52 +32,47 @@ def batching(run: Run, player: str = "hand") -> View:
     by_tokens = under(run, "token-level", policy="fcfs")
     last = len(run.steps) - 1
     cells = by_requests.rows + by_requests.padding
-    return View(
-        id="batching",
-        title="Request-level against token-level batching",
-        lesson=f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
+    return view_of_run(
+        run,
+        player,
+        "batching",
+        "Request-level against token-level batching",
+        f"Look at the hatched cells. By requests, {by_requests.padding} of {cells} cells are computed for "
         "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
         "tokens there is no rectangle.",
-        body=joined(
+        legend(
             [
-                legend(
-                    [
-                        ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
-                        ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
-                        ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
-                        ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
-                    ]
-                ),
-                element(
-                    "div",
-                    way(run, by_requests, "By requests", "static", rectangles=True),
-                    way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
-                    class_="pair",
-                ),
-                summary(by_requests, by_tokens),
-                element(
-                    "p",
-                    "Both are the real scheduler once more, every sequence by itself"
-                    + (", without the drafts of the run" if drafted else "")
-                    + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
-                    "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
-                ),
-                [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
+                ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
+                ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
+                ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
+                ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
             ]
         ),
-        player=player,
-        num_steps=len(run.steps),
-        start=fullest(run),
+        element(
+            "div",
+            way(run, by_requests, "By requests", "static", rectangles=True),
+            way(run, by_tokens, "By tokens", "fcfs", rectangles=False),
+            class_="pair",
+        ),
+        summary(by_requests, by_tokens),
+        element(
+            "p",
+            "Both are the real scheduler once more, every sequence by itself"
+            + (", without the drafts of the run" if drafted else "")
+            + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
+            "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
+        ),
+        [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
     )
 
 
 def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -> Markup:
     total = outcome.rows + (outcome.padding if rectangles else 0)
-    told = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
+    text = f"{counted(outcome.steps, 'step')}, {total} cells, {total - outcome.rows} of them wasted"
     more = len(outcome.passes) - len(fitting(outcome))
     return element(
         "div",
-        element("h3", title, " ", element("small", f"(policy {policy}): {told}")),
+        element("h3", title, " ", element("small", f"(policy {policy}): {text}")),
         scrolled(chart(run, outcome, title, rectangles), title),
         element("p", f"{counted(more, 'step')} more at the right are not drawn.") if more else None,
     )
@@ -115,8 +109,8 @@ def chart(run: Run, outcome: Outcome, title: str, rectangles: bool) -> Markup:
         x += width + GAP
         for name in computed.shares:
             outputs[name] += number - run.requests[name].arrival >= outcome.first[name]
-    told = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
-    return figure(f"{title}: the cells of every step", told, x + 8, height, shapes)
+    text = "Steps from left to right, slots from top to bottom; hatched cells are wasted."
+    return figure(f"{title}: the cells of every step", text, x + 8, height, shapes)
 
 
 def column(
@@ -127,23 +121,23 @@ def column(
 ) -> list[Markup]:
     """One step: in each slot of its batch the tokens of its request, then the cells that a rectangle adds."""
     step, numbers, shown, outputs = known
-    made = []
+    shapes = []
     for name, slot in computed.batch.items():
         count = computed.shares.get(name, (slot, 0))[1]
         y = TOP + slot * SIDE + 1
         kind = "prefill" if not outputs[name] else "decode" if count == 1 else "recomputed"
         for index in range(count):
             title = f"step {step}, {visible(name)}: token {index + 1} of {count}"
-            made.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
+            shapes.append(cell(x + index * SIDE + 1, y, SIDE - 2, SIDE - 2, numbers[name], shown[name], kind, title))
         for index in range(count, computed.longest if rectangles else 0):
             why = "its slot waits" if not count else "padding"
-            made.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
-    return made
+            shapes.append(wasted(x + index * SIDE + 1, y, SIDE - 2, f"step {step}, {visible(name)}: wasted, {why}"))
+    return shapes
 
 
 def wasted(x: float, y: float, side: float, title: str) -> Markup:
-    told = element("title", title) if title else None
-    return rectangle(x, y, side, side, told, class_="waste")
+    label = element("title", title) if title else None
+    return rectangle(x, y, side, side, label, class_="waste")
 
 
 def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:

@@ -15,7 +15,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, fullest, legend, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, legend, short_names, view_of_run
 from lfm2np.drawings.runs.derive import DECODE, Moment, colours, moments
 from lfm2np.drawings.runs.routes import Reading, Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.run import Run, Step
@@ -32,45 +32,37 @@ def experts(run: Run) -> View:
     every = -(-len(run.steps) // MOST_DRAWN)
     first = next(layers[0] for layers in map(routes, run.steps) if layers)
     per_token = len(first.chosen[0])
-    return View(
-        id="experts",
-        title="Which expert computes which token",
-        lesson=f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
+    return view_of_run(
+        run,
+        "main",
+        "experts",
+        "Which expert computes which token",
+        f"Every token goes to {per_token} of {first.num_experts} experts, by its own row alone. An expert is "
         "one product over the tokens of the step that chose it, whichever request they are of: a prompt gives it many "
         "rows, a decode of few requests one or two, and its weights are read all the same.",
-        body=joined(
+        legend(
             [
-                legend(
-                    [
-                        ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
-                        ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
-                    ]
-                ),
-                element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
-                [
-                    at_step(step.number, last, of_step(run, step, states, step.number % every == 0))
-                    for step in run.steps
-                ],
-                element("h3", "How many experts a step reads"),
-                element("p", why(first, per_token)),
-                decodes_table(found, first, per_token),
-                steps_table(found),
+                ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
+                ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
             ]
         ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+        element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
+        [at_step(step.number, last, of_step(run, step, states, step.number % every == 0)) for step in run.steps],
+        element("h3", "How many experts a step reads"),
+        element("p", why(first, per_token)),
+        decodes_table(found, first, per_token),
+        steps_table(found),
     )
 
 
 def why(first: Routes, per_token: int) -> str:
     """In words what the two tables show."""
     size = first.num_experts
-    told = ", ".join(f"{number(read_evenly(size, per_token, count), 3)} for {count}" for count in (1, 4, 16, 64))
+    counts = ", ".join(f"{number(read_evenly(size, per_token, count), 3)} for {count}" for count in (1, 4, 16, 64))
     return (
         f"T tokens make T × {per_token} choices. While these are few they seldom meet, so nearly every choice reads "
         f"another expert's weights: if all experts were as likely, {size} × (1 - (1 - {per_token}/{size})^T) of a "
-        f"layer's {size} would be read: {told} tokens. Batching saves reading weights only once choices meet."
+        f"layer's {size} would be read: {counts} tokens. Batching saves reading weights only once choices meet."
     )
 
 
@@ -119,8 +111,8 @@ def chart(run: Run, step: Step, states: dict[str, list[Moment]], layer: Routes) 
         shapes.append(words(LEFT - 8, y + SIDE / 2, f"expert {expert}", "end", class_="label" if count else "tick"))
         shapes.append(rectangle(LEFT, y + SIDE / 2, SIDE * drawn, 0.5, class_="wire"))
         shapes += [square(column, y, f": expert {expert}") for column in layer.tokens_of(expert) if column < MOST_SHOWN]
-        told = counted(count, "row") if count else "not read"
-        shapes.append(words(right + 8, y + SIDE / 2, told, class_="label" if count else "tick"))
+        count_text = counted(count, "row") if count else "not read"
+        shapes.append(words(right + 8, y + SIDE / 2, count_text, class_="label" if count else "tick"))
     description = (
         f"A column for each token of the flat array, a row for each expert of block {layer.layer}; a square where the "
         "token chose the expert, so that the squares of a row are the rows of one product."
@@ -133,7 +125,8 @@ def chart(run: Run, step: Step, states: dict[str, list[Moment]], layer: Routes) 
 def rows_table(step: Step, layers: list[Routes]) -> Markup:
     head = ["block", *range(layers[0].num_experts), "choices", "experts read"]
     rows = [
-        [f"block {one.layer}", *(count or "" for count in one.rows), one.num_choices, one.num_read] for one in layers
+        [f"block {layer.layer}", *(count or "" for count in layer.rows), layer.num_choices, layer.num_read]
+        for layer in layers
     ]
     return table(f"Step {step.number}: rows of each expert", head, rows, class_="rows")
 
@@ -142,8 +135,8 @@ def decodes_table(found: list[Reading], first: Routes, per_token: int) -> Markup
     """Steps that only decode, of one block on average."""
     rows = []
     for tokens, steps in by_decodes(found).items():
-        layers = sum(one.num_layers for one in steps)
-        read = sum(one.read for one in steps) / layers
+        layers = sum(step.num_layers for step in steps)
+        read = sum(step.read for step in steps) / layers
         evenly = read_evenly(first.num_experts, per_token, tokens)
         rows.append(
             [tokens, len(steps), tokens * per_token, number(read, 3), number(evenly, 3), number(read / tokens, 3)]
@@ -156,15 +149,15 @@ def steps_table(found: list[Reading]) -> Markup:
     head = ["step", "prefill tokens", "decodes", "choices", "experts read", "of", "rows of one, on average", "the most"]
     rows = [
         [
-            one.step,
-            one.prefills,
-            one.decodes,
-            one.choices,
-            one.read,
-            one.held,
-            number(one.choices / one.read, 3),
-            one.most_rows,
+            step.step,
+            step.prefills,
+            step.decodes,
+            step.choices,
+            step.read,
+            step.held,
+            number(step.choices / step.read, 3),
+            step.most_rows,
         ]
-        for one in found
+        for step in found
     ]
     return table("All sparse blocks of each step together", head, rows, class_="reads")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table
 from lfm2np.drawings.page.numbers import operation_body, shape_text
-from lfm2np.drawings.page.view import View, at_step, fullest, row_labels
+from lfm2np.drawings.page.view import View, at_step, row_labels, view_of_run
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, ROW
 from lfm2np.drawings.runs.routes import is_sparse, routes
 from lfm2np.drawings.runs.run import Operation, Run, Step
@@ -40,21 +40,16 @@ def ledger(run: Run) -> View:
         element("output", class_="score"),
         class_="needs-script",
     )
-    return View(
-        id="ledger",
-        title="What is batched and what is not",
-        lesson=LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
-        body=joined(
-            [
-                element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
-                quiz,
-                element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
-                [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+    return view_of_run(
+        run,
+        "main",
+        "ledger",
+        "What is batched and what is not",
+        LESSON + OF_EXPERTS if is_sparse(run) else LESSON,
+        element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
+        quiz,
+        element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
+        [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
     )
 
 
@@ -80,7 +75,9 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
                 element(
                     "div",
                     element("h3", title),
-                    element("ul", [item(one, labels, with_numbers, known) for one in grouped(chosen)], class_="ledger"),
+                    element(
+                        "ul", [item(group, labels, with_numbers, known) for group in grouped(chosen)], class_="ledger"
+                    ),
                 )
                 for title, chosen in blocks(step.operations)
                 if chosen
@@ -91,10 +88,14 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
 
 def labels_of(run: Run, step: Step) -> LabelsOf:
     """How the rows of an operation are named: by their tokens, those of an expert by the tokens that chose it."""
-    tokens, layers = row_labels(run, step), {one.layer: one for one in routes(step)}
+    tokens, layers = row_labels(run, step), {route.layer: route for route in routes(step)}
 
-    def labels(one: Operation) -> list[str]:
-        return [tokens[row] for row in layers[one["layer"]].tokens_of(one["expert"])] if "expert" in one else tokens
+    def labels(operation: Operation) -> list[str]:
+        return (
+            [tokens[row] for row in layers[operation["layer"]].tokens_of(operation["expert"])]
+            if "expert" in operation
+            else tokens
+        )
 
     return labels
 
@@ -102,45 +103,49 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
 def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
     """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
-    layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
-    sparse = {one["layer"] for one in operations if one["operation"] == "best"}
+    layers = {
+        operation["layer"]: kinds[operation["operation"]] for operation in operations if operation["operation"] in kinds
+    }
+    sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
     first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
-    made = [("Before the blocks", [one for one in operations if one["operation"] == "embed"])]
+    groups = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
-            made.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
+            groups.append(
+                (f"Block {layer}: {kind}", [operation for operation in operations if operation["layer"] == layer])
+            )
     if sparse and not sparse & set(first):
-        own = [one for one in operations if one["layer"] == min(sparse)]
-        start = next(index for index, one in enumerate(own) if one["name"] == "ffn_norm")
-        made.append((f"Block {min(sparse)}, its second half: mixture of experts", own[start:]))
-    after = [one for one in operations if one["layer"] is None and one["operation"] != "embed"]
-    return [*made, ("After the blocks", after)]
+        layer_operations = [operation for operation in operations if operation["layer"] == min(sparse)]
+        start = next(index for index, operation in enumerate(layer_operations) if operation["name"] == "ffn_norm")
+        groups.append((f"Block {min(sparse)}, its second half: mixture of experts", layer_operations[start:]))
+    after = [operation for operation in operations if operation["layer"] is None and operation["operation"] != "embed"]
+    return [*groups, ("After the blocks", after)]
 
 
 def grouped(operations: Sequence[Operation]) -> list[list[Operation]]:
     """Calls of one line of code, one a request or an expert, together."""
     found: list[list[Operation]] = []
-    for one in operations:
-        same = next((g for g in found if several(one) and what(g[0]) == what(one)), None)
+    for operation in operations:
+        same = next((g for g in found if several(operation) and what(g[0]) == what(operation)), None)
         if same is None:
-            found.append([one])
+            found.append([operation])
         else:
-            same.append(one)
+            same.append(operation)
     return found
 
 
-def several(one: Operation) -> bool:
-    return one["class"] == REQUEST or "expert" in one
+def several(operation: Operation) -> bool:
+    return operation["class"] == REQUEST or "expert" in operation
 
 
-def what(one: Operation) -> tuple[object, ...]:
-    return one["operation"], one["class"], one["source"]
+def what(operation: Operation) -> tuple[object, ...]:
+    return operation["operation"], operation["class"], operation["source"]
 
 
 def item(group: Sequence[Operation], labels: LabelsOf, with_numbers: bool, known: Sequence[str]) -> Markup:
     first = group[0]
-    sizes = "; ".join(sizes_text(one) for one in group[:6]) + (" ..." if len(group) > 6 else "")
+    sizes = "; ".join(sizes_text(operation) for operation in group[:6]) + (" ..." if len(group) > 6 else "")
     calls = f"{len(group)} calls" if len(group) > 1 else "one call"
     title = f"{name_of(group)} ({first['operation']}), {calls}: {sizes}"
     guesses = [
@@ -157,7 +162,7 @@ def item(group: Sequence[Operation], labels: LabelsOf, with_numbers: bool, known
 
 def name_of(group: Sequence[Operation]) -> str:
     """That of the weight; of experts with their numbers."""
-    name, experts = str(group[0]["name"]), [str(one["expert"]) for one in group if "expert" in one]
+    name, experts = str(group[0]["name"]), [str(operation["expert"]) for operation in group if "expert" in operation]
     if not experts:
         return name
     listed = f"experts {', '.join(experts)}" if len(experts) > 1 else f"expert {experts[0]}"
@@ -167,16 +172,16 @@ def name_of(group: Sequence[Operation]) -> str:
 def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
     """The numbers of a line of code's first calls, on demand."""
     more = element("p", f"and {len(group) - 3} more") if len(group) > 3 else None
-    return details(title, [operation_body(one, labels(one)) for one in group[:3]], more)
+    return details(title, [operation_body(operation, labels(operation)) for operation in group[:3]], more)
 
 
-def sizes_text(one: Operation) -> str:
-    inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in one["inputs"].values())
-    context = f" over {one['context']} positions" if "context" in one else ""
+def sizes_text(operation: Operation) -> str:
+    inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in operation["inputs"].values())
+    context = f" over {operation['context']} positions" if "context" in operation else ""
     return (
-        f"{inputs} → [{shape_text(one['output']['shape'])}]{context}"
+        f"{inputs} → [{shape_text(operation['output']['shape'])}]{context}"
         if inputs
-        else f"[{shape_text(one['output']['shape'])}]"
+        else f"[{shape_text(operation['output']['shape'])}]"
     )
 
 
@@ -184,6 +189,6 @@ def shares(step: Step, known: Sequence[str]) -> Markup:
     """How many calls each class takes in this step."""
     rows = []
     for name in known:
-        mine = [one for one in step.operations if one["class"] == name]
+        mine = [operation for operation in step.operations if operation["class"] == name]
         rows.append([name, len(mine), f"{sum(one['output']['shape'][0] for one in mine):,}"])
     return table("All blocks of this step", ["class", "calls", "rows in all"], rows)

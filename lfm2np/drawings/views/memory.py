@@ -1,4 +1,4 @@
-"""Memory: the pool of key/value blocks over time, who owns what, and what of a request does not grow."""
+"""Memory: the pool of key/value blocks over time, their owners, and the state that does not grow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, columns, short_names, view_of_run
 from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import colours, loads, num_kept
 from lfm2np.drawings.runs.pool import pools
@@ -40,33 +40,28 @@ def memory(run: Run) -> View:
     known, last = pools(run), len(run.steps) - 1
     owned = [one.owners for one in known]
     every = -(-len(run.steps) // MOST_MAPS)
-    return View(
-        id="memory",
-        title="Memory",
-        lesson="Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
+    return view_of_run(
+        run,
+        "main",
+        "memory",
+        "Memory",
+        "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        body=joined(
-            [
-                map_legend(owners_legend(run)),
-                element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-                [
-                    at_step(
-                        step.number,
-                        last,
-                        map_of(run, step, pool, held) if step.number % every == 0 else None,
-                        now(run, step),
-                    )
-                    for step, pool, held in zip(run.steps, known, contents(run), strict=True)
-                ],
-                element("h3", "All steps"),
-                scrolled(chart(run, owned), "Block pool"),
-                growth(run),
-                details("The numbers of the figure", pool_table(run, owned)),
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+        map_legend(owners_legend(run)),
+        element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
+        [
+            at_step(
+                step.number,
+                last,
+                map_of(run, step, pool, held) if step.number % every == 0 else None,
+                now(run, step),
+            )
+            for step, pool, held in zip(run.steps, known, contents(run), strict=True)
+        ],
+        element("h3", "All steps"),
+        scrolled(chart(run, owned), "Block pool"),
+        growth(run),
+        details("The numbers of the figure", pool_table(run, owned)),
     )
 
 
@@ -80,7 +75,7 @@ def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
     """A row a block, a column a step."""
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
-    used = 1 + max((block for one in owned for block in one), default=0)
+    used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
     shown = blocks if blocks <= MOST_BLOCKS else min(blocks, used, 2 * MOST_BLOCKS)
     width, height = LEFT + SIDE * len(run.steps) + 10, TOP + SIDE * shown + 24
     shapes: list[object] = [columns(len(run.steps), SIDE, LEFT, TOP - 4, TOP + SIDE * shown + 4)]
@@ -116,7 +111,7 @@ def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int,
 
 def now(run: Run, step: Step) -> Markup:
     """What moves in this step, and the block tables of those that take part."""
-    told = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
+    moves = [MOVES[kind].format(source, destination) for kind, source, destination in step.moves]
     hits = [
         f"{visible(entry.request_id)} enters with {entry.start} tokens found in the prefix cache"
         for entry in step.entries
@@ -134,7 +129,7 @@ def now(run: Run, step: Step) -> Markup:
     head = ["request", "block table", "positions written", "state slot"]
     return joined(
         [
-            element("ul", [element("li", one) for one in (*hits, *told)]) if hits or told else None,
+            element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
             table(f"Block tables in step {step.number}", head, rows),
         ]
     )
@@ -176,12 +171,12 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
         if step.operations and step.entries:
             token = state = 0
             count = len(step.entries)
-            for one in step.operations:
-                if one["operation"] == "cache_entries":
-                    shape = one["inputs"]["keys"]["shape"]
+            for operation in step.operations:
+                if operation["operation"] == "cache_entries":
+                    shape = operation["inputs"]["keys"]["shape"]
                     token += 2 * shape[1] * shape[2]
-                elif one["operation"] == "convolve":
-                    shape = one["inputs"]["history"]["shape"]
+                elif operation["operation"] == "convolve":
+                    shape = operation["inputs"]["history"]["shape"]
                     state += shape[0] * shape[1]
             return token, state // count
     return None

@@ -58,10 +58,10 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
         shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
     bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
     shapes.append(slots(run, pool.slots, bottom + 8))
-    told = (
+    text = (
         "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
     )
-    drawn = figure(f"Memory in step {step.number}", told, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
+    drawn = figure(f"Memory in step {step.number}", text, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
     found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
     free = f"{counted(blocks - len(pool.owners), 'block')} free{found}."

@@ -36,7 +36,10 @@ class Stage:
         if len(self.run.requests) > 1:
             return row_labels(self.run, self.step)
         (entry,) = self.step.entries
-        return [f"{entry.start + index} {visible(self.run.word(one))}" for index, one in enumerate(entry.token_ids)]
+        return [
+            f"{entry.start + index} {visible(self.run.word(token_id))}"
+            for index, token_id in enumerate(entry.token_ids)
+        ]
 
     @property
     def starts(self) -> list[int]:
@@ -189,12 +192,12 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
         grid(key, text, q_turned["inputs"][key]["values"], "angle")
         for key, text in (("cos", "cosine"), ("sin", "sine"))
     ]
-    of, seen, made = [], [], []
+    of, seen, words = [], [], []
     for index, one in enumerate(stage.of(layer, "attend")):
         drawn, keys = attended(stage, layer, index, q_turned["output"]["values"], (heads, groups, size))
         seen.append(row(*drawn))
         of += keys
-        made += one["output"]["values"]
+        words += one["output"]["values"]
     starts = " ".join(map(str, stage.starts))
     return [
         row(*begin, product("p", "q, k, v", "n", above, projected, head=parts, called="q_proj, k_proj, v_proj")),
@@ -212,7 +215,7 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
             grid(
                 "a",
                 "attended",
-                made,
+                words,
                 "weigh",
                 " ".join(of),
                 class_=REQUEST,
@@ -278,10 +281,10 @@ def scores_of(
 
 
 def softmax(scores: Sequence[float | None]) -> list[float | None]:
-    known = [one for one in scores if one is not None]
+    known = [score for score in scores if score is not None]
     largest = max(known)
     total = math.fsum(math.exp(one - largest) for one in known)
-    return [None if one is None else rounded(math.exp(one - largest) / total) for one in scores]
+    return [None if score is None else rounded(math.exp(score - largest) / total) for score in scores]
 
 
 def rounded(value: float) -> float:

@@ -60,31 +60,33 @@ def summary(run: Run, outcomes: Sequence[Outcome]) -> Markup:
     ]
     rows = [
         [
-            one.name,
-            one.steps,
-            one.rows,
-            one.padding,
-            f"{sum(one.first.values()) / len(one.first):.1f}",
-            max(one.first.values()),
-            f"{sum(one.last.values()) / len(one.last):.1f}",
+            outcome.name,
+            outcome.steps,
+            outcome.rows,
+            outcome.padding,
+            f"{sum(outcome.first.values()) / len(outcome.first):.1f}",
+            max(outcome.first.values()),
+            f"{sum(outcome.last.values()) / len(outcome.last):.1f}",
         ]
-        for one in outcomes
+        for outcome in outcomes
     ]
     return table("The same requests, scheduled by each policy", head, rows)
 
 
 def chart(outcomes: Sequence[Outcome]) -> Markup:
     """A band a policy: the rows that each step computes."""
-    most = max((step.rows for one in outcomes for step in one.passes), default=1)
-    longest = max(len(one.passes) for one in outcomes)
+    most = max((step.rows for outcome in outcomes for step in outcome.passes), default=1)
+    longest = max(len(outcome.passes) for outcome in outcomes)
     width, height = LEFT + SIDE * longest + 10, (TALL + 14) * len(outcomes) + 20
     shapes: list[object] = []
-    for index, one in enumerate(outcomes):
+    for index, outcome in enumerate(outcomes):
         base = (index + 1) * (TALL + 14)
-        shapes.append(words(LEFT - 8, base - TALL / 2, one.name, "end", class_="label"))
-        for step, computed in enumerate(one.passes):
+        shapes.append(words(LEFT - 8, base - TALL / 2, outcome.name, "end", class_="label"))
+        for step, computed in enumerate(outcome.passes):
             tall = TALL * computed.rows / most
-            title = element("title", f"{one.name}, step {step}: {computed.rows} rows of {len(computed.batch)} requests")
+            title = element(
+                "title", f"{outcome.name}, step {step}: {computed.rows} rows of {len(computed.batch)} requests"
+            )
             shapes.append(rectangle(LEFT + step * SIDE, base - tall, SIDE - 1.5, tall, title, class_="bar"))
     for step in range(0, longest, 10):
         shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))
@@ -119,6 +121,6 @@ def gains(run: Run, outcomes: Sequence[Outcome]) -> Markup:
 
 def waits(outcomes: Sequence[Outcome]) -> Markup:
     names = list(outcomes[0].first)
-    head = ["request", *(f"{one.name}: first, last" for one in outcomes)]
-    rows = [[name, *(f"{one.first[name]}, {one.last[name]}" for one in outcomes)] for name in names]
+    head = ["request", *(f"{outcome.name}: first, last" for outcome in outcomes)]
+    rows = [[name, *(f"{outcome.first[name]}, {outcome.last[name]}" for outcome in outcomes)] for name in names]
     return table("Steps after the arrival", head, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lfm2np.drawings.page.markup import Markup, figure, joined, number, scrolled, table, visible, words
-from lfm2np.drawings.page.view import View, at_step, cell, fullest, short_names
+from lfm2np.drawings.page.view import View, at_step, cell, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Run, Step
 
@@ -12,20 +12,19 @@ SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 
 def positions(run: Run, player: str = "hand") -> View:
     last = len(run.steps) - 1
-    return View(
-        id="positions",
-        title="Decoding at different positions",
-        lesson="Requests of one step stand at different positions. The flat array carries each row's own position: it "
+    return view_of_run(
+        run,
+        player,
+        "positions",
+        "Decoding at different positions",
+        "Requests of one step stand at different positions. The flat array carries each row's own position: it "
         "gives the angle of its rotation and how far back it may look.",
-        body=joined([at_step(step.number, last, of_step(run, step)) for step in run.steps]),
-        player=player,
-        num_steps=len(run.steps),
-        start=fullest(run),
+        joined([at_step(step.number, last, of_step(run, step)) for step in run.steps]),
     )
 
 
 def of_step(run: Run, step: Step) -> Markup:
-    rotations = [one for one in step.operations if one["operation"] == "rotate"]
+    rotations = [operation for operation in step.operations if operation["operation"] == "rotate"]
     cosines = rotations[0]["inputs"]["cos"]["values"] if rotations else []
     sines = rotations[0]["inputs"]["sin"]["values"] if rotations else []
     rows, index = [], 0

@@ -64,7 +64,11 @@ def layers_of(run: Run) -> dict[int, str]:
     """Layer -> convolution or attention."""
     found: dict[int, str] = {}
     for step in run.steps:
-        found |= {one["layer"]: KINDS[one["operation"]] for one in step.operations if one["operation"] in KINDS}
+        found |= {
+            operation["layer"]: KINDS[operation["operation"]]
+            for operation in step.operations
+            if operation["operation"] in KINDS
+        }
     return found
 
 
@@ -117,9 +121,9 @@ def of_step(stage: Stage, kinds: Mapping[int, str], states: Mapping[str, Sequenc
 
 def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Markup:
     """What goes in and what comes out."""
-    told = []
+    sentences = []
     for entry in step.entries:
-        going = " ".join(visible(run.word(one)) for one in entry.token_ids)
+        going = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids)
         said = " ".join(visible(run.word(one)) for one in step.tokens.get(entry.request_id, ()))
         positions = (
             f"position {entry.start}" if len(entry.token_ids) == 1 else f"positions {entry.start} to {entry.stop - 1}"
@@ -127,5 +131,5 @@ def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Ma
         name = f"{visible(entry.request_id)}: " if len(run.requests) > 1 else ""
         phase = states[entry.request_id][step.number].state
         out = f", out comes \u201c{said}\u201d" if said else ""
-        told.append(f"{name}{phase} of \u201c{going}\u201d at {positions}{out}")
-    return element("p", element("strong", f"Step {step.number}. "), "; ".join(told) + ".")
+        sentences.append(f"{name}{phase} of \u201c{going}\u201d at {positions}{out}")
+    return element("p", element("strong", f"Step {step.number}. "), "; ".join(sentences) + ".")

@@ -92,7 +92,7 @@ def chart(run: Run) -> Markup:
 
 
 def now(run: Run, step: Step) -> Markup:
-    """Each draft of this step: the guess, what the network said, and what became of it."""
+    """Each draft token of this step, the token that the network chose, and whether it was accepted."""
     rows = []
     for entry in step.entries:
         answer = step.tokens.get(entry.request_id, ())
@@ -129,8 +129,8 @@ def routes_of(run: Run, step: Step) -> Markup:
     for row, entry in enumerate(drafting):
         shapes += route(run, step, entry, ROUTE_TOP + row * ROUTE_TALL)
     width, height = LEFT + (most + 2) * WIDE, ROUTE_TOP + len(drafting) * ROUTE_TALL
-    told = "A line for each request: accepted guesses stay on it; the first wrong one leaves it, and the network's own "
-    drawn = figure(f"Routes of step {step.number}", told + "token goes on.", width, height, shapes)
+    text = "A line for each request: accepted guesses stay on it; the first wrong one leaves it, and the network's own "
+    drawn = figure(f"Routes of step {step.number}", text + "token goes on.", width, height, shapes)
     return scrolled(drawn, f"Routes of step {step.number}")
 
 

@@ -18,7 +18,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, fullest, legend
+from lfm2np.drawings.page.view import View, at_step, cell, columns, legend, view_of_run
 from lfm2np.drawings.runs.derive import (
     DECODE,
     ENDED,
@@ -48,21 +48,16 @@ MEANINGS = {
 
 def timeline(run: Run) -> View:
     states, numbers = moments(run), colours(run)
-    return View(
-        id="timeline",
-        title="Timeline",
-        lesson="A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
-        body=joined(
-            [
-                legend((text, sample(kind)) for kind, text in MEANINGS.items()),
-                scrolled(chart(run, states, numbers), "Timeline"),
-                [at_step(step.number, len(run.steps) - 1, sentence(run, states, step.number)) for step in run.steps],
-                details("The numbers of the figure", numbers_table(run, states)),
-            ]
-        ),
-        player="main",
-        num_steps=len(run.steps),
-        start=fullest(run),
+    return view_of_run(
+        run,
+        "main",
+        "timeline",
+        "Timeline",
+        "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
+        legend((text, sample(kind)) for kind, text in MEANINGS.items()),
+        scrolled(chart(run, states, numbers), "Timeline"),
+        [at_step(step.number, len(run.steps) - 1, sentence(run, states, step.number)) for step in run.steps],
+        details("The numbers of the figure", numbers_table(run, states)),
     )
 
 
@@ -132,10 +127,10 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
     rows = []
     for step in run.steps:
         shares = [
-            f"{LETTERS[one[step.number].state]}{one[step.number].tokens or ''}"
-            if one[step.number].state in LETTERS
+            f"{LETTERS[state[step.number].state]}{state[step.number].tokens or ''}"
+            if state[step.number].state in LETTERS
             else ""
-            for one in states.values()
+            for state in states.values()
         ]
         rows.append([step.number, step.num_tokens, *shares, *after(step)])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)

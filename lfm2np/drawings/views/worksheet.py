@@ -52,28 +52,28 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
     step = run.steps[1]
     word = visible(run.word(step.entries[0].token_ids[0]))
     projected, convolved = named(step, 0, "linear"), named(step, 0, "convolve")
-    x, made = projected["inputs"]["x"]["values"][0], projected["output"]["values"][0]
+    x, result = projected["inputs"]["x"]["values"][0], projected["output"]["values"][0]
     hidden = len(x)
     rows = weights["model.layers.0.conv.in_proj.weight"].reshape(-1, hidden)
     taps = weights["model.layers.0.conv.conv.weight"].reshape(hidden, -1)
-    channel = int(max(range(hidden), key=lambda one: abs(taps[one]).sum() + (abs(made[one]) > 0)))
+    channel = int(max(range(hidden), key=lambda one: abs(taps[one]).sum() + (abs(result[one]) > 0)))
     history = [row[channel] for row in convolved["inputs"]["history"]["values"]]
     u, mixed = convolved["inputs"]["u"]["values"][0], convolved["output"]["values"][0]
-    logits = [one for one in step.operations if one["name"] == "lm_head"][-1]["output"]["values"][-1]
+    logits = [operation for operation in step.operations if operation["name"] == "lm_head"][-1]["output"]["values"][-1]
     best = max(range(len(logits)), key=lambda token: (logits[token], -token))
     column = [*history, u[channel]]
-    told = [f"\u201c{visible(run.word(token))}\u201d {number(value, 3)}" for token, value in enumerate(logits)]
+    candidates = [f"\u201c{visible(run.word(token))}\u201d {number(value, 3)}" for token, value in enumerate(logits)]
     return [
         (
             "A projection.",
             f"Step 1, token \u201c{word}\u201d, block 0: the normed input is {listed(x)}; row {channel} of in_proj is "
             f"{listed(rows[channel])}. What is gate_in of channel {channel}?",
-            number(made[channel], 3),
+            number(result[channel], 3),
         ),
         (
             "A gate.",
-            f"gate_in is {number(made[channel], 3)} and value, from row {2 * hidden + channel}, is "
-            f"{number(made[2 * hidden + channel], 3)}. What is u of channel {channel}?",
+            f"gate_in is {number(result[channel], 3)} and value, from row {2 * hidden + channel}, is "
+            f"{number(result[2 * hidden + channel], 3)}. What is u of channel {channel}?",
             number(u[channel], 3),
         ),
         (
@@ -89,7 +89,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
         ),
         (
             "The next token.",
-            f"The logits are {', '.join(told)}. Which token is next?",
+            f"The logits are {', '.join(candidates)}. Which token is next?",
             visible(run.word(best)),
         ),
     ]
@@ -105,7 +105,9 @@ def of_a_batch(run: Run) -> list[Task]:
     prompt = max(len(run.requests[name].prompt) for name in known)
     answer = max(len(ids) for ids in known.values())
     needed = sum(len(run.requests[name].prompt) + len(ids) for name, ids in known.items())
-    told = "; ".join(f"{visible(name)}: {len(run.requests[name].prompt)} and {len(ids)}" for name, ids in known.items())
+    lengths = "; ".join(
+        f"{visible(name)}: {len(run.requests[name].prompt)} and {len(ids)}" for name, ids in known.items()
+    )
     shares = ", ".join(f"{visible(one.request_id)} {len(one.token_ids)}" for one in step.entries)
     return [
         (
@@ -127,8 +129,8 @@ def of_a_batch(run: Run) -> list[Task]:
         ),
         (
             "Padding.",
-            f"Prompt and answer tokens are {told}. All in one rectangle, prompts padded on the left: how many cells, "
-            "and how many of them are padding?",
+            f"Prompt and answer tokens are {lengths}. All in one rectangle, prompts padded on the left: how many "
+            "cells, and how many of them are padding?",
             f"{len(known) * (prompt + answer)} cells, {len(known) * (prompt + answer) - needed} of them padding",
         ),
     ]

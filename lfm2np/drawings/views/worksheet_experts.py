@@ -45,8 +45,8 @@ def of_a_router(run: Run) -> list[Task]:
         return []
     token = row_labels(run, found.step)[found.row]
     chosen = " and ".join(map(str, found.chosen))
-    own = ", ".join(number(found.scores[expert], 3) for expert in found.chosen)
-    told = ", ".join(number(one, 3) for one in found.weights)
+    score_text = ", ".join(number(found.scores[expert], 3) for expert in found.chosen)
+    weight_text = ", ".join(number(weight, 3) for weight in found.weights)
     biased = found.scores != found.preferred
     plus, without = (" plus the bias", " (without the bias)") if biased else ("", "")
     rule = "Each is divided by their sum" if found.rule["normalised"] else "They stay as they are"
@@ -61,8 +61,9 @@ def of_a_router(run: Run) -> list[Task]:
         ),
         (
             "Their weights.",
-            f"The scores of {chosen}{without} are {own}. {rule}{factor}. How much does each expert's output count?",
-            told,
+            f"The scores of {chosen}{without} are {score_text}. {rule}{factor}. How much does each "
+            "expert's output count?",
+            weight_text,
         ),
     ]
 
@@ -75,13 +76,13 @@ def of_a_step(run: Run) -> list[Task]:
     step = max(few, key=lambda one: (len(one.entries), one.num_tokens))
     layer = routes(step)[0]
     shown = zip(row_labels(run, step), layer.chosen, strict=True)
-    told = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(own)))}" for token, own in shown)
+    text = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(own)))}" for token, own in shown)
     rows = {expert: count for expert, count in enumerate(layer.rows) if count}
     return [
         (
             "Products of experts.",
             f"In step {step.number}, block {layer.layer}, the tokens (request, position, text) go to these experts: "
-            f"{told}. How many experts "
+            f"{text}. How many experts "
             "compute, and over how many rows each?",
             f"{len(rows)}: " + ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in rows),
         ),
@@ -98,7 +99,11 @@ def routed(run: Run) -> Iterator[Routed]:
     """Tokens whose scores are all in the trace."""
     for step in run.steps:
         for layer in routes(step):
-            mine = {one["operation"]: one for one in reversed(step.operations) if one["layer"] == layer.layer}
+            mine = {
+                operation["operation"]: operation
+                for operation in reversed(step.operations)
+                if operation["layer"] == layer.layer
+            }
             scores, weights = mine["sigmoid"]["output"]["values"], mine["shares"]["output"]["values"]
             preferred = mine["best"]["inputs"]["preferred"]["values"]
             for row, chosen in enumerate(layer.chosen):

@@ -1,4 +1,4 @@
-"""What clients are told: answers of both kinds, whole or in pieces, and the document that says so.
+"""Responses of both kinds, whole or streamed, and the OpenAPI document that describes them.
 
 Part of serve/. Built of what the engine says and of what the client asked for, without any input or output.
 """

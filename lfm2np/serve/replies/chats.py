@@ -73,26 +73,26 @@ class Chats:
     def more(self, prompt_index: int, output: RequestOutput) -> list[ChatChoice]:
         """What is new of each sample, as pieces."""
         found = []
-        for one in output.outputs:
-            told = self._told.setdefault(one.index, Progress())
-            if told.has_news(one):
-                found.append(self._piece(told, one))
+        for sample in output.outputs:
+            progress = self._told.setdefault(sample.index, Progress())
+            if progress.has_news(sample):
+                found.append(self._piece(progress, sample))
         return found
 
-    def _piece(self, told: Progress, sample: CompletionOutput) -> ChatChoice:
-        delta: Delta = {} if told.is_begun else {"role": "assistant"}
-        delta["content"] = (sample.text or "")[told.num_characters :]
-        own = (sample.logprobs or ())[told.num_tokens :]
+    def _piece(self, progress: Progress, sample: CompletionOutput) -> ChatChoice:
+        delta: Delta = {} if progress.is_begun else {"role": "assistant"}
+        delta["content"] = (sample.text or "")[progress.num_characters :]
+        logprobs = (sample.logprobs or ())[progress.num_tokens :]
         choice: ChatChoice = {
             "index": sample.index,
             "delta": delta,
-            "logprobs": {"content": list(map(self._token, own)), "refusal": None} if self._body.logprobs else None,
+            "logprobs": {"content": list(map(self._token, logprobs)), "refusal": None} if self._body.logprobs else None,
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = list(sample.token_ids[told.num_tokens :])
-        told.note(sample)
+            choice["token_ids"] = list(sample.token_ids[progress.num_tokens :])
+        progress.note(sample)
         return choice
 
     def whole(self, choice: ChatChoice) -> ChatChoice:
@@ -110,8 +110,8 @@ class Chats:
             fields["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs, count)
         return fields
 
-    def _token(self, one: TokenLogprobs) -> TokenLogprob:
-        return {**self._one(one.token_id, one.logprob), "top_logprobs": [self._one(*pair) for pair in one.top]}
+    def _token(self, chosen: TokenLogprobs) -> TokenLogprob:
+        return {**self._one(chosen.token_id, chosen.logprob), "top_logprobs": [self._one(*pair) for pair in chosen.top]}
 
     def _one(self, token_id: int, logprob: float) -> TopLogprob:
         name = token_name(self._model, token_id, bool(self._body.return_tokens_as_token_ids))

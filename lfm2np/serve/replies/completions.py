@@ -44,7 +44,7 @@ class Completion(TypedDict):
 
 
 class Sample(Progress):
-    """One choice as far as it is told."""
+    """How much of a choice has been sent."""
 
     def __init__(self, index: int, texts: TokenTexts) -> None:
         super().__init__()
@@ -65,10 +65,10 @@ class Completions:
     def more(self, prompt_index: int, output: RequestOutput) -> list[Choice]:
         """What is new of each sample of a prompt."""
         found = []
-        for one in output.outputs:
-            told = self._sample(prompt_index, one.index, len(output.outputs))
-            if told.has_news(one):
-                found.append(self._choice(told, output, one))
+        for sample in output.outputs:
+            progress = self._sample(prompt_index, sample.index, len(output.outputs))
+            if progress.has_news(sample):
+                found.append(self._choice(progress, output, sample))
         return found
 
     def _sample(self, prompt_index: int, index: int, count: int) -> Sample:
@@ -78,23 +78,23 @@ class Completions:
             self._samples[key] = Sample(prompt_index * count + index, texts)
         return self._samples[key]
 
-    def _choice(self, told: Sample, output: RequestOutput, sample: CompletionOutput) -> Choice:
-        body, ids = self._body, list(sample.token_ids[told.num_tokens :]) if self.counts_new else []
-        text = (sample.text or "")[told.num_characters :] if self.counts_new else ""
+    def _choice(self, progress: Sample, output: RequestOutput, sample: CompletionOutput) -> Choice:
+        body, ids = self._body, list(sample.token_ids[progress.num_tokens :]) if self.counts_new else []
+        text = (sample.text or "")[progress.num_characters :] if self.counts_new else ""
         wants_logprobs = body.logprobs is not None
         logprobs: Logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        if not told.is_begun and body.echo:
+        if not progress.is_begun and body.echo:
             text = self._prompt_text(output) + text
             if wants_logprobs:
                 add_logprobs(
-                    logprobs, told.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
+                    logprobs, progress.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
                 )
-                told.texts.end()
+                progress.texts.end()
         if wants_logprobs and self.counts_new:
-            own = (sample.logprobs or ())[told.num_tokens :]
-            add_logprobs(logprobs, told.texts, ids, own, body.logprobs or 0)
+            chosen = (sample.logprobs or ())[progress.num_tokens :]
+            add_logprobs(logprobs, progress.texts, ids, chosen, body.logprobs or 0)
         choice: Choice = {
-            "index": told.index,
+            "index": progress.index,
             "text": text,
             "logprobs": logprobs if wants_logprobs else None,
             "finish_reason": sample.finish_reason,
@@ -104,9 +104,9 @@ class Completions:
             choice |= {"finish_reason": "length", "stop_reason": None}
         if body.return_token_ids:
             choice["token_ids"] = ids
-        if not told.is_begun:
+        if not progress.is_begun:
             self._add_prompt(choice, output)
-        told.note(sample)
+        progress.note(sample)
         return choice
 
     def whole(self, choice: Choice) -> Choice:
@@ -133,9 +133,11 @@ def add_logprobs(
     told: Logprobs, texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
 ) -> None:
     """The `count` most likely tokens, and the chosen one whether it is among them or not."""
-    for token_id, one in zip(token_ids, logprobs, strict=True):
+    for token_id, logprob in zip(token_ids, logprobs, strict=True):
         told["text_offset"].append(texts.push(token_id))
         told["tokens"].append(texts.name(token_id))
-        told["token_logprobs"].append(None if one is None else one.logprob)
-        every = {} if one is None else {**dict(one.top[:count]), one.token_id: one.logprob}
-        told["top_logprobs"].append(None if one is None else {texts.name(key): value for key, value in every.items()})
+        told["token_logprobs"].append(None if logprob is None else logprob.logprob)
+        every = {} if logprob is None else {**dict(logprob.top[:count]), logprob.token_id: logprob.logprob}
+        told["top_logprobs"].append(
+            None if logprob is None else {texts.name(key): value for key, value in every.items()}
+        )

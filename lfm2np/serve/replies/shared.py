@@ -90,18 +90,18 @@ TYPES = {
 
 
 class Progress:
-    """How much of one sample was told."""
+    """How much of a sample has been sent."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_characters = 0
         self.is_begun = self.is_ended = False
 
     def has_news(self, sample: CompletionOutput) -> bool:
-        """Whether the engine said more of it than was told."""
+        """Whether the engine has output that was not sent yet."""
         return not self.is_ended and (len(sample.token_ids) > self.num_tokens or sample.finish_reason is not None)
 
     def note(self, sample: CompletionOutput) -> None:
-        """All that the engine said was told."""
+        """All output so far has been sent."""
         self.num_tokens, self.num_characters = len(sample.token_ids), len(sample.text or "")
         self.is_begun, self.is_ended = True, sample.finish_reason is not None
 
@@ -119,7 +119,7 @@ def fingerprint_of(model: LoadedModel) -> str:
 
 
 def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage:
-    """`counts_new` is False where a token was computed that is not told.
+    """`counts_new` is False where a token was computed that is not sent.
 
     What a preempted request took from the cache is partly its own: then that is not told.
     """
@@ -128,8 +128,8 @@ def usage_of(outputs: Iterable[RequestOutput], counts_new: bool = True) -> Usage
     new = sum(len(sample.token_ids) for output in every for sample in output.outputs) if counts_new else 0
     usage: Usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
     metrics = [output.metrics for output in every if output.metrics is not None]
-    if not any(one.preemptions for one in metrics):
-        usage["prompt_tokens_details"] = {"cached_tokens": sum(one.cached_tokens for one in metrics)}
+    if not any(sample.preemptions for sample in metrics):
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(sample.cached_tokens for sample in metrics)}
     return usage
 
 
@@ -137,10 +137,10 @@ def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None
     """As vLLM tells them: null for the first token, then by token id the prompt's own and the `count` most likely."""
     return [
         None
-        if one is None
+        if logprobs is None
         else {
             str(token_id): {"logprob": logprob, "decoded_token": token_name(model, token_id)}
-            for token_id, logprob in {one.token_id: one.logprob, **dict(one.top[:count])}.items()
+            for token_id, logprob in {logprobs.token_id: logprobs.logprob, **dict(logprobs.top[:count])}.items()
         }
-        for one in told
+        for logprobs in told
     ]

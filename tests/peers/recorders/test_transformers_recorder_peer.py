@@ -162,7 +162,5 @@ def test_an_expert_that_is_another_shows_in_the_sum_of_those_that_chose_it(imple
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_recorder, "VERSIONS", ("4.57.0",))
-    with pytest.raises(
-        TargetError, match=r"transformers: version 5\.\S+, expected 4\.57\.0: other versions are not supported"
-    ):
+    with pytest.raises(TargetError, match=r"version 5\.\S+, expected 4\.57\.0: other versions are not supported"):
         recorded(TRAINED, "float32")
