@@ -43,8 +43,7 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", "torture/moe_published"])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("block_size", "caching"), [*zip(BLOCK_SIZES, itertools.cycle([False, True]), strict=False)])
 def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size: int, caching: bool):
     least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
     preemptions, model = 0, lfm2np.load(FIXTURES / name)
