@@ -56,14 +56,19 @@ def test_a_reader_that_goes_away_is_no_error(model):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", [["digest"], ["info"], ["generate", "--prompt", "a"], ["score", "--prompt", "a"]])
+CLOSED = (">&-", 1, "lfm2np: standard output is closed\n")
+FULL = (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No space left on device\n")
+
+
 @pytest.mark.parametrize(
-    ("redirection", "code", "error"),
+    ("command", "redirection", "code", "error"),
     [
-        (">&-", 1, "lfm2np: standard output is closed\n"),
-        (">/dev/full", 1, "lfm2np: the output can't be written: [Errno 28] No space left on device\n"),
-        (">/dev/null 2>&-", 0, ""),
-        (">/dev/full 2>/dev/full", 1, ""),
+        (["digest"], *CLOSED),
+        (["info"], *FULL),
+        (["generate", "--prompt", "a"], *CLOSED),
+        (["generate", "--prompt", "a"], *FULL),
+        (["generate", "--prompt", "a"], ">/dev/null 2>&-", 0, ""),
+        (["score", "--prompt", "a"], ">/dev/full 2>/dev/full", 1, ""),
     ],
 )
 def test_closed_and_full_outputs_are_said_in_one_line(model, command, redirection, code, error):

@@ -33,8 +33,11 @@ def test_a_docstring_is_shown_as_it_stands() -> None:
     assert r"Prose again\, over two lines\:" in shown
 
 
+read_modules = cache(rooms.read_modules)
+
+
 def test_the_picture_has_an_arrow_or_a_way_for_every_import() -> None:
-    modules = rooms.read_modules()
+    modules = read_modules()
     arrows = rooms.arrows(modules)
     drawn = house_picture.drawn(arrows)
 
@@ -58,7 +61,7 @@ def test_the_picture_has_an_arrow_or_a_way_for_every_import() -> None:
 
 
 def test_arrows_run_down() -> None:
-    drawn = house_picture.drawn(rooms.arrows(rooms.read_modules()))
+    drawn = house_picture.drawn(rooms.arrows(read_modules()))
     row_of = {one: i for i, row in enumerate(house_picture.rows_of(drawn)) for one in row}
     assert all(row_of[box] < row_of[other] for box, others in drawn.items() for other in others)
 

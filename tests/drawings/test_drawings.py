@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from truths import greedy_tokens
 
@@ -132,6 +132,7 @@ def test_what_is_no_trace_is_named(lines: list[str], message: str) -> None:
         read_run(lines)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(scenarios(kinds=("abort", "preempt", "fork")))
 def test_moments_add_up_to_the_trace(scenario: Scenario) -> None:
     engine = make(own, scenario.model, scenario.sizes)
@@ -187,6 +188,7 @@ def require_as_scheduled(run: Run) -> None:
     replay(run.schedule, planned=planned, is_whole=False)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(scenarios())
 def test_no_policy_changes_how_much_must_be_computed(scenario: Scenario) -> None:
     engine = make(own, scenario.model, {**scenario.sizes, "prefix_caching": False, "num_blocks": 60, "watermark": 0.0})

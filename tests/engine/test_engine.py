@@ -23,12 +23,8 @@ from scheduler import TraceError, check, replay
 from scheduler.checksum import sealed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-NAMES = ["trained", *sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())]
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def model(request: pytest.FixtureRequest) -> Model:
-    return lfm2np.load(FIXTURES / request.param)
+TORTURE = sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())
+SCHEDULES = [("trained", seed) for seed in range(4)] + [(name, seed) for seed, name in enumerate(TORTURE)]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +32,10 @@ def trained() -> Model:
     return lfm2np.load()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, seed: int):
-    run = Run(model, seed)
+@pytest.mark.parametrize(("name", "seed"), SCHEDULES)
+def test_tokens_and_logits_of_every_schedule_equal_the_reference(name: str, seed: int):
+    """Every schedule is another; the property suite draws more of them."""
+    run = Run(lfm2np.load(FIXTURES / name), seed)
     run.go()
     run.require_equal_to_the_reference()
     assert run.engine.scheduler.pool.num_free == run.engine.scheduler.pool.num_blocks
@@ -46,8 +43,7 @@ def test_tokens_and_logits_of_every_schedule_equal_the_reference(model: Model, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", "torture/moe_published"])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("block_size", "caching"), [*zip(BLOCK_SIZES, itertools.cycle([False, True]), strict=False)])
 def test_a_pool_that_just_fits_preempts_and_changes_no_bit(name: str, block_size: int, caching: bool):
     least = -(-(LONGEST_PROMPT + MOST_TOKENS) // block_size)
     preemptions, model = 0, lfm2np.load(FIXTURES / name)

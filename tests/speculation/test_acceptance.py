@@ -127,9 +127,8 @@ def outcomes(
 
 
 @pytest.mark.parametrize(("size", "length", "most"), [(3, 3, 1), (3, 3, 2), (2, 4, 2), (2, 4, 3)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_short_sequence_has_the_models_probability(size: int, length: int, most: int, seed: int):
-    target, draft = tables(seed, size, length), tables(seed + 100, size, length)
+def test_every_short_sequence_has_the_models_probability(size: int, length: int, most: int):
+    target, draft = tables(0, size, length), tables(100, size, length)
     found = outcomes((), length, most, target, draft)
     assert sum(found.values()) == 1
     for sequence in itertools.product(range(size), repeat=length):

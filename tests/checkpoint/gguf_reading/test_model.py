@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -131,8 +132,7 @@ def powers_of_two(rows: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @pytest.mark.rounding
-@pytest.mark.parametrize("mixture", [False, True])
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize(("dtype", "mixture"), [*zip(QUANTISED, itertools.cycle([False, True]), strict=False)])
 def test_quantised_weights_are_float32_weights_of_the_same_values(dtype: str, mixture: bool, tmp_path: Path):
     config = configured(mixture)
     tensors = quantised_tensors(config, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,7 @@ def test_numbers_stored_in_less_than_the_engine_computes_in_are_right() -> None:
 # --- wrong numbers do not
 
 
-@pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("tensor", PER)
+@pytest.mark.parametrize(("tensor", "name"), [*zip(PER, itertools.cycle(FLOATS), strict=False)])
 def test_one_number_beyond_its_bound_is_found_in_its_tensor_and_nowhere_else(tensor: str, name: str) -> None:
     """Behind it every tensor is what ITS inputs make."""
     recorded = {key: one.copy() for key, one in six_heads_with_all().items()}

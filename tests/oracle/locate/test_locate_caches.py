@@ -9,7 +9,6 @@ import pytest
 from engine_runs import (
     BIASED,
     TRAINED,
-    Recorded,
     after_a_prefix_hit,
     at_length,
     engine,
@@ -72,30 +71,22 @@ STATE = {
 CHANGES_NO_ACTIVATION = {"slot-leaked-when-admission-fails-after-a-match", "prompts-are-never-published"}
 
 
-def broken_rows(name: str) -> tuple[Model, Recorded]:
-    build, request, _, _ = STATE[name]
-    model = loaded(BIASED if name == "masked-padding-gets-a-bias" else TRAINED, "float32")
-    with inject(name):
-        return model, rows_of(build(model), request)
-
-
 @pytest.mark.parametrize("name", STATE)
 def test_a_fault_of_the_state_is_found_in_what_a_step_found_and_not_in_what_it_computed(name: str) -> None:
-    model, recorded = broken_rows(name)
+    """And, without the states, at the first convolution."""
+    build, request, rows, steps = STATE[name]
+    model = loaded(BIASED if name == "masked-padding-gets-a-bias" else TRAINED, "float32")
+    with inject(name):
+        recorded = rows_of(build(model), request)
     findings = located(model, recorded).findings
     first = findings[0]
     assert first.name == "model.layers.0.conv.state"
-    assert first.steps.startswith(STATE[name][3])
+    assert first.steps.startswith(steps)
     stored = ("conv.state", "keys_read", "values_read")
     assert all(one.name.endswith(stored) for one in findings) and first.recomputed == ()
-
-
-@pytest.mark.parametrize("name", STATE)
-def test_without_the_states_it_is_found_at_the_first_convolution(name: str) -> None:
-    model, recorded = broken_rows(name)
-    first = located(model, recorded, lambda name: not name.endswith(".conv.state")).findings[0]
+    first = located(model, recorded, lambda tensor: not tensor.endswith(".conv.state")).findings[0]
     assert first.name == "model.layers.0.conv.conv"
-    assert first.rows.startswith(STATE[name][2])
+    assert first.rows.startswith(rows)
     assert first.channels.startswith("all")
 
 
