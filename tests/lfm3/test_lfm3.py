@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lfm2np.conformance.trials.models import TinyModel, checkpoint, loaded
 
 import lfm2np
 from lfm2np import plain
+from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
 from lfm2np.engine.engine import Engine
 from lfm2np.numerics import exact, integers
 from lfm2np.numerics.integers import attention_scale

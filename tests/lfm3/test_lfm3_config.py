@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lfm2np.conformance.trials.models import TinyModel, checkpoint, raw_config
 
 import lfm2np
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.numerics.rope import Rope, inverse_frequencies
 

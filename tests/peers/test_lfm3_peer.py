@@ -12,10 +12,10 @@ import make_goldens
 import numpy as np
 import pytest
 import torch
-from lfm2np.conformance.trials.models import TinyModel, checkpoint
 
 import lfm2np
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.conformance.strategies.models import TinyModel, checkpoint
 from lfm2np.model.layers import parameter_count
 
 pytest.importorskip("transformers.models.lfm3", reason="LFM3 is in transformers since 5.23")

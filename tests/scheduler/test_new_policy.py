@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,8 @@ POLICIES[NewestFirst.name] = NewestFirst
 from argparse import ArgumentParser
 from hypothesis import find
 from lfm2np.cli.engine.options import add_engine_options
-from lfm2np.conformance.demands.wrong_calls import POLICY_NAMES
-from lfm2np.conformance.trials.strategies import sizes
+from internal_properties.wrong_calls import POLICY_NAMES
+from lfm2np.conformance.strategies.scenarios import sizes
 from lfm2np.lab.settings import CHOICES
 parser = ArgumentParser()
 add_engine_options(parser)
@@ -75,8 +76,10 @@ assert POLICY_NAMES.endswith(", newest-first") and "newest-first" in CHOICES["po
 
 def test_every_list_of_policies_has_a_new_one() -> None:
     """In a process of its own: some lists are made when their module is imported."""
-    command, folder = [sys.executable, "-c", LISTS], Path(__file__).parent
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    folder = Path(__file__).parent
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder.parent)])}
+    command = [sys.executable, "-c", LISTS]
+    done = subprocess.run(command, env=paths, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
