@@ -7,7 +7,6 @@ import pytest
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
-from lfm2np.conformance.properties.answers import divergence
 from lfm2np.conformance.runner import run_property
 from lfm2np.engine_protocol import Completion, Request
 
@@ -93,9 +92,3 @@ def test_an_engine_with_noise_of_its_own_has_every_property(prop):
     result = run_property(prop, OtherNoise, "quick", shrink=False)
     expected = "skipped" if "reference-noise" in prop.needs else "passed"
     assert (result.status, prop.id) == (expected, prop.id), result.message
-
-
-def test_the_divergence_of_an_event():
-    assert divergence(0.25, 0.25) == 0.0
-    assert divergence(0.5, 0.0) == float("inf")
-    assert divergence(0.0, 0.5) == pytest.approx(0.6931, abs=1e-4)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from lfm2np import load, plain
 from lfm2np.checkpoint.config import effective_width
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
-from lfm2np.errors import RequestError
 from lfm2np.sampling.choice import distribution
 from lfm2np.sampling.params import SamplingParams
 
@@ -166,12 +165,3 @@ def test_exact_ties_fall_as_in_the_plain_definition(profile: str, values: dict[s
     params = SamplingParams(profile=profile, **values)
     weights = distribution(np.asarray(row, np.float32), params, [], [], []).tolist()
     assert [weight / sum(weights) for weight in weights] == plain.probabilities(row, params, [], [], [])
-
-
-def test_both_refuse_where_no_token_is_left():
-    """Seen failing with the check in plain.py left out."""
-    params = SamplingParams(banned_token_ids=[0, 1])
-    with pytest.raises(RequestError):
-        distribution(np.zeros(2, np.float32), params, [], [], [])
-    with pytest.raises(ValueError, match="no token"):
-        plain.probabilities([0.0, 0.0], params, [], [], [])

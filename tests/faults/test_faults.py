@@ -14,6 +14,8 @@ import lfm2np
 from lfm2np import RequestError, faults
 from lfm2np.cli import faults as cli_faults
 from lfm2np.cli import main
+from lfm2np.conformance import fault_trial
+from lfm2np.conformance.catalogue import ALL
 from lfm2np.faults import FAULTS, VARIANTS, Edit, Fault, Variant, inject
 from lfm2np.faults.inject import find
 
@@ -120,6 +122,12 @@ def test_a_process_without_a_verdict_is_never_a_success(monkeypatch: pytest.Monk
         answer = cli_faults.try_one(one, "quick")
         assert (answer["name"], answer["caught"]) == (one.name, caught)
         assert "ended with code 1" in answer["by"]
+
+
+def test_an_installed_copy_tries_the_suite_for_any_engine_and_a_checkout_all(monkeypatch, tmp_path: Path):
+    assert fault_trial.suite() == PROPERTIES
+    monkeypatch.setattr(fault_trial, "__file__", str(tmp_path / "lfm2np" / "conformance" / "fault_trial.py"))
+    assert fault_trial.suite() == ALL
 
 
 def test_the_catalogue_can_be_listed(capsys: pytest.CaptureFixture[str]):
