@@ -201,7 +201,7 @@ NATIVE = {  # why that is right
     },
     "the order of a table of dtypes, or of the array itself": {
         "buffer[entry.begin:entry.end].view(dtypes[entry.dtype])",
-        "content.view(DTYPES[one.dtype])",
+        "content.view(DTYPES[entry.dtype])",
         "own.view(dtype)",  # of a file whose name holds the machine's order
         "np.frombuffer(content, WHOLE[dtype])",
         "rounded[:, None].view(np.uint8)",  # of "<f2"

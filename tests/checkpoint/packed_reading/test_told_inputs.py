@@ -100,5 +100,5 @@ def test_a_right_engine_is_about_as_far_off_as_the_format_says(name: str, told_a
 def test_a_checkpoint_that_does_not_tell_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "x", "int4-g32")
     config = read_config(path)
-    with pytest.raises(RequestError, match=r"format w8a8: .* does not say how inputs are rounded"):
+    with pytest.raises(RequestError, match=r"format w8a8: .* does not tell how inputs are rounded"):
         inputs_of(FORMATS["w8a8"], path, config, read_tensors(path, config), 0)
