@@ -7,6 +7,7 @@ computation, or two keys that contradict each other where transformers would sil
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,8 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     """
     path = directory / "config.json"
     config = parse_config(without_settings(read_object(path, ConfigError), str(path)), str(path), rope)
+    if config.is_rope_relabelled:
+        warnings.warn(f"{path}: {reading_of(config)}", stacklevel=2)
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config
@@ -76,6 +79,14 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
         return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
     except ConfigError as problem:
         raise ConfigError(f"{generation}: {problem}") from None
+
+
+def reading_of(config: ModelConfig) -> str:
+    """How the label of a partial rotation was read, for people."""
+    what = 'rope_parameters.full_attention: labelled "default" beside a partial_rotary_factor below 1, read as '
+    if config.partial_rotary_factor < 1.0:
+        return f'{what}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head turns'
+    return f"{what}transformers reads it: all of each head turns"
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from lfm2np.checkpoint.config import reading_of
 from lfm2np.checkpoint.stored import StoredTensor, require_finite
 from lfm2np.checkpoint.weights import joined
 from lfm2np.model.config import ATTENTION, CONV, SLIDING, ModelConfig
@@ -114,11 +115,12 @@ def as_json(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
 def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> str:
     """The same for a person."""
     letters = "".join(LETTERS[kind] for kind in config.layer_types)
+    windowed = ", S = attention in a window" if config.layers_of(SLIDING) else ""
     states = state_numbers(config)
     rows = [
         ("parameters", f"{parameter_count(config):,}"),
         *mixture_rows(config),
-        ("layers", f"{config.num_hidden_layers}: {letters} (c = convolution, A = attention)"),
+        ("layers", f"{config.num_hidden_layers}: {letters} (c = convolution, A = attention{windowed})"),
         ("hidden, feed-forward", f"{config.hidden_size}, {config.feed_forward_size}"),
         (
             "heads, kv heads, head_dim",
@@ -127,6 +129,7 @@ def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
         ("conv_L_cache, conv_bias", f"{config.conv_L_cache}, {str(config.conv_bias).lower()}"),
         ("vocabulary, longest context", f"{config.vocab_size:,}, {config.max_position_embeddings:,}"),
         ("rope_theta, norm_eps", f"{config.rope_theta:g}, {config.norm_eps:g}"),
+        *lfm3_rows(config),
         ("head tied to embedding", str(config.tie_word_embeddings).lower()),
         ("bos, eos, pad", f"{config.bos_token_id}, {list(config.eos_token_ids)}, {config.pad_token_id}"),
         ("key/value numbers a token", f"{states['key_value_per_token']:,}"),
@@ -175,6 +178,20 @@ def mixture_rows(config: ModelConfig) -> list[tuple[str, str]]:
         ("dense layers, sparse layers", f"{config.num_hidden_layers - sparse}, {sparse}"),
         ("bias, normalised, scaling", f"{switches[0]}, {switches[1]}, {mixture.routed_scaling_factor:g}"),
     ]
+
+
+def lfm3_rows(config: ModelConfig) -> list[tuple[str, str]]:
+    """What an LFM3 has beside an LFM2; nothing of others."""
+    if config.model_type != "lfm3":
+        return []
+    full, sliding = config.rope(ATTENTION), config.rope(SLIDING)
+    switches = (config.use_sandwich_norm, config.use_attention_gate, config.attention_bias)
+    rows = [
+        ("sliding window", f"{config.sliding_window} positions (S), their rope_theta {sliding.theta:g}"),
+        ("share of a head that turns", f"{full.share:g} in A, {sliding.share:g} in S"),
+        ("norms behind, gate, biases", ", ".join(str(switch).lower() for switch in switches)),
+    ]
+    return [*rows, ("rotation", reading_of(config))] if config.is_rope_relabelled else rows
 
 
 def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:

@@ -10,6 +10,7 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.cli.program import main
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.numerics.rope import Rope, inverse_frequencies
@@ -74,8 +75,19 @@ def test_both_readings_are_computed(tmp_path: Path):
     default = {"rope_type": "default"}
     proportional, whole = logits("half", {}), logits("whole", {"partial_rotary_factor": 1.0})
     assert proportional != whole
-    assert logits("label", default) == proportional
-    assert logits("label", default, "transformers") == whole
+    with pytest.warns(UserWarning, match=r'labelled "default" .* read as "proportional", as it was trained: 0.5 of'):
+        assert logits("label", default) == proportional
+    with pytest.warns(UserWarning, match="read as transformers reads it: all of each head turns"):
+        assert logits("label", default, "transformers") == whole
+
+
+def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
+    assert main(["info", "--model", str(checkpoint(TinyModel(lfm3=True, layers="cSA")))]) == 0
+    text = capsys.readouterr().out
+    assert "3: cSA (c = convolution, A = attention, S = attention in a window)" in text
+    assert "sliding window                3 positions (S), their rope_theta 10\n" in text
+    assert "share of a head that turns    0.5 in A, 1 in S\n" in text
+    assert "norms behind, gate, biases    true, true, false\n" in text
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
