@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
@@ -14,14 +14,16 @@ from lfm2np.checkpoint.loaded import LoadedModel
 
 def greedy_steps(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> list[tuple[int, NDArray[Any]]]:
     """Tokens and the logits [V] of each, the whole sequence anew for each, until an end-of-sequence token."""
-    ids = model.prompt_ids(prompt)
-    found = []
-    steps = reference.greedy(model.weights, model.config, model.numerics, ids)
-    for token_id, row in islice(steps, min(max_tokens, model.room_after(ids))):
-        found.append((token_id, row))
-        if token_id in model.config.eos_token_ids:
+    ids = list(model.prompt_ids(prompt))
+    steps: list[tuple[int, NDArray[Any]]] = []
+    for _ in range(min(max_tokens, model.room_after(ids))):
+        states = reference.hidden_states(model.weights, model.config, model.numerics, ids)
+        row = reference.output_logits(model.weights, model.numerics, states[-1:])[0]
+        ids.append(int(np.argmax(row)))  # the lowest id where logits tie
+        steps.append((ids[-1], row))
+        if ids[-1] in model.config.eos_token_ids:
             break
-    return found
+    return steps
 
 
 def greedy_tokens(model: LoadedModel, prompt: str | Sequence[int], max_tokens: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, MODEL_TYPES, SLIDING, ModelConfig, require_layer_types
+from lfm2np.model.config import ATTENTION, CONV, LAYER_TYPES, MODEL_TYPES, SLIDING, ModelConfig, require_layer_types
 from lfm2np.model.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show
 
@@ -110,6 +110,7 @@ def _build(raw: _Raw, source: str) -> ModelConfig:
     layers = _size(raw, "num_hidden_layers", 32)
     tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
     return ModelConfig(
+        model_type=str(raw["model_type"]),
         vocab_size=_size(raw, "vocab_size", 65536),
         hidden_size=hidden_size,
         num_hidden_layers=layers,
@@ -249,7 +250,7 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
         raise ConfigError(f"layer_types: {show(named)}, expected a list of layer types or null")
     # transformers renames the legacy "attention" likewise
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
-    require_layer_types(types, layers)
+    require_layer_types(types, layers, LAYER_TYPES[str(raw["model_type"])])
     if from_indices is not None and types != from_indices:
         found = [i for i, kind in enumerate(types) if kind == ATTENTION]
         raise ConfigError(

@@ -14,8 +14,8 @@ from lfm2np.numerics.rope import Rope
 from lfm2np.values import show
 
 CONV, ATTENTION, SLIDING = "conv", "full_attention", "sliding_attention"
-LAYER_TYPES = (CONV, ATTENTION, SLIDING)
-MODEL_TYPES = ("lfm2", "lfm2_moe", "lfm3")
+LAYER_TYPES = {"lfm2": (CONV, ATTENTION), "lfm2_moe": (CONV, ATTENTION), "lfm3": (CONV, ATTENTION, SLIDING)}
+MODEL_TYPES = tuple(LAYER_TYPES)
 BOOLS = ("conv_bias", "tie_word_embeddings", "use_sandwich_norm", "use_attention_gate", "attention_bias")
 MOST_EXPERTS = 2**15  # of all layers: generous, and too few for a hostile table of tensors
 
@@ -116,6 +116,7 @@ class ModelConfig:
             require_real(name, getattr(self, name))
         for name in BOOLS:
             require_bool(name, getattr(self, name))
+        require_layer_types(self.layer_types, self.num_hidden_layers, LAYER_TYPES[self.model_type])
         if self.sliding_window is not None:
             require_size("sliding_window", self.sliding_window)
         elif SLIDING in self.layer_types:
@@ -127,7 +128,6 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim: {self.head_dim}, expected an even number (RoPE turns halves)")
-        require_layer_types(self.layer_types, self.num_hidden_layers)
         for name in ("bos_token_id", "pad_token_id"):
             if getattr(self, name) is not None:
                 require_token_id(name, getattr(self, name), self.vocab_size)
@@ -141,10 +141,10 @@ class ModelConfig:
             require_token_id("eos_token_id", token_id, self.vocab_size)
 
 
-def require_layer_types(types: tuple[object, ...], layers: int) -> None:
-    """One of LAYER_TYPES for each layer."""
+def require_layer_types(types: tuple[object, ...], layers: int, allowed: tuple[str, ...]) -> None:
+    """One of those that the model may have for each layer."""
     for index, kind in enumerate(types):
-        if kind not in LAYER_TYPES:
-            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(LAYER_TYPES)}")
+        if kind not in allowed:
+            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(allowed)}")
     if len(types) != layers:
         raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")

@@ -145,11 +145,10 @@ def test_the_width_is_rounded_up_only_inside_the_adjustment() -> None:
 
 
 REFUSALS = [
-    ({"model_type": "llama"}, "model_type: 'llama', expected 'lfm2'"),
+    ({"model_type": "llama"}, "model_type: 'llama', expected one of lfm2, lfm2_moe, lfm3"),
     ({"model_type": None}, "model_type: None"),
     ({"model_type": ["lfm2"]}, "model_type"),
     ({"model_type": "lfm2_moe", "layer_types": None}, "layer_types: absent"),
-    ({"model_type": "lfm3"}, "LFM3 is not supported yet"),
     ({"layer_types": ["conv", "sliding_attention"]}, "layer_types[1]: 'sliding_attention'"),
     ({"layer_types": ["conv", 3]}, "layer_types[1]: 3"),
     ({"layer_types": ["conv"]}, "1 entries, expected num_hidden_layers=2"),

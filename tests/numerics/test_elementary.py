@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lfm2np.errors import NumericsError
 from lfm2np.numerics import elementary
-from lfm2np.numerics.rope import angles, inverse_frequencies
+from lfm2np.numerics.rope import Rope, angles, inverse_frequencies
 
 RNG = np.random.default_rng(20261120)
 mpmath.mp.prec = 200
@@ -104,7 +104,7 @@ def test_log_of_one_is_exactly_zero():
 
 def angle_arguments() -> np.ndarray:
     positions = np.concatenate([np.arange(0, 3000), RNG.integers(0, 128_001, 300), [127_999, 128_000, 2**20 - 1]])
-    rotary = [angles(positions, 64, theta)[:, ::5].ravel() for theta in (1e4, 1e6, 5e6)]
+    rotary = [angles(positions, 64, Rope(theta))[:, ::5].ravel() for theta in (1e4, 1e6, 5e6)]
     near_multiples = (np.arange(1, 3000) * float(mpmath.pi / 2)).astype(np.float32)
     tiny = np.array([0.0, 1e-45, 1e-38, 1e-10, 1e-4, 0.7853981, 0.78539819], np.float32)
     every = np.concatenate([rng[RNG.integers(0, rng.size, 3000)] for rng in rotary] + [near_multiples, tiny])
@@ -149,7 +149,7 @@ def test_cos_and_sin_agree_with_mpmath_on_any_angle(x: float):
 @pytest.mark.parametrize("theta", [1e4, 1e6, 5e6, 123456.0])
 @pytest.mark.parametrize("head_dim", [2, 6, 10, 64, 128])
 def test_inverse_frequencies_are_the_float32_recipe_with_a_correctly_rounded_power(head_dim: int, theta: float):
-    for i, value in enumerate(inverse_frequencies(head_dim, theta)):
+    for i, value in enumerate(inverse_frequencies(head_dim, Rope(theta))):
         power = np.float32(2 * i) / np.float32(head_dim)
         scale = np.float32(mpmath.mpf(theta) ** mpmath.mpf(float(power)))
         assert value == np.float32(1.0) / scale
@@ -157,4 +157,4 @@ def test_inverse_frequencies_are_the_float32_recipe_with_a_correctly_rounded_pow
 
 def test_positions_beyond_the_proved_range_are_refused():
     with pytest.raises(NumericsError, match="position 1048576: rotary angles are computed below"):
-        angles(np.array([2**20]), 64, 1e6)
+        angles(np.array([2**20]), 64, Rope(1e6))

@@ -25,7 +25,7 @@ from lfm2np.network.digest import digest
 from lfm2np.numerics import attention, elementary, exact, grids, integers, matrix, pieces, weight_grids
 from lfm2np.numerics.ieee import round_to_bfloat16
 from lfm2np.numerics.products import product, tiles
-from lfm2np.numerics.rope import rotary_table
+from lfm2np.numerics.rope import Rope, rotary_table
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 UNLIKE = ("all_attention", "all_convolution", "biased_two_taps", "magnitudes", "moe_near_ties", "sharded_mixed_types")
@@ -278,7 +278,7 @@ def test_products_of_a_blas_whose_sums_of_zeros_are_negative(tokens, outputs, in
 @given(seeds, kinds, st.integers(1, 6), st.integers(1, 3), st.integers(1, 8), st.integers(0, 100_000))
 def test_rotation(seed, kind, tokens, heads, half, first):
     x = adversarial(np.random.default_rng(seed), (tokens, heads, 2 * half), kind)
-    table = rotary_table(np.arange(first, first + tokens), 2 * half, 1e6)
+    table = rotary_table(np.arange(first, first + tokens), 2 * half, Rope(1e6))
     assert same(exact.rotate(x, *table), integers.rotate(x, *table))
 
 

@@ -148,7 +148,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
 
 def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
     """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
-    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("one.entry.slot", "min(one.entry.slot, 20)")),)
+    edits = (Edit(COMMIT, SLOTS, SLOTS.replace("segment.entry.slot", "min(segment.entry.slot, 20)")),)
     fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
     target = PythonTarget("engines:roomy", model.path)
     with inject(fault):

@@ -19,7 +19,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2RMSNorm, apply_rotary_pos
 
 from lfm2np.numerics.ieee import BFLOAT16, round_to_bfloat16
 from lfm2np.numerics.matrix import AttentionScale
-from lfm2np.numerics.rope import rotary_table
+from lfm2np.numerics.rope import Rope, rotary_table
 
 pytestmark = pytest.mark.peers
 
@@ -92,7 +92,7 @@ def test_a_norm_is_transformers_but_for_the_order_of_its_sum(width: int) -> None
 @pytest.mark.parametrize("width", [2, 10, 64])
 def test_a_rotation_is_transformers_to_the_bit(width: int) -> None:
     x, positions = normal(1, 500, 3, width), np.arange(1000, 1500)
-    cos, sin = rotary_table(positions, width, 1e6)
+    cos, sin = rotary_table(positions, width, Rope(1e6))
     both = [to_torch(np.concatenate([table, table], axis=-1).astype(np.float32))[None] for table in (cos, sin)]
     by_head = to_torch(x).transpose(0, 1)[None]
     peer, _ = apply_rotary_pos_emb(by_head, by_head, *both)

@@ -25,7 +25,7 @@ from transformers.models.lfm2.modeling_lfm2 import apply_rotary_pos_emb
 from lfm2np.numerics import numerics_named
 from lfm2np.numerics.integers import attention_scale
 from lfm2np.numerics.matrix import AttentionScale
-from lfm2np.numerics.rope import angles, inverse_frequencies, rotary_table
+from lfm2np.numerics.rope import Rope, angles, inverse_frequencies, rotary_table
 
 pytestmark = pytest.mark.peers
 
@@ -164,7 +164,7 @@ def test_swiglu_is_onnxs_and_torchs(numerics: str, scale: float) -> None:
 def test_a_rotation_is_onnxs_and_transformers(numerics: str, head_dim: int, heads: int, start: int) -> None:
     tokens = 5
     x, positions = normal(1, tokens, heads, head_dim), np.arange(start, start + tokens)
-    cos, sin = rotary_table(positions, head_dim, 1e6)
+    cos, sin = rotary_table(positions, head_dim, Rope(1e6))
     ours = NUMERICS[numerics].rotate(activations(numerics, x), cos, sin)
     by_head = wide(x).transpose(1, 0, 2)[None]  # [1, heads, T, E]
     order = np.random.default_rng(0).permutation(tokens)  # the tables are looked up by position
@@ -226,7 +226,7 @@ def torch_inverse_frequencies(head_dim: int, theta: float) -> Array:
 
 @pytest.mark.parametrize("theta", [1e4, 1e6, 5e6])
 def test_frequencies_are_transformers_bit_for_bit_in_every_published_model(theta: float) -> None:
-    assert np.array_equal(inverse_frequencies(64, theta), torch_inverse_frequencies(64, theta))
+    assert np.array_equal(inverse_frequencies(64, Rope(theta)), torch_inverse_frequencies(64, theta))
 
 
 def test_frequencies_of_any_shape_are_torchs_where_torch_rounds_its_power_correctly() -> None:
@@ -237,7 +237,7 @@ def test_frequencies_of_any_shape_are_torchs_where_torch_rounds_its_power_correc
     same, total = 0, 0
     for head_dim in range(2, 258, 2):
         for theta in (10.0, 500.0, 1e4, 1e5, 5e5, 1e6, 5e6, 1e7):
-            ours, peer = inverse_frequencies(head_dim, theta), torch_inverse_frequencies(head_dim, theta)
+            ours, peer = inverse_frequencies(head_dim, Rope(theta)), torch_inverse_frequencies(head_dim, theta)
             np.testing.assert_array_max_ulp(ours, peer, maxulp=2)
             same, total = same + int((ours == peer).sum()), total + len(ours)
             for i in np.flatnonzero(ours != peer):
@@ -251,7 +251,7 @@ def test_frequencies_of_any_shape_are_torchs_where_torch_rounds_its_power_correc
 def test_the_rotary_table_is_torchs_float64_cosine_of_the_float32_angle(start: int) -> None:
     positions = np.arange(start, start + 1000)
     angle = torch.from_numpy(positions).float()[:, None] * torch.from_numpy(torch_inverse_frequencies(64, 1e6))
-    assert np.array_equal(angles(positions, 64, 1e6), angle.numpy())
-    cos, sin = rotary_table(positions, 64, 1e6)
+    assert np.array_equal(angles(positions, 64, Rope(1e6)), angle.numpy())
+    cos, sin = rotary_table(positions, 64, Rope(1e6))
     np.testing.assert_allclose(cos, angle.double().cos(), rtol=0, atol=4e-16)
     np.testing.assert_allclose(sin, angle.double().sin(), rtol=0, atol=4e-16)

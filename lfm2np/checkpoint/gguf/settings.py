@@ -128,6 +128,7 @@ def _build(keys: _Keys, tied: bool) -> ModelConfig:
     if len(used) > 1:
         raise keys.wrong(KEYS["num_key_value_heads"], "one number in all layers with attention, 0 in the others")
     return ModelConfig(
+        model_type="lfm2_moe" if keys.prefix == "lfm2moe" else "lfm2",
         vocab_size=keys.size("vocab_size"),
         hidden_size=hidden,
         num_hidden_layers=layers,

@@ -114,8 +114,8 @@ def test_passes_of_many_sequences_are_bounded(model: Model, monkeypatch: pytest.
 def test_frequencies_are_some_units_of_float32_off(positions: list[int], theta: float, draw: int) -> None:
     """Whatever the order of positions: those that several sequences share are computed once."""
     rows, engine = np.array(positions), emulated("float32", 0, draw)
-    cos, sin = engine.rotary_table(rows, 16, theta)
-    wanted = rope.angles(rows, 16, theta).astype(np.float64) * (1.0 + engine.frequency_errors[:8])
+    cos, sin = engine.rotary_table(rows, 16, rope.Rope(theta))
+    wanted = rope.angles(rows, 16, rope.Rope(theta)).astype(np.float64) * (1.0 + engine.frequency_errors[:8])
     assert np.abs(cos - np.cos(wanted)).max() < 1e-9 and np.abs(sin - np.sin(wanted)).max() < 1e-9
     assert 0 < np.abs(engine.frequency_errors).max() <= ROTARY_UNITS * 2.0**-24
 

@@ -191,7 +191,7 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
     queries, keys, values = (random.normal(size=(1, 2, 64)).astype(F32) for _ in range(3))
     for draw in range(8):
         engine = emulated(f"float32 kv:{name}", 0, draw)
-        found = engine.attend_one(queries, [(keys, values)])
+        found = engine.attend_one(queries, [(keys, values)], None)
         if KEPT[name].may_turn and engine.fused:
             expected = eight_bits.turned(KEPT[name].keep(eight_bits.turned(values).reshape(1, 128)).reshape(1, 2, 64))
         else:

@@ -191,7 +191,10 @@ def test_a_check_that_ends_early_says_what_it_left_out() -> None:
     asked = ask_all(model(), target, 2, cases=["short-prompts"], on=until_wrong(model(), "float32", known))
     assert len(asked.pairs) + asked.left == 10 and asked.left > 0
     result = replace(judged(model(), asked.abilities, "float32", asked.pairs, known=known), left=asked.left)
-    assert f"{asked.left} requests not asked for" in as_text(result) and as_json(result)["left"] == asked.left
+    assert (
+        f"{asked.left} requests after one that is certainly wrong" in as_text(result)
+        and as_json(result)["left"] == asked.left
+    )
 
 
 @pytest.mark.rounding

@@ -285,4 +285,4 @@ def test_locate_says_its_own_exit_codes(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["locate", "--help"])
     shown = capsys.readouterr().out
-    assert "its own inputs do not explain a tensor" in shown and "DRIFT" not in shown
+    assert "a tensor differs from what its inputs give" in shown and "DRIFT" not in shown
