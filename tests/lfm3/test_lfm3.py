@@ -125,3 +125,19 @@ def test_attention_in_a_window_sees_the_last_positions_only(tokens: int, before:
         seen = slice(max(0, stop - window), stop)
         alone = exact.attend(queries[row : row + 1], keys[seen], values[seen], scale._replace(window=None))
         assert whole[row : row + 1].tobytes() == alone.tobytes()
+
+
+def test_the_digest_is_the_same_on_every_machine():
+    """Under Haswell's, Prescott's, SkylakeX's and Zen's kernels, on one thread and two."""
+    tiny = TinyModel(
+        lfm3=True,
+        layers="ccAcScAcS",
+        heads=4,
+        kv_heads=2,
+        head_dim=48,
+        hidden_size=64,
+        feed_forward=96,
+        taps=7,
+        window=16,
+    )
+    assert loaded(tiny).digest() == "2c5f3c450b66d0e0c03824b1a48a3e759fd933442a4a104abaff56848394ac14"
