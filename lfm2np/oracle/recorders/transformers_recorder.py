@@ -26,7 +26,7 @@ from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.transformers_target import generate, load_model
 
 Array = NDArray[Any]
-VERSIONS = ("5.23.0",)
+VERSIONS = ("5.23.0", "5.24.0")
 EMBEDDINGS = "model.embed_tokens"
 OUTPUTS = (EMBEDDINGS, "_proj", "_norm", "_layernorm", ".w1", ".w2", ".w3", "lm_head")  # ends of modules' names
 INPUTS = {  # by the end of a module's name, what its input is
