@@ -394,7 +394,7 @@ def digest_of(path: Path, numerics: str) -> str:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("numerics", ["exact", "integers"])
+@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.slow), "integers"])  # exact: in test_bits
 def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
     assert digest_of(lfm2np.trained_fixture(), numerics) in readme
