@@ -100,7 +100,7 @@ TITLES = [
 def environment(asked: Asked, python: Python) -> dict[str, str]:
     """Without what this process was started with, so that a row depends on nothing but itself."""
     inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **python.variables, **asked.variables()}
+    return {**inherited, **python.variables, **asked.variables()}
 
 
 def run(asked: Asked, python: Python, arguments: Sequence[str]) -> Row:

@@ -8,6 +8,7 @@ a room's `__init__` before any of its modules.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -113,7 +114,10 @@ def imported(source: str) -> Iterator[str]:
                 yield whole if whole in SOURCES else node.module
 
 
-IMPORTS = {module: set(imported(path.read_text(encoding="utf-8"))) for module, path in SOURCES.items()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """By module; read once, by the process that needs it."""
+    return {module: set(imported(path.read_text(encoding="utf-8"))) for module, path in SOURCES.items()}
 
 
 def wrong_ways(imports: dict[str, set[str]]) -> list[str]:
@@ -133,7 +137,7 @@ def test_the_table_itself_runs_one_way():
 
 
 def test_imports_run_down():
-    assert wrong_ways(IMPORTS) == []
+    assert wrong_ways(imports()) == []
 
 
 def test_an_import_upwards_is_seen():
@@ -145,14 +149,14 @@ def test_an_import_upwards_is_seen():
 
 
 def test_no_module_imports_itself_through_others():
-    graph = {module: others & SOURCES.keys() - {module} for module, others in IMPORTS.items()}
+    graph = {module: others & SOURCES.keys() - {module} for module, others in imports().items()}
     TopologicalSorter(graph).prepare()
     with pytest.raises(CycleError):
         TopologicalSorter({**graph, "lfm2np.errors": {"lfm2np.engine.engine"}}).prepare()
 
 
 def test_the_scheduler_needs_the_standard_library_only():
-    for module, others in IMPORTS.items():
+    for module, others in imports().items():
         if room_of(module) == "scheduler":
             foreign = {other.partition(".")[0] for other in others} - sys.stdlib_module_names - {"scheduler"}
             assert not foreign, module

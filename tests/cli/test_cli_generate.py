@@ -203,7 +203,7 @@ def test_a_difference_is_named_by_request_and_position():
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
 def test_speculation_changes_the_steps_and_nothing_else(capsys: pytest.CaptureFixture[str], kind: str):
-    assert main(["generate", *chats(), "--prove", "--speculative", kind]) == 0
+    assert main(["generate", *chats(), "--speculative", kind]) == 0
     text = capsys.readouterr().out
     assert [line[38:] for line in text.splitlines()[:3]] == ANSWERS
     assert "\nmean accepted length " in text

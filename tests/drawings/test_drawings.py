@@ -60,8 +60,13 @@ def trained() -> Model:
 
 
 @pytest.fixture(scope="module")
-def main_run(trained: Model) -> Run:
-    return read_run(demo.main_lines(trained))
+def main_lines(trained: Model) -> list[str]:
+    return demo.main_lines(trained)
+
+
+@pytest.fixture(scope="module")
+def main_run(main_lines: list[str]) -> Run:
+    return read_run(main_lines)
 
 
 @pytest.fixture(scope="module")
@@ -378,11 +383,13 @@ def test_the_command_draws_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_cannot_be_drawn_is_named(
     arguments: list[str],
     message: str,
+    main_lines: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "main_lines", lambda model: main_lines)
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 

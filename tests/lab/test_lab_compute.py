@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from lfm2np.drawings.runs.run import read_run
 from lfm2np.faults import inject
 from lfm2np.lab import compute as computing
 from lfm2np.lab.answering import answer
-from lfm2np.lab.compute import Outcome, compute, compute_plainly, leaking_step, sizes_of
+from lfm2np.lab.compute import Outcome, compute, leaking_step, sizes_of
 from lfm2np.lab.models import Models, token_ids
 from lfm2np.lab.settings import NAMES, PAPER_REQUESTS, TEACHING_FAULTS, Asked, Settings, query_of
 from lfm2np.sampling.params import SamplingParams
@@ -20,6 +21,8 @@ from lfm2np.speculation.drafters import NgramDrafter
 DEFAULT = Settings()
 PAPER = Settings(model="paper", requests=PAPER_REQUESTS)
 MANY = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in NAMES)
+
+compute_plainly = functools.cache(computing.compute_plainly)
 
 
 def texts_of(outcome: Outcome) -> list[str]:
@@ -103,11 +106,11 @@ SHOWN = {  # where a fault does not show in the default run, a run in which it d
 @pytest.mark.parametrize("name", TEACHING_FAULTS)
 def test_each_fault_ends_and_shows_something(name: str, models: Models):
     settings = replace(SHOWN.get(name, DEFAULT), fault=name)
+    sound = compute_plainly(replace(settings, fault=""), models)
     outcome = compute_plainly(settings, models)
     assert outcome.run is not None and outcome.sound is not None
     wrong = [one for one in outcome.changed.values() if one.tokens or one.logits or one.cut]
     assert wrong
-    sound = compute_plainly(replace(settings, fault=""), models)
     assert outcome.sound == sound.run, "the fault was not taken away again"
     assert bool(outcome.stopped) == (name == "full-cache-raises-instead-of-evicting")
 
@@ -172,7 +175,7 @@ def test_the_leaking_step_is_one_without_prefix_cache_drafts_and_fault(models: M
 def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
     first = answer(query_of(settings), models)
     with inject("budget-ignored"):
-        compute_plainly(DEFAULT, models)  # whatever ran before
+        computing.compute_plainly(DEFAULT, models)  # whatever ran before
     assert answer(query_of(settings), models) == first
 
 

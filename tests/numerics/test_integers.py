@@ -151,14 +151,14 @@ def test_weights_that_sum_to_about_a_power_of_two(more, inputs):
     ("tokens", "outputs", "inputs"), [(1, 600, 999), (5, 600, 999), (40, 700, 1153), (100, 96, 4608)]
 )
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("way", ["tiles", "whole"])
-def test_large_products_by_each_way(tokens, outputs, inputs, form, way, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(exact, "fastest", lambda shape, ways, likely: ways[way]())
+def test_large_products_by_each_way(tokens, outputs, inputs, form, monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(1)
     weight = stored_as(adversarial(rng, (outputs, inputs), "outlier"), form, rng)
     x, bias = adversarial(rng, (tokens, inputs), "wide"), adversarial(rng, (outputs,), "normal")
     expected = integers.linear(x, integers.prepare_matrix(weight, "w"), bias)
-    assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected)
+    for way in ("tiles", "whole"):
+        monkeypatch.setattr(exact, "fastest", lambda shape, ways, likely, way=way: ways[way]())
+        assert same(exact.linear(x, exact.prepare_matrix(weight, "w"), bias), expected), way
 
 
 @given(seeds, st.integers(1, 9), st.integers(1, 40), st.integers(1, 60))
@@ -394,7 +394,7 @@ def digest_of(path: Path, numerics: str) -> str:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("numerics", ["exact", "integers"])
+@pytest.mark.parametrize("numerics", [pytest.param("exact", marks=pytest.mark.slow), "integers"])  # exact: in test_bits
 def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
     assert digest_of(lfm2np.trained_fixture(), numerics) in readme
