@@ -116,7 +116,14 @@ class Racing(PythonTarget):
         return found
 
 
-@pytest.mark.parametrize(("every", "cases", "fails"), [(9, ["short-prompts"], False), (5, ["neighbours"], True)])
+@pytest.mark.parametrize(
+    ("every", "cases", "fails"),
+    [
+        (9, ["short-prompts"], False),
+        (4, ["short-prompts"], True),
+        pytest.param(7, ["neighbours"], True, marks=pytest.mark.slow),  # repeated beside others, and alone
+    ],
+)
 def test_wrong_requests_that_are_right_when_repeated_are_reported_as_such(
     model: Model, every: int, cases: Sequence[str], fails: bool
 ) -> None:

@@ -154,11 +154,12 @@ def test_of_two_faults_both_are_named(one: str, other: str) -> None:
 EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
 HIDDEN = (
     # hides, is hidden, what the report says of the first, why the second does not show
-    (
+    pytest.param(
         "feed-forward-residual-missing",
         "state-dropped-after-the-prompt",
         EVERYWHERE,
         "each position has a wrong operator behind it",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         "feed-forward-residual-missing",
