@@ -88,7 +88,7 @@ def load(
               share its memory. What the checkpoint's SHA-256, arithmetic and version do not fit is made anew, and each
               byte is checked
     rope      how a partial rotation is read that an LFM3's config.json labels "default": as it was "trained", or as
-              "transformers" computes it, which turns all of a head
+              "transformers" computes it, which rotates the whole head
     errors    ConfigError, CheckpointError, NumericsError, RequestError: all of them Lfm2npError. The tokenizer is
               read when it is first needed: TokenizerError then
     """

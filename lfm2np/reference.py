@@ -29,14 +29,14 @@ from lfm2np.model.weights import (
     ShortConvWeights,
 )
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.numerics.rope import Rope, RotaryTable, rotary_table
+from lfm2np.numerics.rope import RotaryTable, rotary_table
 from lfm2np.progress import Progress
 
 if TYPE_CHECKING:  # what an arithmetic offers; none of them is loaded for this file's sake
     from lfm2np.numerics import ReferenceNumerics as Numerics
 
 Array = NDArray[Any]
-Rotary = Mapping[Rope, tuple[Array, Array]]  # cosines and sines [T, E/2] of the angles of T positions
+Rotary = Mapping[str, tuple[Array, Array]]  # by kind of attention: cosines and sines [T, E/2] of T positions
 
 
 class Mixing(NamedTuple):
@@ -106,9 +106,9 @@ def rotary_of(
     positions: NDArray[np.int64],
     table: RotaryTable = rotary_table,
 ) -> Rotary:
-    """By the rotations of the layers."""
-    ropes = {layer.operator.rope for layer in layers if isinstance(layer.operator, AttentionWeights)}
-    return {rope: table(positions, config.head_dim, rope) for rope in ropes}
+    """For each kind of attention that the layers have."""
+    kinds = {layer.operator.kind for layer in layers if isinstance(layer.operator, AttentionWeights)}
+    return {kind: table(positions, config.head_dim, config.rope(kind)) for kind in kinds}
 
 
 def block(
@@ -163,7 +163,7 @@ def queries_keys_values(
     heads, groups, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     projected = numerics.linear(x, weights.qkv_proj, weights.qkv_bias).reshape(len(x), heads + 2 * groups, head_dim)
     queries, keys, values = np.split(projected, (heads, heads + groups), axis=1)  # [T, H, E], twice [T, G, E]
-    table = (*rotary[weights.rope], weights.rope.float32_table)
+    table = (*rotary[weights.kind], config.rope(weights.kind).float32_table)
     queries = numerics.rotate(numerics.rms_norm(queries, weights.q_norm, config.norm_eps), *table)
     keys = numerics.rotate(numerics.rms_norm(keys, weights.k_norm, config.norm_eps), *table)
     return queries, keys, values

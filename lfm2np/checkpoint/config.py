@@ -85,8 +85,8 @@ def reading_of(config: ModelConfig) -> str:
     """How the label of a partial rotation was read, for people."""
     what = 'rope_parameters.full_attention: labelled "default" beside a partial_rotary_factor below 1, read as '
     if config.partial_rotary_factor < 1.0:
-        return f'{what}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head turns'
-    return f"{what}transformers reads it: all of each head turns"
+        return f'{what}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
+    return f"{what}transformers reads it: all of each head is rotated"
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
@@ -209,8 +209,11 @@ def _require_causal(raw: _Raw) -> None:
         raise ConfigError(f"architectures: {show(classes)}, expected a list of class names or null")
     expected = f"{CAUSAL[0]!r} or another causal language model ({', '.join(CAUSAL[1:])})"
     for name in classes or ():
-        if name not in CAUSAL:
-            raise ConfigError(f"architectures: {show(name)}, expected {expected}: lfm2np computes no encoder")
+        if name not in CAUSAL or name.startswith("Lfm3") != (raw.get("model_type") == "lfm3"):
+            model = f"a model_type of {raw.get('model_type')}"
+            raise ConfigError(
+                f"architectures: {show(name)}, expected {expected}, of {model}: no encoder is computed here"
+            )
     if raw.get("auto_map") and not classes:
         raise ConfigError(
             f"auto_map: {show(raw['auto_map'])}, expected {expected} in architectures beside it: "

@@ -79,9 +79,12 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
         raise ConfigError(f"{key}.factor: {show(entry['factor'])} is not implemented, expected 1.0 or no such key")
     if "rope_theta" not in entry:
         raise ConfigError(f"{key}.rope_theta: absent, expected a number")
-    theta = require_real("rope_theta", entry["rope_theta"], integers=True)
     factor = entry.get("partial_rotary_factor")
-    share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
+    try:
+        theta = require_real("rope_theta", entry["rope_theta"], integers=True)
+        share = 1.0 if factor is None else require_real("partial_rotary_factor", factor, integers=True)
+    except ConfigError as problem:
+        raise ConfigError(f"{key}.{problem}") from None
     if label == "proportional" or share == 1.0:
         return theta, share, False
     as_trained = kind == ATTENTION and reading == "trained"

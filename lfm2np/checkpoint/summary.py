@@ -189,7 +189,7 @@ def lfm3_rows(config: ModelConfig) -> list[tuple[str, str]]:
     rows = [
         ("sliding window", f"{config.sliding_window} positions (S), their rope_theta {sliding.theta:g}"),
         ("share of a head that turns", f"{full.share:g} in A, {sliding.share:g} in S"),
-        ("norms behind, gate, biases", ", ".join(str(switch).lower() for switch in switches)),
+        ("norms after, gate, biases", ", ".join(str(switch).lower() for switch in switches)),
     ]
     return [*rows, ("rotation", reading_of(config))] if config.is_rope_relabelled else rows
 

@@ -156,7 +156,7 @@ def layer_weights(
         if config.attention_bias:
             names = tensors_of(AttentionWeights)["qkv_bias"]
             found["qkv_bias"] = np.concatenate([values[prefix + name] for name in names])
-        operator = AttentionWeights(number=number, scale=scale, rope=config.rope(kind), **found)
+        operator = AttentionWeights(number=number, scale=scale, kind=kind, **found)
     feed_forward: FeedForwardWeights | MixtureWeights
     if config.is_sparse(index):
         found = fields_of(MixtureWeights, f"{prefix}feed_forward.", values)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.numerics.integers import AttentionScale, Weights
-from lfm2np.numerics.rope import Rope
 
 if TYPE_CHECKING:  # each arithmetic brings its own; none is loaded for this file's sake
     from lfm2np.numerics.matrix import Matrix
@@ -55,7 +54,7 @@ class AttentionWeights:
 
     number: int
     scale: AttentionScale
-    rope: Rope
+    kind: str  # full_attention or sliding_attention: see ModelConfig.rope
     qkv_proj: Matrix = field(metadata=of(*(f"self_attn.{part}_proj.weight" for part in "qkv")))  # [(H + 2G) * E, D]
     out_proj: Matrix = field(metadata=of("self_attn.out_proj.weight"))  # [D, H * E]
     gate_proj: Matrix | None = field(default=None, metadata=of("self_attn.g_proj.weight"))  # [H, D]

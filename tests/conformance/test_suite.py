@@ -12,6 +12,7 @@ from lfm2np.cli import main
 from lfm2np.conformance import adapters
 from lfm2np.conformance.again import Request, SamplingParams, Scenario, TinyModel, check
 from lfm2np.conformance.catalogue import ALL, by_id
+from lfm2np.conformance.plugin import known_failures
 from lfm2np.conformance.properties.driver import Violation
 from lfm2np.conformance.runner import run_property, short
 from lfm2np.conformance.strategies.features import fit
@@ -227,7 +228,6 @@ def test_the_current_folder_is_not_searched_where_python_must_not(tmp_path: Path
     ("arguments", "fragment"),
     [
         (["--engine", "nothing:x"], "engine 'nothing:x': can't be imported"),
-        (["--xfails", "missing.txt"], "--xfails missing.txt"),
         (["--profile", "slow"], "invalid choice"),
     ],
 )
@@ -235,6 +235,11 @@ def test_the_plugin_names_wrong_arguments(tmp_path: Path, arguments: list[str], 
     ended = run_pytest(tmp_path, "-k", "one-bos", *arguments)
     assert ended.returncode != 0
     assert fragment in ended.stdout + ended.stderr
+
+
+def test_a_missing_file_of_known_failures_is_named():
+    with pytest.raises(pytest.UsageError, match=r"--xfails missing\.txt: .*No such file"):
+        known_failures("missing.txt")
 
 
 @pytest.mark.slow

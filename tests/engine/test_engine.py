@@ -24,7 +24,11 @@ from scheduler.checksum import sealed
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TORTURE = sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())
-SCHEDULES = [("trained", seed) for seed in range(4)] + [(name, seed) for seed, name in enumerate(TORTURE)]
+SCHEDULES = [
+    *(("trained", seed) for seed in range(3)),
+    pytest.param("trained", 3, marks=pytest.mark.slow),
+    *((name, seed) for seed, name in enumerate(TORTURE)),
+]
 
 
 @pytest.fixture(scope="module")

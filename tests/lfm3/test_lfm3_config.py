@@ -77,7 +77,7 @@ def test_both_readings_are_computed(tmp_path: Path):
     assert proportional != whole
     with pytest.warns(UserWarning, match=r'labelled "default" .* read as "proportional", as it was trained: 0.5 of'):
         assert logits("label", default) == proportional
-    with pytest.warns(UserWarning, match="read as transformers reads it: all of each head turns"):
+    with pytest.warns(UserWarning, match="read as transformers reads it: all of each head is rotated"):
         assert logits("label", default, "transformers") == whole
 
 
@@ -87,7 +87,7 @@ def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
     assert "3: cSA (c = convolution, A = attention, S = attention in a window)" in text
     assert "sliding window                3 positions (S), their rope_theta 10\n" in text
     assert "share of a head that turns    0.5 in A, 1 in S\n" in text
-    assert "norms behind, gate, biases    true, true, false\n" in text
+    assert "norms after, gate, biases     true, true, false\n" in text
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
@@ -109,11 +109,19 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "no window": ({"sliding_window": None}, "sliding_window: null, expected a size for layers of sliding_attention"),
     "an empty window": ({"sliding_window": 0}, "sliding_window: 0, expected an integer from 1"),
     "experts": ({"num_experts": 4}, "num_experts: 4"),
+    "a theta below 1": (
+        {"rope_parameters": {"full_attention": {"rope_theta": -1.0}, "sliding_attention": {"rope_theta": 1e4}}},
+        "rope_parameters.full_attention.rope_theta: -1.0, expected a number from 1.0",
+    ),
+    "LFM2's class": ({"architectures": ["Lfm2ForCausalLM"]}, "architectures: 'Lfm2ForCausalLM', expected"),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
     "both ways": ({"is_causal": False}, "is_causal: False"),
-    "a window in an LFM2": ({"model_type": "lfm2", "sliding_window": 8}, "sliding_window: 8 is not implemented"),
+    "a window in an LFM2": (
+        {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
+        "sliding_window: 8 is not implemented",
+    ),
     "a kind of layer in an LFM2": (
-        {"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+        {"model_type": "lfm2", "architectures": None, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
         "sliding_attention",
     ),
 }

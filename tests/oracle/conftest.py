@@ -9,6 +9,12 @@ from lfm2np.loading import Model
 
 
 @pytest.fixture(scope="session")
+def model() -> Model:
+    """The trained model of the package."""
+    return lfm2np.load()
+
+
+@pytest.fixture(scope="session")
 def published() -> Model:
     """8 experts, 2 a token, in three of five layers."""
     return lfm2np.load(Path(__file__).parents[2] / "fixtures" / "torture" / "moe_published")

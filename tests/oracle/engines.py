@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lfm2np.conformance.adapters import Own
 from lfm2np.loading import Model, load
-from lfm2np.oracle.check import Checked, check
+from lfm2np.oracle.check import Checked, ask_all, judged
+from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.targets.python_target import PythonTarget
+from lfm2np.oracle.targets.target import Target
 
 PLENTY = {"num_blocks": 400}
 
 
+@cache
+def loaded(model: str, form: str = "exact") -> Model:
+    """Loaded once: a check starts an engine for every round of requests."""
+    return load(Path(model), form)
+
+
 def float32(model: str, sizes: dict[str, Any]) -> Own:
-    return Own(load(Path(model), "float32"), {**PLENTY, **sizes})
+    return Own(loaded(model, "float32"), {**PLENTY, **sizes})
 
 
 def bfloat16(model: str, sizes: dict[str, Any]) -> Own:
-    return Own(load(Path(model), "bfloat16"), {**PLENTY, **sizes})
+    return Own(loaded(model, "bfloat16"), {**PLENTY, **sizes})
 
 
 def chunked(model: str, sizes: dict[str, Any]) -> Own:
     """In float32, with blocks and chunks small enough for short prompts to cross them."""
-    return Own(load(Path(model), "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
+    return Own(loaded(model, "float32"), {**PLENTY, "block_size": 4, "max_num_batched_tokens": 24, **sizes})
 
 
 def other_constant(model: str, sizes: dict[str, Any], form: str, **changed: Any) -> Own:
     """An engine that takes some numbers of the config for others."""
-    loaded = load(Path(model), form)
-    return Own(replace(loaded, config=replace(loaded.config, **changed)), {**PLENTY, **sizes})
+    right = loaded(model, form)
+    return Own(replace(right, config=replace(right.config, **changed)), {**PLENTY, **sizes})
 
 
 def small_eps(model: str, sizes: dict[str, Any]) -> Own:
@@ -50,21 +59,40 @@ class Roomy(Own):
 
 
 def roomy(model: str, sizes: dict[str, Any]) -> Roomy:
-    return Roomy(load(Path(model), "float32"), {**PLENTY, **Roomy.sizes, **sizes})
+    return Roomy(loaded(model, "float32"), {**PLENTY, **Roomy.sizes, **sizes})
 
 
 def small_steps(model: str, sizes: dict[str, Any]) -> Own:
     """Exact, in blocks of 8 tokens and steps of 32."""
     steps = {"block_size": 8, "max_num_batched_tokens": 32, "max_num_seqs": 4}
-    return Own(load(Path(model)), {**PLENTY, **steps, **sizes})
+    return Own(loaded(model), {**PLENTY, **steps, **sizes})
 
 
 QUICK = ("short-prompts", "neighbours")  # cases
+
+
+@cache
+def known_of(model: Model) -> Known:
+    """What any check of this model scored. An injected fault may not be of what scores."""
+    return Known()
+
+
+def checked_target(
+    model: Model, target: Target, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int | None = 4
+) -> Checked:
+    """`check` without repeats and without a transcript, which scores nothing a second time."""
+    asked = ask_all(model, target, at_once, cases=cases)
+    return judged(model, asked.abilities, form, asked.pairs, asked.not_put, known=known_of(model))
 
 
 def checked(
     model: Model, engine: str, form: str = "float32", cases: Sequence[str] = QUICK, at_once: int = 4
 ) -> Checked:
     """A check of one of these."""
-    target = PythonTarget(f"engines:{engine}", model.path)
-    return check(model, target, form, at_once=at_once, cases=cases)
+    return checked_target(model, PythonTarget(f"engines:{engine}", model.path), form, cases, at_once)
+
+
+@cache
+def checked_right(model: Model, form: str) -> Checked:
+    """A check of the right engine of a format."""
+    return checked(model, form, form)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engines import checked
+from engines import checked, checked_right
 
-import lfm2np
 from lfm2np.loading import Model
 from lfm2np.oracle.causes.wrong_constants import constant_cause, would_show
 from lfm2np.oracle.judging.constants import Constant, ConstantSearch, Reported, directions, fit_direction
@@ -16,11 +15,6 @@ from lfm2np.oracle.judging.verdict import LIMIT, Verdict
 from lfm2np.oracle.reports.report import as_json, as_text
 
 pytestmark = pytest.mark.rounding
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
 
 
 def test_a_constant_is_no_format(model: Model) -> None:
@@ -42,7 +36,7 @@ def test_a_constant_shows_behind_rounding(model: Model) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> None:
-    result = checked(model, name, name)
+    result = checked_right(model, name)
     sought = result.total.constants
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE) and sought is not None
     assert not sought.found and sought.least["rope_theta"] < 0.1

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import QUICK, checked
+from engines import QUICK, checked, checked_target
 
-import lfm2np
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
 from lfm2np.faults.state import COMMIT, SLOTS
@@ -25,11 +24,6 @@ from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer, Ask
 
 pytestmark = pytest.mark.rounding
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
 
 
 class Changed(PythonTarget):
@@ -49,9 +43,7 @@ def without_new_logprobs(ask: Ask, answer: Answer) -> Answer:
 
 def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Model) -> None:
     """An engine that reports only those of prompts, and is wrong in decodes, was EXACT with exit code 0."""
-    result = check(
-        model, Changed(model, without_new_logprobs), "float32", at_once=4, cases=("short-prompts", "prefixes")
-    )
+    result = checked_target(model, Changed(model, without_new_logprobs), cases=("short-prompts", "prefixes"))
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert "the case prefixes" in result.total.reasons[0] and "decode" in result.total.reasons[0]
     assert exit_code(result.total.verdict) == 2
@@ -60,7 +52,7 @@ def test_decodes_of_which_no_log_probability_is_reported_are_not_right(model: Mo
 def test_an_engine_that_reports_no_log_probabilities_of_prompts_is_still_judged(model: Model) -> None:
     """Its first new token is what prefill gives: llama.cpp's server reports no others."""
     target = Changed(model, lambda ask, answer: replace(answer, prompt_logprobs=None))
-    assert check(model, target, "float32", at_once=4, cases=QUICK).total.verdict is Verdict.EXACT
+    assert checked_target(model, target).total.verdict is Verdict.EXACT
 
 
 def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wrong(model: Model) -> None:
@@ -68,17 +60,18 @@ def test_a_case_that_is_inconclusive_makes_the_whole_so_unless_something_is_wron
         return without_new_logprobs(ask, replace(answer, prompt_logprobs=None)) if ask.factors["beside"] else answer
 
     silent = Changed(model, silent_in_batches)
-    result = check(model, silent, "float32", at_once=4, cases=QUICK)
+    result = checked_target(model, silent)
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert result.total.reasons == ("no log-probability was reported in the case neighbours; in batches",)
     shown = as_text(result).splitlines()
     assert shown[1].startswith("not tested errors in ") and "positions (no log-probability)" in shown[1]
 
     def wrong_too(ask: Ask, answer: Answer) -> Answer:
-        logprobs = None if answer.logprobs is None else tuple(one - 3.0 for one in answer.logprobs)
-        return replace(silent_in_batches(ask, answer), logprobs=logprobs)
+        if ask.id != "short-prompts-1":
+            return without_new_logprobs(ask, replace(answer, prompt_logprobs=None))
+        return replace(answer, logprobs=tuple(one - 3.0 for one in answer.logprobs or ()))
 
-    assert check(model, Changed(model, wrong_too), "float32", at_once=4, cases=QUICK).total.verdict is Verdict.BUG
+    assert checked_target(model, Changed(model, wrong_too)).total.verdict is Verdict.BUG
 
 
 def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
@@ -96,7 +89,7 @@ def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
 
 def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> None:
     whole = checked(model, "float32", cases=("short-prompts",))
-    result = check(model, Changed(model, ends_after(6)), "float32", at_once=4, cases=("short-prompts",))
+    result = checked_target(model, Changed(model, ends_after(6)), cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT
     assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
     assert early_ends(result.pairs) == EarlyEnds(10, 100, 0)
@@ -122,7 +115,7 @@ def test_a_continuation_that_is_refused_is_lost_and_no_request_without_an_answer
 
 def test_what_stays_left_out_was_not_tested(model: Model) -> None:
     """Two tokens a time, four times more: 6 of the 14 that were left out never come."""
-    result = check(model, Changed(model, ends_after(2)), "float32", at_once=4, cases=("short-prompts",))
+    result = checked_target(model, Changed(model, ends_after(2)), cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT
     assert "60 of 140 tokens that 10 answers left out by ending early" in result.not_tested
 
@@ -139,7 +132,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
             return answers
 
     target = Sharing("engines:float32", model.path)
-    result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
+    result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert result.total.verdict is Verdict.BUG
     assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
     few = checked(model, "float32", cases=QUICK, at_once=8)
@@ -152,8 +145,8 @@ def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: M
     fault = Fault("slots-from-20-on-share-state", "A", "One state for several slots.", (), edits)
     target = PythonTarget("engines:roomy", model.path)
     with inject(fault):
-        few = check(model, target, "float32", at_once=16, cases=("short-prompts", "wide-batches"))
-        result = check(model, target, "float32", cases=("short-prompts", "wide-batches"))
+        few = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=16)
+        result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert few.total.verdict is Verdict.EXACT and "batches of more than 18" in few.not_tested
     assert result.total.verdict is Verdict.BUG and "batches of more than 24" in result.not_tested
     assert {one.ask.case for one in result.positions if one.verdict in WRONG} == {"wide-batches"}
@@ -163,7 +156,7 @@ def test_a_token_id_below_zero_is_named(model: Model) -> None:
     def below(ask: Ask, answer: Answer) -> Answer:
         return failed(ask, "token_ids[0] -1: expected a whole number, at least 0")
 
-    result = check(model, Changed(model, below), "float32", at_once=4, cases=("short-prompts",))
+    result = checked_target(model, Changed(model, below), cases=("short-prompts",))
     assert result.total.verdict is Verdict.INCONCLUSIVE
     assert "token_ids[0] -1: expected a whole number" in result.total.reasons[0]
 
@@ -207,7 +200,7 @@ def test_an_engine_without_stop_strings_or_seeds_is_right_and_they_are_not_teste
         return whole.setdefault(ask.prompt_token_ids, answer)
 
     whole: dict[tuple[int, ...], Answer] = {}
-    result = check(model, Changed(model, poor), "float32", at_once=4, cases=("stops", "seeds"))
+    result = checked_target(model, Changed(model, poor), cases=("stops", "seeds"))
     assert result.total.verdict is Verdict.EXACT
     assert {"stop strings (sent, and ignored by the engine)", "seeds"} <= set(result.not_tested)
 

@@ -35,11 +35,6 @@ pytestmark = pytest.mark.rounding
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
-
-
-@pytest.fixture(scope="module")
 def asked(model: Model) -> Checked:
     return check(model, PythonTarget("engines:bfloat16", model.path), "bfloat16", cases=["short-prompts"])
 

@@ -127,17 +127,17 @@ def test_the_first_cause_of_one_fault_is_its_own(fault: str | Fault) -> None:
     assert total.reasons[0] == first.line and len(total.causes) <= 3
 
 
-PAIRS = (
+PAIRS = (  # every fault in one at least that is not slow
     ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
-    ("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan"),
-    ("state-dropped-after-the-prompt", "positions-stop-at-40"),
-    ("prompt-logprobs-off-by-one", "convolution-crosses-requests"),
+    pytest.param("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan", marks=pytest.mark.slow),
+    pytest.param("state-dropped-after-the-prompt", "positions-stop-at-40", marks=pytest.mark.slow),
+    pytest.param("prompt-logprobs-off-by-one", "convolution-crosses-requests", marks=pytest.mark.slow),
     ("prompt-logprobs-off-by-one", "prefix-hit-without-its-state"),
     ("convolution-crosses-requests", "positions-stop-at-40"),
     ("convolution-crosses-requests", "checkpoint-taken-before-the-chunk"),
     ("attention-crosses-requests", "hit-blocks-omitted-from-the-plan"),
     ("attention-crosses-requests", "half-the-block-size-used-for-offsets"),
-    ("state-zeroed-when-the-batch-is-repacked", "prefix-hit-without-its-state"),
+    pytest.param("state-zeroed-when-the-batch-is-repacked", "prefix-hit-without-its-state", marks=pytest.mark.slow),
     ("state-zeroed-when-the-batch-is-repacked", "one-token-prompt-reads-the-previous-tenants-state"),
     ("one-token-prompt-reads-the-previous-tenants-state", "half-the-block-size-used-for-offsets"),
 )
@@ -154,13 +154,20 @@ def test_of_two_faults_both_are_named(one: str, other: str) -> None:
 EVERYWHERE = "wrong everywhere, and no format errs like this: a wrong operator, weight or constant"
 HIDDEN = (
     # hides, is hidden, what the report says of the first, why the second does not show
-    (
+    pytest.param(
         "feed-forward-residual-missing",
         "state-dropped-after-the-prompt",
         EVERYWHERE,
         "each position has a wrong operator behind it",
+        marks=pytest.mark.slow,
     ),
-    ("feed-forward-residual-missing", "prefix-hit-without-its-state", EVERYWHERE, "as above"),
+    pytest.param(
+        "feed-forward-residual-missing",
+        "prefix-hit-without-its-state",
+        EVERYWHERE,
+        "as above",
+        marks=pytest.mark.slow,
+    ),
     (
         "no-causal-mask",
         "state-dropped-after-the-prompt",

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import QUICK
+from engines import QUICK, known_of
 
-import lfm2np
 from lfm2np.loading import Model
 from lfm2np.oracle.check import ask_all, judged
-from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
+from lfm2np.oracle.judging.scored import Pair, spoken, truths_of
 from lfm2np.oracle.judging.verdict import Verdict
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.targets.records import Answer
 from lfm2np.oracle.targets.target import Abilities
+from lfm2np.oracle.total import Total
 
 pytestmark = pytest.mark.rounding
 
@@ -27,16 +27,11 @@ TOP = 5
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
-
-
-@pytest.fixture(scope="module")
 def pairs(model: Model) -> list[Pair]:
     """What an engine in float32 says of some prompts, with the TOP alternatives that it would tell."""
     target = PythonTarget("engines:float32", Path(model.path))
     found = ask_all(model, target, 4, cases=QUICK).pairs
-    truths = truths_of(model, found, Known())
+    truths = truths_of(model, found, known_of(model))
     with_tops = []
     for ask, answer in found:
         truth, tops = truths[spoken(ask, answer)], []
@@ -47,6 +42,10 @@ def pairs(model: Model) -> list[Pair]:
             tops.append({**top, token: logprob})
         with_tops.append((ask, replace(answer, top_logprobs=tuple(tops))))
     return with_tops
+
+
+def judged_total(model: Model, pairs: list[Pair]) -> Total:
+    return judged(model, Abilities("other"), "float32", pairs, known=known_of(model)).total
 
 
 def of_all(change: Callable[[float], float]) -> Callable[[Answer], Answer]:
@@ -102,13 +101,13 @@ WAYS: dict[str, tuple[Callable[[Answer], Answer], str]] = {
 @pytest.mark.parametrize("name", WAYS)
 def test_a_way_of_telling_is_named(model: Model, pairs: list[Pair], name: str) -> None:
     change, words = WAYS[name]
-    found = judged(model, Abilities("other"), "float32", [(ask, change(answer)) for ask, answer in pairs]).total
+    found = judged_total(model, [(ask, change(answer)) for ask, answer in pairs])
     assert found.verdict is Verdict.BUG
     assert found.causes[0].sure == "certain" and words in found.reasons[0], found.reasons
 
 
 def test_what_is_reported_correctly_matches_no_way(model: Model, pairs: list[Pair]) -> None:
-    assert judged(model, Abilities("right"), "float32", pairs).total.verdict is Verdict.EXACT
+    assert judged_total(model, pairs).verdict is Verdict.EXACT
 
 
 def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
@@ -126,7 +125,7 @@ def test_a_bug_is_no_way_of_telling(model: Model, pairs: list[Pair]) -> None:
             top_logprobs=(*(answer.top_logprobs or ())[:3], *tops),
         )
 
-    found = judged(model, Abilities("other"), "float32", [(ask, worse(answer)) for ask, answer in pairs]).total
+    found = judged_total(model, [(ask, worse(answer)) for ask, answer in pairs])
     assert found.verdict is Verdict.BUG and "decode" in found.reasons[0], found.reasons
 
 
@@ -137,7 +136,7 @@ def test_a_token_that_is_reported_twice_is_judged_twice(model: Model, pairs: lis
         tops = zip(answer.token_ids or (), answer.top_logprobs or (), strict=True)
         return replace(answer, top_logprobs=tuple({**row, token: row[token] + 0.7} for token, row in tops))
 
-    found = judged(model, Abilities("other"), "float32", [(ask, twice(answer)) for ask, answer in pairs]).total
+    found = judged_total(model, [(ask, twice(answer)) for ask, answer in pairs[:2]])
     assert found.verdict is Verdict.BUG
     assert any("tokens have two log-probabilities, first short-prompts-1" in one for one in found.reasons)
     assert any("have probabilities that sum above 1, first" in one for one in found.reasons)
@@ -151,6 +150,6 @@ def test_positive_log_probabilities_get_an_explanation(
     model: Model, pairs: list[Pair], change: Callable[[float], float], words: str
 ) -> None:
     told = [(ask, replace(answer, logprobs=tuple(map(change, answer.logprobs or ())))) for ask, answer in pairs]
-    found = judged(model, Abilities("other"), "float32", told).total
+    found = judged_total(model, told)
     assert found.verdict is Verdict.BUG and words in found.reasons[0]
     assert not any("wrong" in one for one in found.reasons)  # all cases are, so that none is a suspect

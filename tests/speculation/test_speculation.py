@@ -109,7 +109,7 @@ def test_speculation_equals_the_reference_with_every_kind_of_layer(name: str):
 
 
 @pytest.mark.parametrize("policy", tuple(POLICIES))
-def test_a_drafter_that_always_lies_leaves_no_trace_at_all(trained: Model, policy: str):
+def test_a_drafter_that_always_lies_leaves_no_trace_at_all(small: Model, policy: str):
     """Step by step, plan by plan, byte by byte of every array: the run is the one that never speculated."""
     drafted = 0
     for seed in range(2):
@@ -122,9 +122,9 @@ def test_a_drafter_that_always_lies_leaves_no_trace_at_all(trained: Model, polic
             "max_num_batched_tokens": 40,
             "num_host_blocks": 8 * (seed % 2),
         }
-        lies = wrong_at(truth_of(trained, seed), [True], 512)
-        plain = Run(trained, seed, **options)
-        lied = Run(trained, seed, drafter=ScriptedDrafter(lies), num_speculative_tokens=3, **options)
+        lies = wrong_at(truth_of(small, seed), [True], small.config.vocab_size)
+        plain = Run(small, seed, **options)
+        lied = Run(small, seed, drafter=ScriptedDrafter(lies), num_speculative_tokens=3, **options)
         for name, (_, ids, params) in sorted(plain.requests.items()):
             plain.engine.add_request(name, ids, params)
             lied.engine.add_request(name, ids, params)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.findings import CERTAIN, LIKELY, MOST_NAMES, Suspicion, requests_of
-from lfm2np.oracle.judging.constants import MOST_PRODUCTS, ConstantSearch, cost, search_constants
+from lfm2np.oracle.judging.constants import MOST_PRODUCTS, Constant, ConstantSearch, cost, search_constants
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, size_of
@@ -14,6 +14,7 @@ from lfm2np.progress import Progress
 
 EXPLAINED = 0.75  # of the squares of errors beyond a format, by the constant that is their cause
 NEARLY = 0.9  # as much as the first explains: another may be it as well
+MOST_OFF = 0.5  # of itself, by which a constant may be off to be the cause
 LARGE = 1.0  # root mean square of errors, in units of the noise, from which each layer is looked at
 PATIENCE = 10  # times MOST_PRODUCTS, where the engine is wrong anyway
 
@@ -47,9 +48,7 @@ def constants_of(
 
 def constant_cause(search: ConstantSearch | None, positions: Sequence[Position], is_wrong: bool) -> Suspicion | None:
     """The constant that explains most: of errors beyond the format, nearly all of them."""
-    possible = (
-        [] if search is None else [constant for constant in search.found if constant.share > -1.0]
-    )  # none is below 0
+    possible = [] if search is None else [constant for constant in search.found if is_plausible(constant)]
     if not possible or (is_wrong and possible[0].explained < EXPLAINED):
         return None
     first = possible[0]
@@ -58,6 +57,11 @@ def constant_cause(search: ConstantSearch | None, positions: Sequence[Position],
     wrong, asked = requests_of(positions)
     suspect = "a constant, and no number format (--locate says where)"
     return Suspicion(CERTAIN if is_wrong else LIKELY, words, suspect, len(wrong), len(asked), first.explained)
+
+
+def is_plausible(constant: Constant) -> bool:
+    """None is below 0, and a large change of any but eps is no slip of a constant: errors then are not linear in it."""
+    return constant.share > -1.0 and ("norm_eps" in constant.name or abs(constant.share) <= MOST_OFF)
 
 
 def would_show(search: ConstantSearch) -> str:

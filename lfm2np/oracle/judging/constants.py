@@ -90,7 +90,7 @@ def directions(config: ModelConfig, every: bool) -> Iterator[Direction]:
     """Constants of the whole network; with `every` also those of each layer."""
     yield Direction("norm_eps", of_config("norm_eps", STEP_OF_EPS), STEP_OF_EPS)
     yield Direction("norm_eps of queries and keys", lambda w, c: (w, c), STEP_OF_EPS, OtherEps)
-    yield Direction("rope_theta", in_layers(other_theta))
+    yield Direction("rope_theta", of_config("rope_theta", STEP))
     yield Direction("the scale of attention", in_layers(scaled_queries))
     yield Direction("the last norm's weight", lambda w, c: (replace(w, final_norm=larger(w.final_norm)), c))
     for index, kind in enumerate(config.layer_types if every else ()):
@@ -129,13 +129,6 @@ def in_layers(change: Callable[[LayerWeights], LayerWeights], index: int | None 
         return replace(weights, layers=layers), config
 
     return changed
-
-
-def other_theta(layer: LayerWeights) -> LayerWeights:
-    if not isinstance(layer.operator, AttentionWeights):
-        return layer
-    rope = layer.operator.rope
-    return replace(layer, operator=replace(layer.operator, rope=rope._replace(theta=rope.theta * (1.0 + STEP))))
 
 
 def scaled_queries(layer: LayerWeights) -> LayerWeights:

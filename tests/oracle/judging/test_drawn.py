@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import lfm2np
 from lfm2np.llm import LLM
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.drawn import WAYS, drawn_wrongly
@@ -18,11 +17,6 @@ from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
 from lfm2np.sampling.params import SamplingParams
 
 SEEDS, TOKENS = 32, 4
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
 
 
 def drawn_at(temperature: float, first_seed: int) -> list[Pair]:

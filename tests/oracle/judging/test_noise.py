@@ -36,11 +36,6 @@ TORTURE = sorted((Path(__file__).parents[3] / "fixtures" / "torture").iterdir())
 IDS = tuple(int(one) for one in np.random.default_rng(3).integers(8, 60, 40))
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
-
-
 def ratios(model: Model, name: str, engine: Model) -> list[float]:
     """The differences of another arithmetic, in units of the noise, at every position and every eighth column."""
     truth = truth_of(model, IDS, {})

@@ -24,11 +24,6 @@ from lfm2np.oracle.targets.records import Ask
 pytestmark = pytest.mark.rounding
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
-
-
 def checked(model: Model, factory: str) -> Checked:
     target = PythonTarget(f"lfm2np.oracle.wrong_engine:{factory}", model.path)
     return check(model, target, "float32", cases=("short-prompts",))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from builders import PLAIN, mixture
 
-import lfm2np
 from lfm2np.checkpoint.config import load_config
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.cli.program import main
@@ -33,11 +32,6 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED = FIXTURES / "trained"
 CONFIG = load_config(TRAINED)
 WRONG = "lfm2np.oracle.wrong_engine:factory"
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    return lfm2np.load()
 
 
 # --- the command

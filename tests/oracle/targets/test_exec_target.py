@@ -60,11 +60,6 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture(scope="module")
-def model() -> lfm2np.Model:
-    return lfm2np.load()
-
-
-@pytest.fixture(scope="module")
 def example(model: lfm2np.Model) -> Iterator[ExecTarget]:
     command = shlex.join([sys.executable, "-m", "lfm2np.oracle.example_engine", "--numerics", "exact"])
     target = ExecTarget(command, model.path, model.config.vocab_size)
