@@ -248,11 +248,9 @@ def test_the_script_says_0_for_a_right_server_1_for_a_wrong_one_and_2_without(tm
 
 def test_the_script_sends_what_came_before_first_and_does_not_judge_it(tmp_path: Path) -> None:
     prompts: list[list[int]] = []
-    spoilt = [0]
 
     def spoils(fields: dict[str, Any]) -> None:
-        spoilt[0] += 1
-        if spoilt[0] <= 3:
+        if len(fields["choices"][0]["token_ids"]) == 2:  # of what came before; a count would depend on who is faster
             fields["choices"][0]["token_ids"] = []
 
     with serving() as here:
