@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lfm2np.checkpoint.lfm3 import default_layer_types, parse_ropes, require_no_key_of_lfm2
+from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, LAYER_TYPES, MODEL_TYPES, SLIDING, ModelConfig, require_layer_types
-from lfm2np.model.config_values import require_bool, require_real, require_size
+from lfm2np.model.config import ATTENTION, CONV, LAYER_TYPES, MODEL_TYPES, ModelConfig, require_layer_types
+from lfm2np.model.config_values import SIZES, require_bool, require_real, require_size
 from lfm2np.values import same, show
 
 ONLY: dict[str, tuple[object, ...]] = {
@@ -53,10 +53,40 @@ ECHOES: dict[str, str] = {
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
 LFM3_ONLY = ("sliding_window", "attention_bias")  # keys that an lfm3 may have as it likes
-CAUSAL = (
-    *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm3ForCausalLM"),
-    *("Lfm2VlForConditionalGeneration", "Lfm3VlForConditionalGeneration"),  # their text part
-)
+LFM2_CLASSES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration")  # the last: its text part
+CAUSAL = {  # the classes that a config.json may name, by its model_type
+    "lfm2": LFM2_CLASSES,
+    "lfm2_moe": LFM2_CLASSES,
+    "lfm3": ("Lfm3ForCausalLM", "Lfm3VlForConditionalGeneration"),
+}
+LFM2_DEFAULTS = {
+    "vocab_size": 65_536,
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+DEFAULTS = {  # of absent keys: transformers Lfm2Config, Lfm2MoeConfig, Lfm3Config
+    "lfm2": LFM2_DEFAULTS,
+    "lfm2_moe": LFM2_DEFAULTS | {"hidden_size": 2048, "intermediate_size": 7168},
+    "lfm3": {
+        "vocab_size": 128_000,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 7680,
+        "conv_L_cache": 7,
+        "bos_token_id": 124_894,
+        "eos_token_id": 124_900,
+        "pad_token_id": 124_893,
+    },
+}
 _Raw = Mapping[str, object]
 
 
@@ -93,7 +123,7 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
     """ModelConfig from the parsed config.json; `source` names the file in ConfigErrors; `rope` as in load_config."""
     try:
         _require_known(raw)
-        config = _build_lfm3(raw, source, rope) if raw["model_type"] == "lfm3" else _build(raw, source)
+        config = _build(raw, source, rope)
         for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
             if raw.get(key) is not None and not same(raw[key], getattr(config, name)):
                 raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
@@ -103,67 +133,31 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
     return config
 
 
-def _build(raw: _Raw, source: str) -> ModelConfig:
-    is_mixture = raw["model_type"] == "lfm2_moe"
-    hidden_size = _size(raw, "hidden_size", 2048 if is_mixture else 2560)
-    heads = _size(raw, "num_attention_heads", 32)
-    layers = _size(raw, "num_hidden_layers", 32)
+def _build(raw: _Raw, source: str, rope: str) -> ModelConfig:
+    """Of an LFM2 the head's size follows from the hidden size, and the width is adjusted; of an LFM3 neither."""
+    model_type = str(raw["model_type"])
+    defaults = DEFAULTS[model_type]
+    sizes: dict[str, Any] = {key: _size(raw, key, default) for key, default in defaults.items() if key in SIZES}
+    width = sizes.pop("intermediate_size") if "intermediate_size" in sizes else effective_width(raw)
+    if "head_dim" not in sizes:
+        sizes["head_dim"] = _head_dim(raw, sizes["hidden_size"], sizes["num_attention_heads"])
+    layer_types = _layer_types(raw, sizes["num_hidden_layers"])
+    more = lfm3_fields(raw, layer_types, rope) if model_type == "lfm3" else {"rope_theta": _rope_theta(raw)}
     tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
     return ModelConfig(
-        model_type=str(raw["model_type"]),
-        vocab_size=_size(raw, "vocab_size", 65536),
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=_size(raw, "num_key_value_heads", 8),
-        head_dim=_head_dim(raw, hidden_size, heads),
-        feed_forward_size=_size(raw, "intermediate_size", 7168) if is_mixture else effective_width(raw),
-        conv_L_cache=_size(raw, "conv_L_cache", 3),
+        model_type=model_type,
+        feed_forward_size=width,
         conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
-        layer_types=_layer_types(raw, layers),
+        layer_types=layer_types,
         norm_eps=require_real("norm_eps", raw.get("norm_eps", 1e-5)),
-        rope_theta=_rope_theta(raw),
         max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
         tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
-        bos_token_id=_optional_id(raw, "bos_token_id", 1),
-        eos_token_ids=_eos_ids(raw, source, 2),
-        pad_token_id=_optional_id(raw, "pad_token_id", 0),
-        mixture=parse_mixture(raw) if is_mixture else None,
-    )
-
-
-def _build_lfm3(raw: _Raw, source: str, rope: str) -> ModelConfig:
-    """Absent keys take Lfm3Config's defaults; head_dim stands by itself, and the width is the file's."""
-    require_no_key_of_lfm2(raw)
-    layers = _size(raw, "num_hidden_layers", 24)
-    types = default_layer_types(layers) if raw.get("layer_types") is None else _layer_types(raw, layers)
-    tie_key = "tie_embedding" if "tie_embedding" in raw else "tie_word_embeddings"
-    window = raw.get("sliding_window", 256)
-    kinds = tuple(kind for kind in (ATTENTION, SLIDING) if kind in types)
-    ropes: dict[str, Any] = parse_ropes(raw, kinds, rope)
-    return ModelConfig(
-        model_type="lfm3",
-        vocab_size=_size(raw, "vocab_size", 128_000),
-        hidden_size=_size(raw, "hidden_size", 2048),
-        num_hidden_layers=layers,
-        num_attention_heads=_size(raw, "num_attention_heads", 16),
-        num_key_value_heads=_size(raw, "num_key_value_heads", 4),
-        head_dim=_size(raw, "head_dim", 128),
-        feed_forward_size=_size(raw, "intermediate_size", 7680),
-        conv_L_cache=_size(raw, "conv_L_cache", 7),
-        conv_bias=require_bool("conv_bias", raw.get("conv_bias", False)),
-        layer_types=types,
-        norm_eps=require_real("norm_eps", raw.get("norm_eps", raw.get("rms_norm_eps", 1e-5))),
-        max_position_embeddings=_size(raw, "max_position_embeddings", 128_000),
-        tie_word_embeddings=require_bool(tie_key, raw.get(tie_key, True)),
-        bos_token_id=_optional_id(raw, "bos_token_id", 124_894),
-        eos_token_ids=_eos_ids(raw, source, 124_900),
-        pad_token_id=_optional_id(raw, "pad_token_id", 124_893),
-        sliding_window=None if window is None else require_size("sliding_window", window),
-        use_sandwich_norm=require_bool("use_sandwich_norm", raw.get("use_sandwich_norm", True)),
-        use_attention_gate=require_bool("use_attention_gate", raw.get("use_attention_gate", True)),
-        attention_bias=require_bool("attention_bias", raw.get("attention_bias", False)),
-        **ropes,
+        bos_token_id=_optional_id(raw, "bos_token_id", defaults["bos_token_id"]),
+        eos_token_ids=_eos_ids(raw, source, defaults["eos_token_id"]),
+        pad_token_id=_optional_id(raw, "pad_token_id", defaults["pad_token_id"]),
+        mixture=parse_mixture(raw) if model_type == "lfm2_moe" else None,
+        **sizes,
+        **more,
     )
 
 
@@ -207,13 +201,11 @@ def _require_causal(raw: _Raw) -> None:
     classes = raw.get("architectures")
     if classes is not None and not isinstance(classes, list | tuple):
         raise ConfigError(f"architectures: {show(classes)}, expected a list of class names or null")
-    expected = f"{CAUSAL[0]!r} or another causal language model ({', '.join(CAUSAL[1:])})"
+    causal = CAUSAL[str(raw["model_type"])]
+    expected = f"one of {', '.join(causal)}, for model_type {show(raw['model_type'])}"
     for name in classes or ():
-        if name not in CAUSAL or name.startswith("Lfm3") != (raw.get("model_type") == "lfm3"):
-            model = f"a model_type of {raw.get('model_type')}"
-            raise ConfigError(
-                f"architectures: {show(name)}, expected {expected}, of {model}: no encoder is computed here"
-            )
+        if name not in causal:
+            raise ConfigError(f"architectures: {show(name)}, expected {expected}: lfm2np computes no encoder")
     if raw.get("auto_map") and not classes:
         raise ConfigError(
             f"auto_map: {show(raw['auto_map'])}, expected {expected} in architectures beside it: "
@@ -245,6 +237,8 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
             raise ConfigError(f"full_attn_idxs: {show(indices)}, expected no index twice")
         from_indices = tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
     named = raw.get("layer_types")
+    if named is None and raw["model_type"] == "lfm3":
+        return default_layer_types(layers)
     if named is None and from_indices is None and raw["model_type"] == "lfm2_moe":
         raise ConfigError("layer_types: absent, expected a list of layer types (lfm2_moe has no default)")
     if named is None:

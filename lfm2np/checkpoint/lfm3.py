@@ -11,10 +11,11 @@ Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
-from lfm2np.model.config_values import require_real
+from lfm2np.model.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show
 
 READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
@@ -47,15 +48,26 @@ def default_layer_types(layers: int) -> tuple[str, ...]:
     return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
 
 
-def require_no_key_of_lfm2(raw: Mapping[str, object]) -> None:
+def lfm3_fields(raw: Mapping[str, object], layer_types: tuple[str, ...], reading: str) -> dict[str, Any]:
+    """The fields of ModelConfig that an LFM3 has beside an LFM2, and its rotations."""
     for key in REFUSED:
         if raw.get(key) is not None:
             raise ConfigError(f"{key}: {show(raw[key])}, expected no such key in an lfm3")
+    window = raw.get("sliding_window", 256)
+    kinds = tuple(kind for kind in (ATTENTION, SLIDING) if kind in layer_types)
+    return {
+        "sliding_window": None if window is None else require_size("sliding_window", window),
+        "use_sandwich_norm": require_bool("use_sandwich_norm", raw.get("use_sandwich_norm", True)),
+        "use_attention_gate": require_bool("use_attention_gate", raw.get("use_attention_gate", True)),
+        "attention_bias": require_bool("attention_bias", raw.get("attention_bias", False)),
+        **parse_ropes(raw, kinds, reading),
+    }
 
 
 def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str) -> dict[str, object]:
     """The fields of ModelConfig that say how queries and keys are rotated; `kinds` are those of the layers."""
-    entries = raw.get("rope_parameters") or raw.get("rope_scaling") or DEFAULT_ROPES
+    keys = (key for key in ("rope_parameters", "rope_scaling") if raw.get(key) is not None)
+    entries = raw[key] if (key := next(keys, None)) else DEFAULT_ROPES
     if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
         raise ConfigError(f"rope_parameters: {show(entries)}, expected an object for each of {', '.join(kinds)}")
     fields: dict[str, object] = {}

@@ -227,7 +227,7 @@ REFUSALS = [
     ({"is_encoder_decoder": True}, "is_encoder_decoder: True is not implemented"),
     ({"architectures": ["Lfm2BidirectionalForMaskedLM"]}, "architectures: 'Lfm2BidirectionalForMaskedLM', expected"),
     ({"architectures": ["Lfm2BidirectionalModel"]}, "architectures: 'Lfm2BidirectionalModel', expected"),
-    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected 'Lfm2ForCausalLM'"),
+    ({"architectures": ["ColBERTLfm2Model"]}, "architectures: 'ColBERTLfm2Model', expected one of Lfm2ForCausalLM"),
     ({"architectures": ["Lfm2Model"]}, "architectures: 'Lfm2Model', expected"),
     ({"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalForMaskedLM"]}, "'Lfm2BidirectionalForMaskedLM'"),
     ({"architectures": "Lfm2ForCausalLM"}, "architectures: 'Lfm2ForCausalLM', expected a list"),
