@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ class LoadedModel:
     where_weights: str = "resident"  # or "streamed": see read_model
     tokenizer_directory: Path | None = None  # whose tokenizer.json is taken, if it is not the checkpoint's own
     prepared_directory: Path | None = None  # where prepared matrices are kept in a file, if they are
+    rope: str = "trained"  # see read_model
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, numerics={self.numerics.name!r})"
@@ -68,8 +70,13 @@ class LoadedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """Of config.json and the weight files, or of the GGUF: which checkpoint this is, wherever it lies."""
-        return checkpoint_sha256(self.path)
+        """Of config.json and the weight files, or of the GGUF: which checkpoint this is, wherever it lies.
+
+        Another where a reading of its rotation makes another network of the same files: results must not be mixed.
+        """
+        of_files = checkpoint_sha256(self.path)
+        is_read_otherwise = self.config.is_rope_relabelled and self.rope != READINGS[0]
+        return hashlib.sha256(f"{of_files} {self.rope}".encode()).hexdigest() if is_read_otherwise else of_files
 
     def truth_of(self, num_tokens: int) -> Self:
         """What a sequence of so many tokens is compared with: this checkpoint in `integers`, whatever `exact` does.
@@ -174,4 +181,4 @@ def read_model(
     tensors = read_tensors(place, config)
     keep = partial(kept_matrices, kept_in, origin, partial(checkpoint_sha256, place)) if kept_in and origin else None
     made = prepare_weights(tensors, config, arithmetic, progress, weights == "streamed", keep)
-    return LoadedModel(place, config, arithmetic, made, weights, directory, kept_in)
+    return LoadedModel(place, config, arithmetic, made, weights, directory, kept_in, rope)

@@ -51,6 +51,7 @@ class Source:
     sha256: str  # LoadedModel.sha256
     weights: str = "resident"
     prepared: str | None = None  # LoadedModel.prepared_directory
+    rope: str = "trained"  # LoadedModel.rope
 
 
 @dataclass(eq=False)
@@ -146,7 +147,9 @@ def cut(indices: Iterable[int], sizes: Sequence[int], most: int) -> list[list[in
 
 def source_of(model: LoadedModel) -> Source:
     kept_in = None if model.prepared_directory is None else str(model.prepared_directory.absolute())
-    return Source(str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, kept_in)
+    return Source(
+        str(model.path.absolute()), model.numerics.name, model.sha256, model.where_weights, kept_in, model.rope
+    )
 
 
 def run_shard(work: Work, source: Source, items: Sequence[Any]) -> list[Any]:
@@ -161,7 +164,9 @@ def model_of(source: Source) -> LoadedModel:
 
 @functools.lru_cache(maxsize=1)
 def _load(source: Source) -> LoadedModel:
-    model = read_model(Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared)
+    model = read_model(
+        Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared, rope=source.rope
+    )
     if model.sha256 != source.sha256:
         raise WorkerError(
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"

@@ -61,7 +61,7 @@ def compare_items(
 @lru_cache(maxsize=MOST_LOADED)
 def loaded(source: Source) -> LoadedModel:
     """In a worker. WorkerError if it is another checkpoint than in the parent."""
-    model = read_model(Path(source.path), source.numerics, weights=source.weights)
+    model = read_model(Path(source.path), source.numerics, weights=source.weights, rope=source.rope)
     if model.sha256 != source.sha256:
         raise WorkerError(f"{source.path}: a worker has the SHA-256 {model.sha256}, expected {source.sha256}")
     return model
