@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import lfm2np
 from lfm2np.checkpoint.config import parse_config
 from lfm2np.cli.program import main
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
-from lfm2np.errors import CheckpointError, ConfigError
+from lfm2np.errors import CheckpointError, ConfigError, RequestError
 from lfm2np.numerics.rope import Rope, inverse_frequencies
+from lfm2np.oracle.recorders import transformers_recorder
+from lfm2np.work.place import model_of, source_of
 
 MINIMAL = {"model_type": "lfm3", "architectures": ["Lfm3ForCausalLM"]}
 
@@ -81,6 +84,31 @@ def test_both_readings_are_computed(tmp_path: Path):
         assert logits("label", default, "transformers") == whole
 
 
+def test_another_reading_is_another_model(tmp_path: Path):
+    """Results of both must not be mixed, and a worker process reads as its parent does."""
+    tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
+    shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
+    raw = raw_config(tiny)
+    raw["rope_parameters"]["full_attention"]["rope_type"] = "default"  # type: ignore[index]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.warns(UserWarning, match="labelled"):
+        trained, whole = lfm2np.load(tmp_path), lfm2np.load(tmp_path, rope="transformers")
+    assert trained.sha256 != whole.sha256
+    with pytest.warns(UserWarning, match="read as transformers reads it"):
+        assert model_of(source_of(whole)).config == whole.config
+
+
+def test_compare_refuses_lfm3s_of_two_windows(capsys: pytest.CaptureFixture[str]):
+    base, other = (str(checkpoint(TinyModel(lfm3=True, layers="cSA", window=window))) for window in (3, 4))
+    assert main(["compare", base, other, "--text", "x"]) == 2
+    assert "sliding_window: 4, expected 3, as " in capsys.readouterr().err
+
+
+def test_a_recorder_of_another_engine_refuses_an_lfm3():
+    with pytest.raises(RequestError, match="a model of type lfm3 can't be recorded there, expected lfm2 or lfm2_moe"):
+        transformers_recorder.record(checkpoint(TinyModel(lfm3=True)), [[1, 2]])
+
+
 def test_info_says_what_an_lfm3_is(capsys: pytest.CaptureFixture[str]):
     assert main(["info", "--model", str(checkpoint(TinyModel(lfm3=True, layers="cSA")))]) == 0
     text = capsys.readouterr().out
@@ -94,6 +122,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "a key of LFM2": ({"block_ff_dim": 10}, "block_ff_dim: 10, expected no such key in an lfm3"),
     "attention's list of LFM2": ({"full_attn_idxs": [1]}, "full_attn_idxs"),
     "a flat rotation": ({"rope_parameters": {"rope_theta": 1e4}}, "expected an object for each of full_attention, sli"),
+    "no rotation": (
+        {"rope_parameters": {}},
+        "rope_parameters: {}, expected an object for each of full_attention, sliding_attention",
+    ),
     "another rotation": (
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e6}, "sliding_attention": {}}},
         "rope_parameters.full_attention.rope_type: 'yarn', expected 'default' or 'proportional'",
@@ -113,7 +145,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
         {"rope_parameters": {"full_attention": {"rope_theta": -1.0}, "sliding_attention": {"rope_theta": 1e4}}},
         "rope_parameters.full_attention.rope_theta: -1.0, expected a number from 1.0",
     ),
-    "LFM2's class": ({"architectures": ["Lfm2ForCausalLM"]}, "architectures: 'Lfm2ForCausalLM', expected"),
+    "LFM2's class": (
+        {"architectures": ["Lfm2ForCausalLM"]},
+        "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
+    ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
     "both ways": ({"is_causal": False}, "is_causal: False"),
     "a window in an LFM2": (

@@ -31,8 +31,15 @@ SIZES = (
     "feed_forward_size",
     "conv_L_cache",
     "conv_bias",
+    "sliding_window",
+    "use_sandwich_norm",
+    "use_attention_gate",
+    "attention_bias",
 )
-REALS = ("norm_eps", "rope_theta")  # a GGUF keeps them as float32
+REALS = (
+    *("norm_eps", "rope_theta", "partial_rotary_factor"),
+    *("sliding_rope_theta", "sliding_partial_rotary_factor"),
+)  # a GGUF keeps them as float32
 MIXTURE = (
     "num_experts",
     "num_experts_per_tok",

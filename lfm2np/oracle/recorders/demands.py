@@ -44,10 +44,12 @@ def require_request(prompts: Sequence[Sequence[int]], request: int, max_tokens: 
             raise RequestError(f"prompt {number}: {tokens}, expected at most max_position_embeddings={most}")
 
 
-def require_dense(config: ModelConfig, engine: str) -> None:
-    """RequestError for a mixture of experts, for engines whose mixture is not recorded yet."""
-    if config.mixture is not None:
-        raise RequestError(f"{engine}: a mixture of experts can't be recorded there, expected a dense model (lfm2)")
+def require_model_type(config: ModelConfig, engine: str, known: Sequence[str] = ("lfm2",)) -> None:
+    """RequestError for a model whose operations are not recorded there yet: its dump would name other tensors."""
+    if config.model_type not in known:
+        raise RequestError(
+            f"{engine}: a model of type {config.model_type} can't be recorded there, expected {' or '.join(known)}"
+        )
 
 
 def require_directory(path: Path, engine: str) -> Path:

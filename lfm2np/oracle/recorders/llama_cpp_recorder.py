@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.llama_cpp_batches import (
     LOOKS_AT,
     OUTPUTS,
@@ -66,7 +66,7 @@ def record(
     unified  one cache for all sequences (kv_unified)
     """
     config = read_config(model)
-    require_dense(config, "llama.cpp")
+    require_model_type(config, "llama.cpp")
     require_request(prompts, request, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
     with Session(model, gguf, format, len(prompts), tokens, sum(map(len, prompts)), ubatch, unified) as session:

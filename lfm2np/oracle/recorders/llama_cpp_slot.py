@@ -21,7 +21,7 @@ import numpy as np
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.errors import RequestError
-from lfm2np.oracle.recorders.demands import require_dense, require_request
+from lfm2np.oracle.recorders.demands import require_model_type, require_request
 from lfm2np.oracle.recorders.llama_cpp_batches import Row
 from lfm2np.oracle.recorders.llama_cpp_recorder import Session
 from lfm2np.oracle.recorders.recorder import Recorder
@@ -40,7 +40,7 @@ def record_restored(
     The tokens that the slot takes as cached are the recorder's prefix. Also returns the new tokens of every request.
     """
     config = read_config(model)
-    require_dense(config, "llama.cpp")
+    require_model_type(config, "llama.cpp")
     require_request(prompts, len(prompts) - 1, max_tokens, config)
     tokens = max(map(len, prompts)) + max_tokens
     if tokens > BATCH:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.oracle.recorders.demands import require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
 
@@ -58,7 +58,9 @@ def record(
     chunk    most tokens of a prompt in a pass (prefill_step_size)
     at_once  most requests of a batch; 1: one after another
     """
-    require_request(prompts, request, max_tokens, load_config(model))
+    config = load_config(model)
+    require_model_type(config, "mlx", ("lfm2", "lfm2_moe"))
+    require_request(prompts, request, max_tokens, config)
     network = load(model, format)
     from mlx_lm.generate import BatchGenerator
 

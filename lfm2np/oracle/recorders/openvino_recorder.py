@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.openvino_graph import Graph, Node, tensors_of
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.target import TargetError
@@ -48,7 +48,7 @@ def record(
     only      endings of names: only these tensors and lm_head become outputs, the others may be fused; empty: all
     """
     config = load_config(model)
-    require_dense(config, "openvino")
+    require_model_type(config, "openvino")
     require_request(prompts, request, max_tokens, config)
     require_format(format, list(HINTS))
     engine = Engine(exported, config, format, tuple(only))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import load_config
-from lfm2np.oracle.recorders.demands import require_request, require_version
+from lfm2np.oracle.recorders.demands import require_model_type, require_request, require_version
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.transformers_target import generate, load_model
@@ -54,7 +54,9 @@ def record(
     prepare  is called with the loaded model: to choose another attention, say, or other products of experts
     errors   RequestError for what can't be run; TargetError without the libraries, of other versions, or if they fail
     """
-    require_request(prompts, request, max_tokens, load_config(model))
+    config = load_config(model)
+    require_model_type(config, "transformers", ("lfm2", "lfm2_moe"))
+    require_request(prompts, request, max_tokens, config)
     require_version("transformers", VERSIONS)
     network = load_model(str(model), format)
     prepare(network)

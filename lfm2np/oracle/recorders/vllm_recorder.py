@@ -11,7 +11,7 @@ from typing import Any
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import Lfm2npError
 from lfm2np.oracle.locate.spread import FLOATS
-from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
 from lfm2np.oracle.targets.checked import shortened
@@ -36,7 +36,7 @@ def record(
     errors    RequestError for what cannot be run; TargetError if vLLM is missing, of another version, or fails
     """
     config = load_config(model)
-    require_dense(config, "vllm")
+    require_model_type(config, "vllm")
     require_request(prompts, request, max_tokens, config)
     require_format(format, FLOATS)
     llm = load(model, format, **{"max_model_len": max(map(len, prompts)) + max_tokens, **options})

@@ -9,7 +9,7 @@ from builders import PLAIN, mixture
 
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
-from lfm2np.oracle.recorders.demands import require_dense, require_format, require_request, require_version
+from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request, require_version
 from lfm2np.oracle.targets.target import TargetError
 
 CONFIG = load_config(Path(__file__).parents[3] / "fixtures" / "trained")
@@ -52,9 +52,9 @@ def test_a_request_that_just_fits_is_taken() -> None:
 
 
 def test_a_mixture_of_experts_is_refused_where_nobody_has_looked_for_it() -> None:
-    require_dense(CONFIG, "vllm")
-    with pytest.raises(RequestError, match="vllm: a mixture of experts can't be recorded there, expected a dense"):
-        require_dense(load_config(mixture(PLAIN)), "vllm")
+    require_model_type(CONFIG, "vllm")
+    with pytest.raises(RequestError, match=r"vllm: a model of type lfm2_moe can't be recorded there, expected lfm2$"):
+        require_model_type(load_config(mixture(PLAIN)), "vllm")
 
 
 def test_a_format_is_one_of_the_known() -> None:

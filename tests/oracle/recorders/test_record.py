@@ -97,7 +97,7 @@ def test_a_mixture_is_refused_in_one_line_before_the_engine_is_looked_for(
     command = ["record", target.format(model), "--model", model, "--prompt-ids", "1", "-o", str(tmp_path / "dump")]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert "a mixture of experts can't be recorded there" in error and error.count("\n") == 1
+    assert "a model of type lfm2_moe can't be recorded there" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("numerics", ["exact", "float32", "bfloat16"])
