@@ -51,7 +51,7 @@ def test_our_own_engine_without_a_fault_gets_no_finding() -> None:
     assert failures == [] and campaign.counts.traces == 20
 
 
-WRITE = "np.concatenate([one.entries[index][number][: one.count] for one in kept])"
+WRITE = "np.concatenate(entries)"
 HALF_FROM_256 = Fault(
     name="half-from-256",
     section="B",
@@ -61,7 +61,7 @@ HALF_FROM_256 = Fault(
         Edit(
             "lfm2np.network.cache:commit",
             f"array[blocks, offsets] = {WRITE}",
-            "far = np.concatenate([np.arange(one.count) + one.entry.start >= 256 for one in kept])[:, None, None]\n"
+            "far = np.concatenate([np.arange(s.count) + s.entry.start >= 256 for s in kept])[:, None, None]\n"
             f"            new = {WRITE}\n"
             "            array[blocks, offsets] = np.where(far, new.astype(np.float16), new)",
         ),

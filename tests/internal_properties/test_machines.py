@@ -109,7 +109,7 @@ SCHEDULER_BUGS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
     ),
     "a state swapped in from the wrong host block": (
         [("memory:Memory.enter", '"load_state", request.host_blocks[-1]', '"load_state", request.host_blocks[0]')],
-        "logits at",
+        "logits at|checkpoint",
     ),
     "rejected drafts kept": (
         [("plan:ScheduledTokens.num_kept", " - self.num_drafts + max(0, num_answered - 1)", "")],

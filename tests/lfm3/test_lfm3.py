@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lfm3_models import MODELS
 
 import lfm2np
 from lfm2np import plain
@@ -25,15 +26,6 @@ from lfm2np.numerics import exact, integers
 from lfm2np.numerics.integers import attention_scale
 from lfm2np.sampling.params import SamplingParams
 
-MODELS = {
-    "all kinds of layers": TinyModel(lfm3=True, layers="cSAc", head_dim=8),
-    "window of one": TinyModel(lfm3=True, layers="cASc", heads=4, kv_heads=2, head_dim=8, window=1, taps=7),
-    "biases": TinyModel(lfm3=True, layers="AcS", attention_bias=True, conv_bias=True),
-    "windows only, no norms behind": TinyModel(lfm3=True, layers="SSS", window=5, sandwich=False),
-    "window beyond the prompt, no gate": TinyModel(lfm3=True, layers="AcS", gated=False, head_dim=8, window=50, taps=9),
-    "no window, untied, two taps": TinyModel(lfm3=True, layers="ccA", taps=2, tied=False),
-    "odd heads, a quarter rotated": TinyModel(lfm3=True, layers="SA", heads=3, kv_heads=3, head_dim=8, rotated=0.25),
-}
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
 
@@ -141,18 +133,7 @@ def test_attention_in_a_window_sees_the_last_positions_only(tokens: int, before:
 
 def test_the_digest_is_the_same_on_every_machine():
     """Under Haswell's, Prescott's, SkylakeX's and Zen's kernels, on one thread and two."""
-    tiny = TinyModel(
-        lfm3=True,
-        layers="ccAcScAcS",
-        heads=4,
-        kv_heads=2,
-        head_dim=48,
-        hidden_size=64,
-        feed_forward=96,
-        taps=7,
-        window=16,
-    )
-    assert loaded(tiny).digest() == "2c5f3c450b66d0e0c03824b1a48a3e759fd933442a4a104abaff56848394ac14"
+    assert loaded(MODELS["wide"]).digest() == "2c5f3c450b66d0e0c03824b1a48a3e759fd933442a4a104abaff56848394ac14"
 
 
 @pytest.mark.slow
