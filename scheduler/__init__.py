@@ -19,8 +19,10 @@ from scheduler.prefix_cache import PrefixCache
 from scheduler.request import FinishReason, Request, Status
 from scheduler.scheduler import Scheduler
 from scheduler.trace import TraceWriter, read_lines, reasons, replay
+from scheduler.window import FREED
 
 __all__ = [
+    "FREED",
     "POLICIES",
     "BatchPlan",
     "BlockPool",

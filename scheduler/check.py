@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+from scheduler.block_pool import BlockPool
 from scheduler.errors import PoolError
-from scheduler.request import Status, is_queued
+from scheduler.request import Request, Status, is_queued
 from scheduler.scheduler import Scheduler
+from scheduler.window import FREED, held
 
 
 def check(scheduler: Scheduler) -> None:
     """PoolError with the first thing that does not add up; call it between steps."""
-    running = scheduler.running
-    owned = Counter(block for request in running for block in request.block_table)
-    pool = scheduler.pool
+    _check_pool(scheduler.pool, (request.block_table for request in scheduler.running))
+    if (pool := scheduler.memory.windows.pool) is not None:
+        _check_pool(pool, (held(request.window_table) for request in scheduler.running))
+    _check_requests(scheduler)
+
+
+def _check_pool(pool: BlockPool, tables: Iterable[tuple[int, ...]]) -> None:
+    owned = Counter(block for table in tables for block in table)
     free = pool.free_order()
     _require(len(free) == len(set(free)) == pool.num_free, f"free list {free}: {pool.num_free} blocks expected")
     for block in range(pool.num_blocks):
@@ -28,7 +36,6 @@ def check(scheduler: Scheduler) -> None:
     _require(len(pool.block_of) == sum(key is not None for key in pool.key_of), "a key leads to a block that has none")
     keyed = [pool.key_of[block] is not None for block in free]
     _require(keyed == sorted(keyed), "a block with a key stands before one without in the free list")
-    _check_requests(scheduler)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -55,8 +62,10 @@ def _check_requests(scheduler: Scheduler) -> None:
             unwritten = request.block_table[request.num_computed_tokens // scheduler.memory.block_size :]
             its_own = not any(scheduler.pool.is_shared(block) for block in unwritten)
             _require(its_own or not reserves, f"request {request.request_id!r}: shares a block that it reserves")
+            _check_windows(scheduler, request)
         else:
-            _require(not request.block_table, f"request {request.request_id!r}: {request.status}, but owns blocks")
+            owns = request.block_table or request.window_table
+            _require(not owns, f"request {request.request_id!r}: {request.status}, but owns blocks")
     waiting = [request for request in scheduler.requests.values() if is_queued(request)]
     waiting.sort(key=scheduler.policy.key)
     _require(scheduler.waiting == waiting, "the queue is out of order, or not of those that wait")
@@ -64,6 +73,22 @@ def _check_requests(scheduler: Scheduler) -> None:
     host_pool = scheduler.memory.host_pool
     if host_pool is not None:
         _require(dict(host) == {b: n for b, n in enumerate(host_pool.references) if n}, f"host blocks {host}")
+
+
+def _check_windows(scheduler: Scheduler, request: Request) -> None:
+    """Freed is what no later row sees, and nothing else."""
+    windows, table = scheduler.memory.windows, request.window_table
+    if windows.pool is None:
+        _require(not table, f"request {request.request_id!r}: blocks {table} of windowed layers, expected none")
+        return
+    first = windows.first_seen(request.num_computed_tokens)
+    freed = [index for index, block in enumerate(table) if block == FREED]
+    as_many = len(table) == len(request.block_table)
+    _require(
+        as_many and freed == list(range(first)),
+        f"request {request.request_id!r}: {table} in windowed layers, expected {len(request.block_table)} blocks of "
+        f"which the first {first} are freed",
+    )
 
 
 def _require(holds: bool, message: str) -> None:

@@ -61,5 +61,6 @@ def _extend(
         token_ids=entry.token_ids + drafts[: stop - entry.stop],
         num_drafts=stop - entry.stop,
         block_table=table,
+        window_table=request.window_table[: len(table)],
         checkpoints=entry.checkpoints + tuple((end * size, table[end - 1]) for end in ends),
     )

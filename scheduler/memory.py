@@ -1,7 +1,8 @@
 """What requests hold: blocks, a state slot, host blocks. Each change that arrays must follow is a move, in order.
 
-A running request owns one slot (its live convolution state) and the blocks of its table; a swapped-out one owns host
-blocks; any other owns nothing. No rule of scheduling stands here: who runs, and who is preempted, scheduler.py says.
+A running request owns one slot (its live convolution state) and the blocks of its tables, those of windowed layers in
+a pool of their own (window.py); a swapped-out one owns host blocks; any other owns nothing. No rule of scheduling
+stands here: who runs, and who is preempted, scheduler.py says.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.plan import Move
 from scheduler.prefix_cache import PrefixCache
 from scheduler.request import Request
+from scheduler.window import WindowBlocks
 
 
 class Memory:
@@ -20,7 +22,8 @@ class Memory:
         self.block_size = config.block_size
         self.pool = BlockPool(config.num_blocks)
         self.host_pool = BlockPool(config.num_host_blocks) if config.num_host_blocks else None
-        self.prefix_cache = PrefixCache(self.pool, config.block_size, config.prefix_caching)
+        self.windows = WindowBlocks(config)
+        self.prefix_cache = PrefixCache(self.pool, self.windows, config.block_size, config.prefix_caching)
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -43,6 +46,8 @@ class Memory:
             self.pool.share(block)
         request.block_table = (*hit, *(self._allocate() for _ in range(needed)))
         request.most_blocks = max(request.most_blocks, len(request.block_table))
+        window_hit = self.windows.hit(self.prefix_cache.keys(request, len(hit)))
+        self.windows.enter(request, window_hit, len(request.block_table), moves)
         if request.host_blocks:
             pairs = zip(request.host_blocks, request.block_table, strict=False)
             moves.extend(Move("load_block", host, block) for host, block in pairs)
@@ -61,8 +66,9 @@ class Memory:
         first = request.num_computed_tokens // self.block_size
         table = list(request.block_table)
         shared = first < len(table) and self.pool.is_shared(table[first])
-        missing = max(0, self.blocks_for(request.num_computed_tokens + count) - len(table))
-        if missing + shared > self.pool.num_free:
+        stop = request.num_computed_tokens + count
+        missing = max(0, self.blocks_for(stop) - len(table))
+        if missing + shared > self.pool.num_free or not self.windows.can_grow(request, stop):
             return False
         if shared:
             copy = self._allocate()
@@ -73,6 +79,7 @@ class Memory:
             table += [self._allocate() for _ in range(missing)]
             request.block_table = tuple(table)
             request.most_blocks = max(request.most_blocks, len(table))
+        self.windows.grow(request, stop, moves)
         return True
 
     def grow_from_unused(self, request: Request, stop: int) -> int:
@@ -80,6 +87,9 @@ class Memory:
         while len(request.block_table) < self.blocks_for(stop):
             block = self.pool.allocate_unused()
             if block is None:
+                return len(request.block_table) * self.block_size
+            if not self.windows.grow_from_unused(request):
+                self.pool.release(block)
                 return len(request.block_table) * self.block_size
             request.block_table = (*request.block_table, block)
             request.most_blocks = max(request.most_blocks, len(request.block_table))
@@ -90,6 +100,7 @@ class Memory:
         used = self.blocks_for(num_tokens)
         self.pool.release_table(request.block_table[used:])
         request.block_table = request.block_table[:used]
+        self.windows.shrink(request, used)
 
     def split(self, parent: Request, child: Request, reserves: bool, moves: list[Move]) -> bool:
         """The child shares all that its parent has computed, the half-filled block included; False if it can't.
@@ -100,6 +111,8 @@ class Memory:
         used = self.blocks_for(computed)
         partial = computed % self.block_size != 0
         reserve = self.blocks_for(child.most_computed_tokens) - used + partial if reserves else 0
+        if not self.windows.has_room((), reserve):
+            return False
         if parent.slot is None or not self.free_slots or reserve > self.pool.num_free:
             return False
         child.slot = self.free_slots.pop()
@@ -113,9 +126,10 @@ class Memory:
                 self.pool.release(source)
                 child.block_table = (*child.block_table[:-1], copy)
             child.block_table += tuple(self._allocate() for _ in range(reserve - partial))
+        child.num_computed_tokens = child.furthest_computed = computed
+        self.windows.split(parent, child, used, reserve, moves)
         moves.append(Move("copy_state", parent.slot, child.slot))
         child.block_keys = list(parent.block_keys)
-        child.num_computed_tokens = child.furthest_computed = computed
         child.most_blocks = len(child.block_table)
         return True
 
@@ -127,6 +141,7 @@ class Memory:
         request.host_blocks = tuple(self.host_pool.allocate()[0] for _ in range(used))
         pairs = zip(request.block_table, request.host_blocks, strict=False)
         moves.extend(Move("save_block", block, host) for block, host in pairs)
+        self.windows.save(request, moves)
         assert request.slot is not None
         moves.append(Move("save_state", request.slot, request.host_blocks[-1]))
         return True
@@ -138,6 +153,7 @@ class Memory:
         request.slot = None
         self.pool.release_table(request.block_table)
         request.block_table = ()
+        self.windows.shrink(request, 0)
 
     def release_host_blocks(self, request: Request) -> None:
         if request.host_blocks and self.host_pool is not None:

@@ -14,6 +14,9 @@ MoveKind = Literal[
     "copy_state",  # slot -> slot: fork
     "save_state",  # slot -> host block: swap out
     "load_state",  # host block -> slot: swap in
+    "copy_window_block",  # the three of blocks, in the pool of windowed layers; host blocks are those of both
+    "save_window_block",
+    "load_window_block",
 ]
 
 
@@ -39,6 +42,7 @@ class ScheduledTokens:
     first_logits: int  # the first position whose logits are wanted; start + len(token_ids): none
     samples: tuple[str, ...]  # the requests that get a token from the last row: none in the middle of a prompt
     num_drafts: int = 0  # of token_ids; then a token may come from each of the last num_drafts + 1 rows
+    window_table: tuple[int, ...] = ()  # as block_table, in the pool of windowed layers: see window.py
 
     @property
     def stop(self) -> int:
@@ -61,6 +65,7 @@ class ScheduledTokens:
             self,
             token_ids=self.token_ids[: stop - self.start],
             block_table=self.block_table[: -(-stop // block_size)],
+            window_table=self.window_table[: -(-stop // block_size)],
             checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint[0] <= stop),
             num_drafts=0,
         )

@@ -4,7 +4,8 @@ The key of a block is SHA-256 over the key of the block before it, its token ids
 mean equal tokens from position 0 on. A block carries its keys and values AND the convolution states after its last
 token; both are published under one key, after they were written, and evicted together. So the longest prefix whose
 attention blocks exist is, by construction, the longest whose convolution-state checkpoint exists: a hit on one without
-the other (vLLM issues 43090, 47861, 53912) can't be expressed.
+the other (vLLM issues 43090, 47861, 53912) can't be expressed. Windowed layers have blocks of their own under the same
+keys; a hit ends where they still have all that its next row sees (window.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from scheduler.block_pool import BlockPool
 from scheduler.request import Request
+from scheduler.window import WindowBlocks
 
 # Why a match ended where it did.
 REASONS = (
@@ -23,6 +25,7 @@ REASONS = (
     "too short",  # no full block before the first position whose logits are wanted
     "unknown",  # the next block was never published, or so long ago that its eviction is forgotten
     "evicted",  # it was published, and its block has been handed out since
+    "window",  # more blocks were found, but not all that the windowed layers would read behind them
     "disabled",
 )
 
@@ -38,8 +41,9 @@ class PrefixStatistics:
 
 
 class PrefixCache:
-    def __init__(self, pool: BlockPool, block_size: int, enabled: bool) -> None:
+    def __init__(self, pool: BlockPool, windows: WindowBlocks, block_size: int, enabled: bool) -> None:
         self.pool = pool
+        self.windows = windows
         self.block_size = block_size
         self.enabled = enabled
         self.statistics = PrefixStatistics()
@@ -56,12 +60,15 @@ class PrefixCache:
         if most == 0:
             return (), "too short"
         blocks: list[int] = []
+        reason = "complete"
         for key in self.keys(request, most):
             block = self.pool.block_of.get(key)
             if block is None:
-                return tuple(blocks), "evicted" if key in self._evicted else "unknown"
+                reason = "evicted" if key in self._evicted else "unknown"
+                break
             blocks.append(block)
-        return tuple(blocks), "complete"
+        usable = self.windows.usable(self.keys(request, len(blocks)))
+        return tuple(blocks[:usable]), reason if usable == len(blocks) else "window"
 
     def count(self, request: Request, blocks: tuple[int, ...], reason: str) -> None:
         """One admission more in the statistics."""
@@ -89,6 +96,7 @@ class PrefixCache:
             block = request.block_table[index]
             if self.pool.key_of[block] is None and self.pool.publish(block, keys[index]):
                 self._evicted.pop(keys[index], None)
+        self.windows.publish(request, first, keys[first:last])
 
     def note_eviction(self, key: bytes) -> None:
         self._evicted[key] = None

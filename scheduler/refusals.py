@@ -27,13 +27,22 @@ def require_known(requests: Mapping[str, Request], request_id: str) -> Request:
     return request
 
 
-def require_room(memory: Memory, request: Request) -> None:
-    """RequestRefused for a request that could never fit into the pool, even alone."""
+def require_room(memory: Memory, request: Request, step: int) -> None:
+    """RequestRefused for a request that could never fit into the pools, even alone.
+
+    step  most tokens that it computes at once: its budget, or its whole length where that is reserved
+    """
     blocks = memory.blocks_for(request.most_computed_tokens)
+    in_windows = memory.windows.longest_span(request.most_computed_tokens, step)
     if blocks > memory.pool.num_blocks:
         raise RequestRefused(
             f"request {request.request_id!r}: {request.num_prompt_tokens} prompt tokens and max_tokens="
             f"{request.max_tokens} need {blocks} blocks of {memory.block_size}; the pool has {memory.pool.num_blocks}"
+        )
+    if memory.windows.pool is not None and in_windows > memory.windows.pool.num_blocks:
+        raise RequestRefused(
+            f"request {request.request_id!r}: windowed layers need {in_windows} blocks of {memory.block_size} for a "
+            f"step of {step} tokens; their pool has {memory.windows.pool.num_blocks}"
         )
 
 

@@ -46,6 +46,7 @@ class Request:
     arrival_step: int = field(default=-1, init=False)
     num_computed_tokens: int = field(default=0, init=False)
     block_table: tuple[int, ...] = field(default=(), init=False)
+    window_table: tuple[int, ...] = field(default=(), init=False)  # of windowed layers: see window.py
     block_keys: list[bytes] = field(default_factory=list, init=False)  # hash chain over the full blocks so far
     slot: int | None = field(default=None, init=False)  # its live convolution state, while it is running
     host_blocks: tuple[int, ...] = field(default=(), init=False)  # where a swapped-out request waits

@@ -19,6 +19,7 @@ from scheduler.plan import BatchPlan, Move, ScheduledTokens, UnfinishedPlan
 from scheduler.policy import POLICIES
 from scheduler.refusals import require_answers, require_fork, require_known, require_new, require_room
 from scheduler.request import FinishReason, Request, Status, is_queued
+from scheduler.window import held
 
 
 class Scheduler:
@@ -50,13 +51,18 @@ class Scheduler:
         """
         require_new(self.requests, (request, *forks))
         for one in (request, *forks):
-            require_room(self.memory, one)
+            require_room(self.memory, one, self._longest_step(one))
             require_fork(request, one)
         for one in (request, *forks):
             self._register(one)
             one.awaits_split = one is not request
         request.forks = list(forks)
         self._queue(request)
+
+    def _longest_step(self, request: Request) -> int:
+        """Most tokens for which it needs blocks at once."""
+        whole = request.most_computed_tokens
+        return whole if self.policy.reserves else min(whole, self.config.max_num_batched_tokens)
 
     def _register(self, request: Request) -> None:
         request.arrival, request.arrival_step = self._arrivals, self.step
@@ -82,7 +88,7 @@ class Scheduler:
         parent = require_known(self.requests, parent_id)
         self._require_no_plan("fork()")
         require_new(self.requests, (child,))
-        require_room(self.memory, child)
+        require_room(self.memory, child, self._longest_step(child))
         require_fork(parent, child)
         self._register(child)
         child.token_ids = list(parent.token_ids)
@@ -146,8 +152,11 @@ class Scheduler:
         size = self.config.block_size
         start, stop = request.num_computed_tokens, request.num_computed_tokens + count
         table = request.block_table[: self.memory.blocks_for(stop)]
+        windows = request.window_table[: len(table)]
         for block in table[start // size :]:
             self.pool.require_writable(block)
+        for block in windows[start // size :]:
+            self.memory.windows.require_writable(block)
         ends = range(start // size + 1, stop // size + 1) if self.config.prefix_caching else ()
         last = stop == request.num_tokens
         assert request.slot is not None
@@ -160,6 +169,7 @@ class Scheduler:
             checkpoints=tuple((end * size, table[end - 1]) for end in ends),
             first_logits=min(stop, max(start, request.first_logits)),
             samples=(request.request_id, *(fork.request_id for fork in request.forks)) if last else (),
+            window_table=windows,
         )
         step.budget -= count
 
@@ -206,6 +216,9 @@ class Scheduler:
         if count > len(self.memory.free_slots) or count > len(self.waiting):
             return False
         free = self.pool.num_free - self._watermark
+        windows = self.memory.windows
+        if windows.pool is not None:
+            free = min(free, windows.pool.num_free - windows.watermark)
         return self.memory.fit_together(islice(self.waiting, count), self.config.max_num_batched_tokens, free)
 
     def _enter(self, step: UnfinishedPlan, request: Request, whole_prompts: bool) -> bool:
@@ -219,6 +232,11 @@ class Scheduler:
         needed = self.memory.blocks_for(target) - len(hit)
         available = self.pool.num_free - sum(self.pool.references[block] == 0 for block in hit)
         if needed > available - (self._watermark if self.running else 0):
+            return False
+        windows = self.memory.windows
+        window_hit = windows.hit(self.prefix_cache.keys(request, len(hit)))
+        missing = windows.span(start, target) - len(held(window_hit))
+        if not windows.has_room(window_hit, missing, windows.watermark if self.running else 0):
             return False
         del self.waiting[0]
         self.memory.enter(request, hit, needed, step.moves)
@@ -279,6 +297,7 @@ class Scheduler:
         request.furthest_computed = max(request.furthest_computed, stop)
         request.num_computed_tokens = stop
         self.prefix_cache.publish(request, entry.start)
+        self.memory.windows.release_unseen(request)
         if not entry.samples:
             self._num_prefilling += (not request.is_decoding) - was_prefilling
             return []

@@ -36,6 +36,7 @@ from scheduler.scheduler import Scheduler
 VERSION = 3
 HEADER = {"kind", "version", "config"}
 MORE = {"checksums", "model", "numerics", "seed", "blas_kernel", FIELD}  # what a header may have beside these
+WINDOW = {"sliding_window", "num_window_blocks"}  # what the config of a model with windowed layers has beside the rest
 LONGEST = 200  # characters of a value in a message
 
 
@@ -45,7 +46,7 @@ class TraceWriter:
     def __init__(self, file: TextIO, config: SchedulerConfig, extra: Mapping[str, Any] | None = None) -> None:
         self._file, self._lines = file, 0
         _require_names("header", {*HEADER, *(extra or {})}, HEADER, MORE)
-        self._write({"kind": "header", "version": VERSION, "config": asdict(config), **(extra or {})})
+        self._write({"kind": "header", "version": VERSION, "config": config_as_json(config), **(extra or {})})
 
     def add(self, request: Request, forks: Sequence[Request]) -> None:
         line = {"kind": "add", "request": request_as_json(request), "forks": list(map(request_as_json, forks))}
@@ -131,9 +132,18 @@ def request_from_json(raw: Mapping[str, Any]) -> Request:
     )
 
 
+def config_as_json(config: SchedulerConfig) -> dict[str, Any]:
+    """Without a window nothing is said of windows."""
+    raw = asdict(config)
+    return raw if config.sliding_window is not None else {name: raw[name] for name in raw if name not in WINDOW}
+
+
 def plan_as_json(plan: BatchPlan) -> dict[str, Any]:
-    """As JSON reads it back: lists for tuples."""
+    """As JSON reads it back: lists for tuples; without a window nothing is said of windows."""
     whole: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
+    for entry in whole["scheduled"]:
+        if not entry["window_table"]:
+            del entry["window_table"]
     return whole
 
 
@@ -224,7 +234,7 @@ def _require_header(line: Mapping[str, Any]) -> bool:
         again = ", whose lines have checksums and an end: record the run again" if older else ""
         raise TraceError(f"kind {kind!r}, version {version!r}: expected header, {VERSION}{again}")
     _require_names("header", line, HEADER, MORE)
-    _require_names("config", line["config"], {one.name for one in fields(SchedulerConfig)})
+    _require_names("config", line["config"], {one.name for one in fields(SchedulerConfig)} - WINDOW, WINDOW)
     checksums = line.get("checksums", True)
     if type(checksums) is not bool:
         raise TraceError(f"checksums {checksums!r}: expected true or false")

@@ -13,7 +13,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import ProofError
 from lfm2np.model.weights import AttentionWeights, ShortConvWeights
 from lfm2np.network.cache import Cache
-from scheduler import BatchPlan, Request, Scheduler, check
+from scheduler import FREED, BatchPlan, Request, ScheduledTokens, Scheduler, check
 
 Array = NDArray[Any]
 Contents = tuple[list[tuple[Array, ...]], list[Array]]  # as expected_cache gives them
@@ -25,7 +25,10 @@ class Audit:
 
     def __init__(self, model: LoadedModel, cache: Cache, scheduler: Scheduler) -> None:
         self._model, self._cache, self._scheduler = model, cache, scheduler
-        self._published: dict[bytes, tuple[int, list[int]]] = {}  # key -> block, tokens from position 0 on
+        windows = scheduler.memory.windows.pool
+        self._pools = [(False, scheduler.pool), *([(True, windows)] if windows is not None else [])]
+        # For each pool: key -> block, tokens from position 0 on.
+        self._published: dict[bool, dict[bytes, tuple[int, list[int]]]] = {windowed: {} for windowed, _ in self._pools}
         self._known: dict[tuple[int, ...], Contents] = {}
 
     def check_step(self, plan: BatchPlan, requests: Sequence[Request]) -> None:
@@ -34,32 +37,47 @@ class Audit:
         requests  those of the plan's entries
         """
         check(self._scheduler)
-        block_of, size = self._scheduler.pool.block_of, self._cache.block_size
-        for entry, request in zip(plan.scheduled, requests, strict=True):
-            new: dict[int, int] = {}
-            for index in range(entry.start // size, min(entry.stop // size, len(request.block_keys))):
-                key = request.block_keys[index]
-                block = block_of.get(key)
-                if block is not None and self._published.get(key, (None,))[0] != block:
-                    self._published[key] = block, request.token_ids[: (index + 1) * size]
-                    new[index] = block
-            if new:
-                check_blocks(self._cache, self._contents(request.token_ids[: (max(new) + 1) * size]), new)
-        self._published = {key: entry for key, entry in self._published.items() if block_of.get(key) == entry[0]}
+        for is_windowed, pool in self._pools:
+            published = self._published[is_windowed]
+            for entry, request in zip(plan.scheduled, requests, strict=True):
+                self._check_entry(entry, request, is_windowed, pool.block_of)
+            gone = [key for key, (block, _) in published.items() if pool.block_of.get(key) != block]
+            for key in gone:
+                del published[key]
+
+    def _check_entry(
+        self, entry: ScheduledTokens, request: Request, is_windowed: bool, block_of: Mapping[bytes, int]
+    ) -> None:
+        """What one request published in one pool by this step."""
+        size, published = self._cache.block_size, self._published[is_windowed]
+        new: dict[int, int] = {}
+        for index in range(entry.start // size, min(entry.stop // size, len(request.block_keys))):
+            key = request.block_keys[index]
+            block = block_of.get(key)
+            if block is not None and published.get(key, (None,))[0] != block:
+                published[key] = block, request.token_ids[: (index + 1) * size]
+                new[index] = block
+        if new:
+            contents = self._contents(request.token_ids[: (max(new) + 1) * size])
+            check_blocks(self._cache, contents, new, is_windowed)
 
     def check_memory(self) -> int:
         """All that is cached, and what each running request has computed; how many blocks and requests that were."""
-        for block, ids in sorted(
-            self._published.values(), key=lambda entry: -len(entry[1])
-        ):  # the longest tell of others
-            check_blocks(self._cache, self._contents(ids), {len(ids) // self._cache.block_size - 1: block})
+        size, count = self._cache.block_size, 0
+        for is_windowed, published in self._published.items():
+            count += len(published)
+            for block, ids in sorted(
+                published.values(), key=lambda entry: -len(entry[1])
+            ):  # the longest tell of others
+                check_blocks(self._cache, self._contents(ids), {len(ids) // size - 1: block}, is_windowed)
         running = [request for request in self._scheduler.running if not self._scheduler.awaits_moves(request)]
         for request in running:
             assert request.slot is not None
             computed = request.token_ids[: request.num_computed_tokens]
             if computed:
-                check_request(self._cache, self._contents(computed), len(computed), request.block_table, request.slot)
-        return len(self._published) + len(running)
+                tables = request.block_table, request.window_table
+                check_request(self._cache, self._contents(computed), len(computed), tables, request.slot)
+        return count + len(running)
 
     def _contents(self, token_ids: Sequence[int]) -> Contents:
         """Of the sequence, or of a known one that begins with it: exact arithmetic gives both the same bits."""
@@ -93,38 +111,44 @@ def expected_cache(model: LoadedModel, token_ids: Sequence[int]) -> Contents:
     return entries, columns
 
 
-def check_blocks(cache: Cache, contents: Contents, blocks: Mapping[int, int]) -> None:
-    """ProofError unless published blocks hold, bit for bit, what their prefix demands.
+def check_blocks(cache: Cache, contents: Contents, blocks: Mapping[int, int], is_windowed: bool = False) -> None:
+    """ProofError unless published blocks of a pool hold, bit for bit, what their prefix demands.
 
-    blocks  index in the sequence -> block; `contents` reach at least to the end of the last
+    blocks       index in the sequence -> block; `contents` reach at least to the end of the last
+    is_windowed  of the pool of windowed layers, whose blocks have no checkpoint
     """
     entries, columns = contents
     for index, block in blocks.items():
         start, stop = index * cache.block_size, (index + 1) * cache.block_size
         for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):
-            if any(
+            if cache.is_windowed[layer] == is_windowed and any(
                 array[block].tobytes() != truth[start:stop].tobytes()
                 for array, truth in zip(held, expected, strict=True)
             ):
                 raise ProofError(f"block {block}: keys or values of attention layer {layer} differ from the reference")
-        for layer, u in enumerate(columns):
+        for layer, u in enumerate(() if is_windowed else columns):
             count = cache.checkpoints.shape[2]
             padded = np.concatenate([np.zeros((count, u.shape[1]), u.dtype), u])
             if cache.checkpoints[block, layer].tobytes() != padded[stop : stop + count].tobytes():
                 raise ProofError(f"block {block}: the checkpoint of convolution layer {layer} differs")
 
 
-def check_request(cache: Cache, contents: Contents, num_computed: int, table: Sequence[int], slot: int) -> None:
+def check_request(
+    cache: Cache, contents: Contents, num_computed: int, tables: tuple[Sequence[int], Sequence[int]], slot: int
+) -> None:
     """ProofError unless a running request's blocks and live state hold what its computed tokens demand, and no other.
 
     num_computed  the first tokens of `contents`: what a rejected draft left behind would show here
+    tables        the block table, and that of windowed layers
     """
     entries, columns = contents
-    blocks = np.asarray(table, np.int64)
     for layer, (held, expected) in enumerate(zip(cache.blocks, entries, strict=True)):
+        table = tables[cache.is_windowed[layer]]
+        first = table.count(FREED) * cache.block_size
+        blocks = np.array([block for block in table if block != FREED], np.int64)
         for array, truth in zip(held, expected, strict=True):
-            mine = array[blocks].reshape(-1, *array.shape[2:])[:num_computed]
-            if mine.tobytes() != truth[:num_computed].tobytes():
+            mine = array[blocks].reshape(-1, *array.shape[2:])[: num_computed - first]
+            if mine.tobytes() != truth[first:num_computed].tobytes():
                 raise ProofError(f"slot {slot}: keys or values of attention layer {layer} differ from the reference")
     count = cache.states.shape[2]
     for layer, u in enumerate(columns):

@@ -24,7 +24,8 @@ from lfm2np.engine.drafting import contexts_of
 from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from lfm2np.engine.samples import Answer, Group, Sample, fork_group, make_group, request_output
 from lfm2np.errors import Lfm2npError, RequestError, told
-from lfm2np.network.cache import Cache, default_blocks, make_cache
+from lfm2np.model.config import SLIDING
+from lfm2np.network.cache import Cache, default_blocks, default_window_blocks, make_cache
 from lfm2np.network.step import StepResult, commit_step, forward, forward_again_without_drafts
 from lfm2np.numerics import NAMES
 from lfm2np.numerics.products.blas import blas_kernel
@@ -51,6 +52,7 @@ class Engine:
     """Continuous batching of one model.
 
     num_blocks              of the key/value pool; None: see cache.default_blocks
+    num_window_blocks       of the pool of layers with a window, if there are any: see cache.default_window_blocks
     room_for                positions of each request that will come, if that is known: then the default suits them
     max_num_batched_tokens  most tokens of a step
     drafter                 proposes tokens that a step then checks (drafters.py, draft_model.py); None: no speculation
@@ -67,6 +69,7 @@ class Engine:
         model: LoadedModel,
         *,
         num_blocks: int | None = None,
+        num_window_blocks: int | None = None,
         room_for: Sequence[int] | None = None,
         block_size: int = 16,
         max_num_seqs: int = 64,
@@ -93,6 +96,9 @@ class Engine:
             )
         self.model, self.seed = model, seed
         self.metrics = RunMetrics()
+        window = model.config.sliding_window if SLIDING in model.config.layer_types else None
+        if num_window_blocks is not None and window is None:
+            raise RequestError(f"num_window_blocks {num_window_blocks}: this model has no layer with a window")
         try:
             config = SchedulerConfig(
                 num_blocks=1 if num_blocks is None else num_blocks,
@@ -105,11 +111,16 @@ class Engine:
                 prefix_caching=prefix_caching,
                 watermark=watermark,
                 num_host_blocks=num_host_blocks,
+                sliding_window=window,
+                num_window_blocks=num_window_blocks if num_window_blocks is not None else int(window is not None),
             )
         except RequestRefused as error:
             raise RequestError(str(error)) from None
         if num_blocks is None:
             config = replace(config, num_blocks=default_blocks(model.config, model.numerics, config, room_for))
+        if window is not None and num_window_blocks is None:
+            blocks = default_window_blocks(model.config, model.numerics, config, config.num_blocks)
+            config = replace(config, num_window_blocks=blocks)
         self.scheduler = Scheduler(config)
         self.cache: Cache = make_cache(model.config, model.numerics, config)
         self._drafter = require_drafter(drafter)

@@ -1,6 +1,7 @@
 """The arrays of the paged hybrid cache, allocated once; the scheduler's plans say what stands where.
 
-keys and values   per attention layer, N blocks of P tokens, in the form that the arithmetic wants
+keys and values   per attention layer, N blocks of P tokens, in the form that the arithmetic wants; layers with a window
+                  have a pool of their own, whose blocks are freed while a request runs (scheduler/window.py)
 live states       per convolution layer, one slot a running request: the last L-1 columns of u (constant size)
 checkpoints       per convolution layer, one a block: the state after the block's last token, never changed while
                   the block is published
@@ -17,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.model.config import ModelConfig
+from lfm2np.model.config import SLIDING, ModelConfig
 from lfm2np.model.layers import state_shape
 from lfm2np.numerics import Numerics
-from scheduler import Move, ScheduledTokens, SchedulerConfig
+from scheduler import FREED, POLICIES, Move, ScheduledTokens, SchedulerConfig
 
 Array = NDArray[Any]
+Layers = tuple[tuple[Array, ...], ...]  # per attention layer the arrays of its blocks
 DEFAULT_BYTES = 2**30
 MOST_RUNS = 4  # of neighbouring blocks that are read without copying them together
 
@@ -32,6 +34,7 @@ class Cache:
     """Letters: N blocks, P block size, S slots, Q host blocks. One list entry a layer of that kind."""
 
     block_size: int
+    is_windowed: tuple[bool, ...]  # per attention layer: whether its blocks are those of the windows' pool
     blocks: tuple[tuple[Array, ...], ...]  # per attention layer: arrays [N, P, ...], see Numerics.cache_columns
     states: Array  # [S, convolution layers, L-1, D]
     checkpoints: Array  # [N, convolution layers, L-1, D]; [0, ...] without prefix caching
@@ -47,32 +50,41 @@ class Cache:
 
 def make_cache(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> Cache:
     """All memory that the sizes ask for."""
-    attention = len(config.attention_layers)
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
+    is_windowed = windowed_layers(config, sizes)
 
-    def layers(count: int) -> tuple[tuple[Array, ...], ...]:
-        shapes = [((count, sizes.block_size, *shape), dtype) for shape, dtype in columns]
-        return tuple(tuple(np.zeros(shape, dtype) for shape, dtype in shapes) for _ in range(attention))
+    def layers(count: int, in_windows: int) -> tuple[tuple[Array, ...], ...]:
+        counts = [in_windows if windowed else count for windowed in is_windowed]
+        return tuple(
+            tuple(np.zeros((blocks, sizes.block_size, *shape), dtype) for shape, dtype in columns) for blocks in counts
+        )
 
     state = state_shape(config)
     dtype = np.float64 if numerics.name == "float64" else np.float32
     return Cache(
         block_size=sizes.block_size,
-        blocks=layers(sizes.num_blocks),
+        is_windowed=is_windowed,
+        blocks=layers(sizes.num_blocks, sizes.num_window_blocks),
         states=np.zeros((sizes.max_num_seqs, *state), dtype),
         checkpoints=np.zeros((sizes.num_blocks if sizes.prefix_caching else 0, *state), dtype),
-        host_blocks=layers(sizes.num_host_blocks),
+        host_blocks=layers(sizes.num_host_blocks, sizes.num_host_blocks),
         host_states=np.zeros((sizes.num_host_blocks, *state), dtype),
     )
 
 
-def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig) -> int:
-    """Memory of one block: its keys and values, and its checkpoint."""
+def windowed_layers(config: ModelConfig, sizes: SchedulerConfig) -> tuple[bool, ...]:
+    """Of the layers with attention, those with a window, if the scheduler plans one: else all share one pool."""
+    kinds = [config.layer_types[layer] for layer in config.attention_layers]
+    return tuple(kind == SLIDING and sizes.sliding_window is not None for kind in kinds)
+
+
+def bytes_per_block(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig, in_windows: bool = False) -> int:
+    """Memory of one block: its keys and values, and its checkpoint, which blocks of windowed layers do without."""
     columns = numerics.cache_columns(config.num_key_value_heads, config.head_dim)
     token = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns)
     width = 8 if numerics.name == "float64" else 4
-    state = int(np.prod(state_shape(config))) * width
-    return int(len(config.attention_layers) * token * sizes.block_size + (state if sizes.prefix_caching else 0))
+    state = int(np.prod(state_shape(config))) * width if sizes.prefix_caching and not in_windows else 0
+    return int(windowed_layers(config, sizes).count(in_windows) * token * sizes.block_size + state)
 
 
 def default_blocks(
@@ -91,17 +103,31 @@ def default_blocks(
     return max(*each, min(sum(each) + spare, most))
 
 
+def default_window_blocks(config: ModelConfig, numerics: Numerics, sizes: SchedulerConfig, num_blocks: int) -> int:
+    """Enough for the windows of max_num_seqs requests and one step, or for as many tokens as `num_blocks` if less.
+
+    A policy that reserves needs room for whole requests: then as many blocks as the other layers have.
+    """
+    assert sizes.sliding_window is not None
+    if POLICIES[sizes.policy].reserves:
+        return num_blocks
+    window = -(-sizes.sliding_window // sizes.block_size) + 2  # where it begins and ends within blocks; one to copy
+    step = -(-sizes.max_num_batched_tokens // sizes.block_size)
+    within = max(window + step, DEFAULT_BYTES // max(1, bytes_per_block(config, numerics, sizes, in_windows=True)))
+    return min(num_blocks, sizes.max_num_seqs * window + step, within)
+
+
 def move(cache: Cache, moves: tuple[Move, ...]) -> None:
     """Carries out a plan's moves, one after another: a later one may write where an earlier one read."""
     for planned in moves:
         source, destination = planned.source, planned.destination
         match planned.kind:
-            case "copy_block":
-                _copy_block(cache.blocks, source, cache.blocks, destination)
-            case "save_block":
-                _copy_block(cache.blocks, source, cache.host_blocks, destination)
-            case "load_block":
-                _copy_block(cache.host_blocks, source, cache.blocks, destination)
+            case "copy_block" | "copy_window_block" as kind:
+                _copy_block(cache, kind, cache.blocks, source, cache.blocks, destination)
+            case "save_block" | "save_window_block" as kind:
+                _copy_block(cache, kind, cache.blocks, source, cache.host_blocks, destination)
+            case "load_block" | "load_window_block" as kind:
+                _copy_block(cache, kind, cache.host_blocks, source, cache.blocks, destination)
             case "zero_state":
                 cache.states[destination] = 0.0
             case "restore_state":
@@ -114,20 +140,21 @@ def move(cache: Cache, moves: tuple[Move, ...]) -> None:
                 cache.states[destination] = cache.host_states[source]
 
 
-def _copy_block(
-    origin: tuple[tuple[Array, ...], ...], source: int, target: tuple[tuple[Array, ...], ...], destination: int
-) -> None:
-    for origin_layer, target_layer in zip(origin, target, strict=True):
-        for origin_array, target_array in zip(origin_layer, target_layer, strict=True):
-            target_array[destination] = origin_array[source]
+def _copy_block(cache: Cache, kind: str, origin: Layers, source: int, target: Layers, destination: int) -> None:
+    """In the layers of the pool that the move is of."""
+    for is_windowed, origin_layer, target_layer in zip(cache.is_windowed, origin, target, strict=True):
+        if is_windowed == kind.endswith("window_block"):
+            for origin_array, target_array in zip(origin_layer, target_layer, strict=True):
+                target_array[destination] = origin_array[source]
 
 
 def block_runs(table: Sequence[int]) -> list[Any]:
     """What reads a request's blocks in order: slices where they lie side by side, else one array of their ids.
 
-    A slice is a view, and an array of ids a copy, which pays where there would be many small slices.
+    A slice is a view, and an array of ids a copy, which pays where there would be many small slices. Freed ones are
+    left out.
     """
-    ids = np.array(table, np.int64)
+    ids = np.array([block for block in table if block != FREED], np.int64)
     borders = [0, *np.flatnonzero(np.diff(ids) != 1) + 1, len(ids)]
     if len(borders) > MOST_RUNS + 1:
         return [ids]
@@ -137,7 +164,10 @@ def block_runs(table: Sequence[int]) -> list[Any]:
 def read_tokens(
     cache: Cache, layer: int, runs: Sequence[Any], start: int, entries: tuple[Array, ...]
 ) -> list[tuple[Array, ...]]:
-    """Positions 0 to start + t - 1 in order, in parts: those in the blocks of `runs`, then the new entries [t, ...]."""
+    """Positions up to start + t - 1 in order, in parts: those in the blocks of `runs`, then the new entries [t, ...].
+
+    start  positions that stand in blocks: all before the new ones, or without those in freed blocks
+    """
     parts, left = [], start
     for run in runs:
         if left > 0:
@@ -164,9 +194,9 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
     """
     if not kept:
         return
-    places = [token_places(cache, segment.entry, segment.count) for segment in kept]
-    blocks, offsets = (np.concatenate(arrays) for arrays in zip(*places, strict=True))
-    for index, layer in enumerate(cache.blocks):
+    places = {is_windowed: written_places(cache, kept, is_windowed) for is_windowed in set(cache.is_windowed)}
+    for index, (is_windowed, layer) in enumerate(zip(cache.is_windowed, cache.blocks, strict=True)):
+        blocks, offsets = places[is_windowed]
         for number, array in enumerate(layer):
             entries = [segment.entries[index][number][: segment.count] for segment in kept]
             array[blocks, offsets] = np.concatenate(entries)
@@ -179,10 +209,23 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
         keep_checkpoints(cache, segment.entry, segment.windows, segment.count)
 
 
-def token_places(cache: Cache, entry: ScheduledTokens, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Block and offset of each of the first `count` scheduled tokens."""
-    positions = np.arange(entry.start, entry.start + count)
-    return np.array(entry.block_table, np.int64)[positions // cache.block_size], positions % cache.block_size
+def written_places(
+    cache: Cache, kept: Sequence[Kept], is_windowed: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Block and offset of each token that stays, in one of the pools."""
+    tables = [segment.entry.window_table if is_windowed else segment.entry.block_table for segment in kept]
+    pairs = zip(kept, tables, strict=True)
+    places = [token_places(cache, table, segment.entry.start, segment.count) for segment, table in pairs]
+    blocks, offsets = (np.concatenate(arrays) for arrays in zip(*places, strict=True))
+    return blocks, offsets
+
+
+def token_places(
+    cache: Cache, table: Sequence[int], start: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Block and offset of each of `count` tokens from position `start` on."""
+    positions = np.arange(start, start + count)
+    return np.array(table, np.int64)[positions // cache.block_size], positions % cache.block_size
 
 
 def keep_checkpoints(cache: Cache, entry: ScheduledTokens, windows: list[Array], count: int) -> None:

@@ -32,7 +32,7 @@ from lfm2np.numerics.machine import require_ieee
 from lfm2np.numerics.shapes import require_context, require_finite_rows
 from lfm2np.progress import Progress
 from lfm2np.reference import Mixing, final_states
-from scheduler import BatchPlan, ScheduledTokens
+from scheduler import FREED, BatchPlan, ScheduledTokens
 
 Array = NDArray[Any]
 
@@ -44,6 +44,7 @@ class Segment:
     entry: ScheduledTokens
     rows: slice
     runs: list[Any]  # of its blocks: see cache.block_runs
+    window_runs: list[Any]  # of those of windowed layers
     entries: list[tuple[Array, ...]] = field(default_factory=list)  # per attention layer [t, ...]
     windows: list[Array] = field(default_factory=list)  # per convolution layer [L-1+t, D]: the state, then u
     error: NumericsError | None = None
@@ -126,7 +127,7 @@ def make_segments(plan: BatchPlan) -> list[Segment]:
     segments, first = [], 0
     for entry in plan.scheduled:
         rows = slice(first, first + len(entry.token_ids))
-        segments.append(Segment(entry, rows, block_runs(entry.block_table)))
+        segments.append(Segment(entry, rows, block_runs(entry.block_table), block_runs(entry.window_table)))
         first = rows.stop
     return segments
 
@@ -156,8 +157,17 @@ def attend(
         if not segment.error:
             segment.entries.append(tuple(array[segment.rows] for array in entries))
             sound.append(segment.rows)
-            cached.append(read_tokens(cache, weights.number, segment.runs, segment.entry.start, segment.entries[-1]))
+            cached.append(cached_tokens(cache, weights.number, segment))
     return numerics.attend_ragged(queries, sound, cached, weights.scale)
+
+
+def cached_tokens(cache: Cache, layer: int, segment: Segment) -> list[tuple[Array, ...]]:
+    """What a request's new rows attend to in this layer, in parts: in its blocks, then its own new entries."""
+    start, new = segment.entry.start, segment.entries[layer]
+    if not cache.is_windowed[layer]:
+        return read_tokens(cache, layer, segment.runs, start, new)
+    freed = segment.entry.window_table.count(FREED) * cache.block_size
+    return read_tokens(cache, layer, segment.window_runs, start - freed, new)
 
 
 def find_overflows(numerics: Numerics, segments: list[Segment], queries: Array, keys: Array, values: Array) -> None:
