@@ -87,6 +87,27 @@ def test_who_waits_is_looked_at_before_an_abort_changes_it():
     state.teardown()
 
 
+def test_samples_that_an_abort_queues_did_not_wait_before():
+    """Found in 25,000 random schedules: a false alarm of the check that nobody is overtaken."""
+    state = SchedulerMachine()
+    state.start(
+        block_size=1,
+        num_blocks=3,
+        max_num_seqs=3,
+        budget=1,
+        policy="static",
+        watermark=0.0,
+        no_caching=False,
+        num_host_blocks=0,
+        taps=2,
+    )
+    state.add(beyond=0, blocks=0, family=0, forks=0, more=0, most=1, options=0)
+    state.add(beyond=0, blocks=0, family=0, forks=1, more=1, most=1, options=0)
+    state.finish_in_flight(drafts=0, early=True, which=1)
+    state.holds_what_it_must()
+    state.teardown()
+
+
 # Of the catalogue; `lfm2np faults` shows all that the machine is the first to catch.
 FAULTS_FOUND = ("prefix-hit-without-its-state", "parent-key-not-hashed", "salt-not-hashed", "abort-leaks-blocks")
 FAULTS_FOUND += ("blocks-freed-while-the-step-is-in-flight", "oldest-is-preempted-first", "budget-ignored")

@@ -14,7 +14,7 @@ from internal_properties.state_machines.accounts import Account
 from internal_properties.state_machines.compare import require, require_at_most, require_cells
 from internal_properties.state_machines.fake_model import sample, state_after, truth
 from internal_properties.state_machines.moments import Moments
-from scheduler import BatchPlan, Request, ScheduledTokens, check
+from scheduler import FREED, BatchPlan, Request, ScheduledTokens, check
 
 VOCAB_SIZE = 4
 
@@ -24,8 +24,8 @@ class Books(Moments):
 
     # --- a plan
 
-    def require_plan(self, plan: BatchPlan, ran: Sequence[str]) -> None:
-        """`ran`: the requests that ran before it, in order."""
+    def require_plan(self, plan: BatchPlan, ran: Sequence[str], waits: Sequence[tuple[int, int]]) -> None:
+        """`ran`: the requests that ran before it, in order; `waits`: the keys of those that it left waiting."""
         step = f"step {plan.step}"
         require(plan.step, self.steps, "its number", step)
         require_at_most(plan.num_tokens, self.config.max_num_batched_tokens, "tokens", step)
@@ -45,7 +45,7 @@ class Books(Moments):
             for one in running:
                 needed = self.blocks_for(self.accounts[one.request_id].computed + counts.get(one.request_id, 0))
                 require_at_most(len(one.block_table), needed, "blocks held", one.request_id)
-        self._require_order(plan, ran)
+        self._require_order(plan, ran, waits)
 
     def _require_entry(self, entry: ScheduledTokens, owners: Counter[int], seen: Counter[int]) -> None:
         account, size, name = self.accounts[entry.request_id], self.config.block_size, entry.request_id
@@ -59,19 +59,38 @@ class Books(Moments):
         require(entry.first_logits, min(known, max(entry.start, account.first_logits)), "first logits", name)
         ends = range(entry.start // size + 1, entry.stop // size + 1) if self.config.prefix_caching else ()
         require(entry.checkpoints, tuple((end * size, entry.block_table[end - 1]) for end in ends), "checkpoints", name)
+        self._require_windows(entry)
         for index in range(entry.start // size, len(entry.block_table)):
             block = entry.block_table[index]
             facts = (owners[block], seen[block], self.key_of.get(block))
             require(facts, (1, 1, None), "owners, users in this step and key", f"{name}: block {block}, to be written")
 
-    def _require_order(self, plan: BatchPlan, ran: Sequence[str]) -> None:
+    def _require_windows(self, entry: ScheduledTokens) -> None:
+        """Of windowed layers it holds every block that its rows see or write, and while none is reserved no other."""
+        windows, size, name = self.windows, self.config.block_size, entry.request_id
+        request = self.accounts[name].request
+        if windows.pool is None:
+            require((entry.window_table, request.window_table), ((), ()), "tables of windowed layers", name)
+            return
+        require(len(entry.window_table), len(entry.block_table), "blocks of the table of windowed layers", name)
+        require(entry.window_table, request.window_table[: len(entry.window_table)], "table of windowed layers", name)
+        positions = {*self.seen_before(entry.start), *range(entry.start, entry.stop)}
+        needed = {position // size for position in positions}
+        held = {index for index, block in enumerate(entry.window_table) if block != FREED}
+        require(sorted(held), sorted(needed), "blocks held in windowed layers", name)
+        for index in range(entry.start // size, len(entry.window_table)):
+            block = entry.window_table[index]
+            owners = sum(one.window_table.count(block) for one in self.scheduler.running)
+            facts = (owners, windows.pool.key_of[block])
+            require(facts, (1, None), "owners and key", f"{name}: block {block} of windowed layers, to be written")
+
+    def _require_order(self, plan: BatchPlan, ran: Sequence[str], waits: Sequence[tuple[int, int]]) -> None:
         """Admitted in the policy's order, none overtaken; preempted from the end. No policy is excepted."""
         step, reserves = f"step {plan.step}", self.scheduler.policy.reserves
         order = [self.accounts[name].key for name in plan.admitted]
         require(order, sorted(order), "order of admission", step)
-        waiting = [self.accounts[one.request_id].key for one in self.scheduler.waiting]
-        if order and waiting and min(waiting) < order[-1]:
-            raise AssertionError(f"{step}: admitted {order[-1]} while {min(waiting)} waits")
+        if order and waits and min(waits) < order[-1]:
+            raise AssertionError(f"{step}: admitted {order[-1]} while {min(waits)} waits")
         if not reserves:
             require(set(plan.admitted) <= {one.request_id for one in plan.scheduled}, True, "admitted to work:", step)
         if plan.preempted:
@@ -98,6 +117,12 @@ class Books(Moments):
         needed = self.blocks_for(min(len(account.tokens), start + most)) - len(hit)
         free = set(scheduler.pool.free_order()) - set(hit)
         spare = int(self.config.watermark * self.config.num_blocks) if scheduler.running else 0
+        if self.windows.pool is not None:  # enough in windowed layers, even if no block of a hit were there
+            left_over = int(self.config.watermark * self.config.num_window_blocks) if scheduler.running else 0
+            positions = {*self.seen_before(start), *range(start, min(len(account.tokens), start + most))}
+            in_windows = len({position // self.config.block_size for position in positions})
+            if self.windows.pool.num_free - left_over < in_windows:
+                return
         require_at_most(len(free) - spare, needed - 1, f"blocks left while {first.request_id} waits", plan.step)
 
     # --- what comes of it
@@ -110,7 +135,8 @@ class Books(Moments):
             found = rows[entry.request_id]
             require(len(found) > entry.num_drafts or not entry.samples, True, "has the rows it needs:", account.name)
             for position, row in enumerate(found, start=entry.first_logits):
-                require(row, truth(sequence[: position + 1], self.taps), f"logits at {position}:", account.name)
+                expected = truth(sequence[: position + 1], self.taps, self.config.sliding_window)
+                require(row, expected, f"logits at {position}:", account.name)
             self.tokens += len(found)
 
     def _advances(self, entry: ScheduledTokens, failed: Collection[str]) -> bool:
@@ -219,6 +245,8 @@ class Books(Moments):
         require(self.scheduler.pool.block_of, self.published, "published blocks", f"step {self.steps}")
         for key, block in self.published.items():
             self._require_block(key, block)
+        for key, block in self.windows.pool.block_of.items() if self.windows.pool else ():
+            self._require_window_block(key, block)
 
     def _require_running(self, account: Account) -> None:
         request, stop = account.request, account.computed
@@ -233,12 +261,20 @@ class Books(Moments):
         elif self.scheduler.policy.reserves:
             expected = expected[: stop - stop % self.config.block_size]  # the rest is yet to be copied
         require_cells(self.cache.read(request.block_table, len(expected)), expected, "its blocks", account.name)
+        if self.windows.pool is not None:
+            freed = request.window_table.count(FREED) * self.config.block_size
+            held = self.cache.read_windows(request.window_table, len(expected))
+            require_cells(held, expected[freed:], "its blocks of windowed layers", account.name)
 
     def _require_swapped(self, account: Account) -> None:
         host = account.request.host_blocks
         expected = list(enumerate(account.tokens[: account.computed]))
         found = [cell for block in host for cell in self.cache.host_blocks[block]][: account.computed]
         require_cells(found, expected, "its host blocks", account.name)
+        if self.windows.pool is not None:
+            found = [cell for block in host for cell in self.cache.host_window_blocks[block]]
+            for position in self.seen_before(account.computed):
+                require(found[position], expected[position], f"position {position} in windowed layers", account.name)
         require(self.cache.host_states[host[-1]], state_after(expected, self.taps), "state on the host", account.name)
 
     def require_all_free(self) -> None:
@@ -247,6 +283,10 @@ class Books(Moments):
             asdict(scheduler.prefix_cache.statistics), self.statistics, "statistics of the prefix cache", "at the end"
         )
         require(scheduler.pool.num_free, self.config.num_blocks, "free blocks", "at the end")
+        windows = scheduler.memory.windows.pool
+        require(
+            windows.num_free if windows else 0, self.config.num_window_blocks, "free in windowed layers", "at the end"
+        )
         require(sorted(scheduler.memory.free_slots), list(range(self.config.max_num_seqs)), "free slots", "at the end")
         require((len(scheduler.waiting), scheduler.running), (0, []), "waiting and running", "at the end")
         preemptions = sum(account.preemptions for account in self.accounts.values())

@@ -14,7 +14,7 @@ from internal_properties.state_machines.fake_model import FakeModel, make_cache,
 from scheduler import Move, Request, Scheduler, SchedulerConfig
 from scheduler.prefix_cache import block_key
 
-ENDINGS = ("complete", "too short", "unknown", "evicted", "disabled")  # why a prefix hit ended
+ENDINGS = ("complete", "too short", "unknown", "evicted", "window", "disabled")  # why a prefix hit ended
 PATIENCE = 1000  # steps of waiting that one level of priority is worth: see scheduler.policy
 
 
@@ -48,6 +48,10 @@ class Moments:
         self._allocate, self._publish = pool.allocate, pool.publish
         self._enter, self._split, self._swap_out = memory.enter, memory.split, memory.swap_out
         self._grow, self._grow_from_unused = memory.grow, memory.grow_from_unused
+        self.windows = memory.windows
+        if self.windows.pool is not None:
+            self._publish_in_windows = self.windows.pool.publish
+            self.windows.pool.publish = self._on_publish_in_windows  # type: ignore[method-assign]
         pool.allocate = self._on_allocate  # type: ignore[method-assign]
         pool.publish = self._on_publish  # type: ignore[method-assign]
         memory.enter = self._on_enter  # type: ignore[method-assign]
@@ -91,6 +95,12 @@ class Moments:
             self._evicted.pop(key, None)
         return done
 
+    def _on_publish_in_windows(self, block: int, key: bytes) -> bool:
+        if not self._may_publish:
+            raise AssertionError(f"block {block} of windowed layers: published before update()")
+        self._require_window_block(key, block)
+        return self._publish_in_windows(block, key)
+
     def _on_enter(self, request: Request, hit: tuple[int, ...], needed: int, moves: list[Move]) -> None:
         account = self.accounts[request.request_id]
         if not request.host_blocks:
@@ -123,6 +133,8 @@ class Moments:
             reason = "disabled"
         elif found < most:
             reason = "evicted" if self.keys(account, most)[found] in self._evicted else "unknown"
+        if self.config.prefix_caching and found < len(self._published_prefix(account)):
+            reason = "window"
         self.statistics["queries"] += 1
         self.statistics["query_tokens"] += len(account.tokens)
         self.statistics["hit_tokens"] += account.computed
@@ -133,6 +145,7 @@ class Moments:
         computed, memory = self.accounts[parent.request_id].computed, self.scheduler.memory
         own = self.blocks_for(child.most_computed_tokens) - computed // self.config.block_size if reserves else 0
         room = bool(memory.free_slots) and own <= memory.pool.num_free
+        room = room and (self.windows.pool is None or own <= self.windows.pool.num_free)
         done = self._split(parent, child, reserves, moves)
         require(done, room and parent in self.scheduler.running, "shares:", child.request_id)
         if done:
@@ -155,7 +168,37 @@ class Moments:
         return done
 
     def longest_prefix(self, account: Account) -> tuple[int, ...]:
-        """The published blocks that a request entering now can use: full ones before the first logits it wants."""
+        """The published blocks that a request entering now can use: of the longest of which windowed layers still have
+        whatever position the next row sees."""
+        blocks, size = self._published_prefix(account), self.config.block_size
+        if self.windows.pool is None:
+            return blocks
+        cached = {
+            index for index, key in enumerate(self.keys(account, len(blocks))) if key in self.windows.pool.block_of
+        }
+        for count in range(len(blocks), 0, -1):
+            seen = {position // size for position in self.seen_before(count * size)}
+            if seen <= cached:
+                return blocks[:count]
+        return ()
+
+    def seen_before(self, num_computed: int) -> range:
+        """The computed positions that the next row sees in windowed layers."""
+        assert self.config.sliding_window is not None
+        return range(max(0, num_computed + 1 - self.config.sliding_window), num_computed)
+
+    def most_in_windows(self, num_tokens: int) -> int:
+        """The most blocks of windowed layers that a request of that many positions can need at once."""
+        size = self.config.block_size
+        step = num_tokens if self.scheduler.policy.reserves else self.config.max_num_batched_tokens
+        needed = [0]
+        for start in range(num_tokens if self.config.sliding_window else 0):
+            positions = {*self.seen_before(start), *range(start, min(num_tokens, start + step))}
+            needed.append(len({position // size for position in positions}))
+        return max(needed)
+
+    def _published_prefix(self, account: Account) -> tuple[int, ...]:
+        """The published blocks from the first on: full ones before the first logits that it wants."""
         blocks: list[int] = []
         most = account.first_logits // self.config.block_size if self.config.prefix_caching else 0
         for key in self.keys(account, most):
@@ -182,6 +225,13 @@ class Moments:
                 self.prefixes[key] = Prefix(salt, tokens, cells[-size:], state_after(cells, self.taps))
             known = self.prefixes[key]
             require((salt, tokens), (known.salt, known.tokens), "same key for other tokens", account.name)
+
+    def _require_window_block(self, key: bytes, block: int) -> None:
+        if key not in self.prefixes:
+            raise AssertionError(f"block {block} of windowed layers: published under a key of no computed full block")
+        prefix = self.prefixes[key]
+        where = f"block {block} of windowed layers, published for {prefix.tokens}"
+        require_cells(self.cache.window_blocks[block], prefix.cells, "content", where)
 
     def _require_block(self, key: bytes, block: int) -> None:
         if key not in self.prefixes:

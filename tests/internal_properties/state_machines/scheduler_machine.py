@@ -77,6 +77,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         no_caching=st.sampled_from((False, False, True)),
         num_host_blocks=st.sampled_from((0, 3, 6)),
         taps=st.integers(2, 4),
+        window=st.sampled_from((None, 3, 1, 2, 5, 8)),
+        num_window_blocks=st.integers(1, 6),
     )
     def start(
         self,
@@ -89,6 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         no_caching: bool,
         num_host_blocks: int,
         taps: int,
+        window: int | None = None,
+        num_window_blocks: int = 6,
     ) -> None:
         SchedulerMachine.schedules += 1
         config = SchedulerConfig(
@@ -101,6 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=not no_caching,
             num_host_blocks=num_host_blocks,
             max_waiting_tokens=3,
+            sliding_window=window,
+            num_window_blocks=num_window_blocks if window else 0,
         )
         self.books = Books(config, taps)
         self.scheduler = self.books.scheduler
@@ -151,9 +157,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.scheduler.add(request, children)
         except RequestRefused:
-            require(length + most - 1 > room, True, "was refused, though too long:", request.request_id)
+            in_windows = books.most_in_windows(length + most - 1) + 1  # where chunks may begin is not counted on
+            too_long = length + most - 1 > room or in_windows > books.config.num_window_blocks > 0
+            require(too_long, True, "was refused, though too long:", request.request_id)
             return
         require(length + most - 1 <= room, True, "was taken, though short enough:", request.request_id)
+        if books.config.num_window_blocks:
+            fits = books.most_in_windows(length + most - 1) <= books.config.num_window_blocks
+            require(fits, True, "was taken, though its windows fit:", request.request_id)
         for one in (request, *children):
             books.open(one, prompt)
         if self.trace:
@@ -191,6 +202,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if most <= parent.num_output_tokens:
             return
         child = Request(self._name(), parent.prompt_token_ids, most, cache_salt=parent.cache_salt)
+        if books.most_in_windows(child.most_computed_tokens) + 1 > books.config.num_window_blocks > 0:
+            return  # it may be refused, as in `_add`
         books.open(child, books.accounts[parent.request_id].tokens)
         self.scheduler.fork(parent.request_id, child)
         if self.trace:
@@ -257,6 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ran = [request.request_id for request in scheduler.running]
         plan = scheduler.schedule()
         books.require_no_rest(plan)
+        waits = [books.accounts[request.request_id].key for request in scheduler.waiting]
         books.preempted += len(plan.preempted)
         for name in plan.preempted:
             books.accounts[name].preemptions += 1
@@ -276,7 +290,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 require(list(entry.drafts), offered.get(entry.request_id, [])[: entry.num_drafts], "drafts", entry)
                 most = max(0, most_drafts(books.accounts[entry.request_id].request))
                 require(entry.num_drafts <= most, True, "drafts that may be kept:", entry)
-        books.require_plan(plan, ran)
+        books.require_plan(plan, ran, waits)
         if not early and aborted:
             self._abort_in_flight(aborted)
         return plan, offered
@@ -284,7 +298,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _drafts(self, account: Account, count: int, right: int) -> list[int]:
         tokens = list(account.tokens)
         for index in range(count):
-            token = sample(truth(tokens, self.books.taps), account.seed, VOCAB_SIZE)
+            row = truth(tokens, self.books.taps, self.books.config.sliding_window)
+            token = sample(row, account.seed, VOCAB_SIZE)
             tokens.append(token if index < right else (token + 1) % VOCAB_SIZE)
         return tokens[len(account.tokens) :]
 
