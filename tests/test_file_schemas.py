@@ -11,10 +11,12 @@ from typing import Any, get_args
 
 import pytest
 from jsonschema import Draft202012Validator
+from lfm3_models import MODELS
 
 import lfm2np
 from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.cli import main
+from lfm2np.conformance.strategies.models import loaded
 from lfm2np.numerics import NAMES
 from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, packaged_set
 from lfm2np.oracle.vectors.form import VectorsError, require_form
@@ -51,7 +53,7 @@ def complaints(schema: dict[str, Any], lines: list[Any]) -> list[str]:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Runs that have every kind of line and of move between them."""
-    model, found = lfm2np.load(), []
+    model, windowed, found = lfm2np.load(), loaded(MODELS["all kinds of layers"]), []
     greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
     def begun(**sizes: Any) -> tuple[Engine, io.StringIO]:
@@ -72,7 +74,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
         roomy.step()
     roomy.fork("a", "child")
     roomy.abort("again")
-    for engine, file in ((cramped, cramped_file), (roomy, roomy_file)):
+    windows_file = io.StringIO()
+    windows = Engine(windowed, block_size=2, num_blocks=12, num_host_blocks=20, trace=windows_file)
+    for name in "xyz":
+        windows.add_request(name, [5, 17, 3, 3, 9], greedy)
+    windows.step()
+    windows.fork("x", "child of x")
+    for engine, file in ((cramped, cramped_file), (roomy, roomy_file), (windows, windows_file)):
         while engine.has_unfinished:
             engine.step()
         found += [json.loads(line) for line in file.getvalue().splitlines()]

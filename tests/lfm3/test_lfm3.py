@@ -5,12 +5,15 @@ plain.py is the second implementation; tests/peers/test_lfm3_peer.py compares wi
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +25,13 @@ import lfm2np
 from lfm2np import plain
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, loaded
 from lfm2np.engine.engine import Engine
+from lfm2np.errors import RequestError
 from lfm2np.numerics import exact, integers
 from lfm2np.numerics.integers import attention_scale
 from lfm2np.sampling.params import SamplingParams
+from scheduler import Request, RequestRefused, Scheduler, SchedulerConfig, check
+from scheduler.prefix_cache import REASONS
+from scheduler.window import held
 
 IDS = [5, 17, 3, 3, 9, 22, 11, 8, 20, 4, 17, 3, 6, 13, 2, 19, 7]
 
@@ -71,6 +78,9 @@ SIZES = {
     "one token a step": {"max_num_batched_tokens": 1},
     "few blocks: preempted": {"num_blocks": 12},
     "few blocks: swapped": {"num_blocks": 12, "num_host_blocks": 24},
+    "few blocks of windows: preempted": {"num_window_blocks": 6, "max_num_batched_tokens": 5},
+    "few blocks of windows: swapped": {"num_window_blocks": 6, "max_num_batched_tokens": 5, "num_host_blocks": 24},
+    "whole requests reserved": {"policy": "waiting-served", "num_blocks": 24},
     "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
 }
 
@@ -91,6 +101,64 @@ def test_batched_equals_alone(name: str, sizes: dict[str, object]):
         outputs |= {one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished}
     for request_id, ids in prompts.items():
         assert outputs[request_id] == greedy_tokens(name, tuple(ids)), request_id
+
+
+def test_a_long_request_holds_what_its_window_needs():
+    """Of 300 tokens in blocks of 4: in windowed layers never more than the window and a step; each is the reference's.
+
+    A second request then finds the prefix, whose last blocks alone the windowed layers still need.
+    """
+    model = loaded(replace(MODELS["all kinds of layers"], window=10, positions=400))
+    ids = [3 + (7 * i * i + i) % 20 for i in range(300)]
+    trace = io.StringIO()
+    engine = Engine(model, num_blocks=120, block_size=4, max_num_batched_tokens=32, check=True, trace=trace)
+    between: list[int] = []  # steps
+    for request_id in ("a", "b"):
+        engine.add_request(request_id, ids, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+        while engine.has_unfinished:
+            outputs = engine.step()
+            between += [len(held(request.window_table)) for request in engine.scheduler.running]
+        assert outputs[0].outputs[0].token_ids == model.generate(ids, max_tokens=6).token_ids
+    entries = [entry for line in map(json.loads, trace.getvalue().splitlines()) for entry in plan_of(line)]
+    assert max(len(held(entry["window_table"])) for entry in entries) == 11  # 10 - 1 + 32 tokens in blocks of 4
+    assert max(between) == 3
+    assert max(len(entry["block_table"]) for entry in entries) == 77
+    assert engine.scheduler.prefix_cache.statistics.hit_tokens == 296
+    assert engine.verify() > 70
+
+
+def plan_of(line: dict[str, Any]) -> list[dict[str, Any]]:
+    return line["plan"]["scheduled"] if line["kind"] == "step" else []
+
+
+def test_a_hit_ends_where_windowed_layers_lost_what_the_next_row_sees():
+    """A pool that held one window only: of a prefix that full attention knows, what is left of it is of no use."""
+    config = SchedulerConfig(
+        num_blocks=40, block_size=2, max_num_batched_tokens=4, watermark=0.0, sliding_window=5, num_window_blocks=5
+    )
+    scheduler = Scheduler(config)
+    for request_id, ids in {"a": (1, 2, 3, 4, 5, 6, 7), "b": (9,) * 11, "c": (1, 2, 3, 4, 5, 6, 7)}.items():
+        scheduler.add(Request(request_id, ids, 1))
+        while scheduler.has_unfinished:
+            plan = scheduler.schedule()
+            scheduler.update(plan, {name: [0] for entry in plan.scheduled for name in entry.samples})
+            check(scheduler)
+    assert scheduler.prefix_cache.statistics.hit_tokens == 0
+    assert scheduler.prefix_cache.statistics.ended == dict.fromkeys(REASONS, 0) | {"unknown": 2, "window": 1}
+
+
+@pytest.mark.parametrize(("window", "blocks"), [(0, 4), (True, 4), (2.0, 4), (2, 0), (2, None), (None, 3)])
+def test_a_window_is_a_whole_number_and_has_blocks(window: Any, blocks: Any):
+    with pytest.raises(RequestRefused, match=r"sliding_window|num_window_blocks"):
+        SchedulerConfig(num_blocks=4, sliding_window=window, num_window_blocks=blocks)
+
+
+def test_what_windows_leave_no_room_for_is_refused():
+    scheduler = Scheduler(SchedulerConfig(num_blocks=40, block_size=2, sliding_window=5, num_window_blocks=4))
+    with pytest.raises(RequestRefused, match="windowed layers need 6 blocks of 2 for a step of 11 tokens"):
+        scheduler.add(Request("a", (1,) * 11, 1))
+    with pytest.raises(RequestError, match="num_window_blocks 3: this model has no layer with a window"):
+        Engine(loaded(TinyModel()), num_window_blocks=3)
 
 
 @cache
