@@ -72,7 +72,7 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "convolution-only": "models without attention",
     "attention-only": "models without convolution",
     "biases": "conv_bias: biases of the convolution and of its projections",
-    "taps": "conv_L_cache other than 3",
+    "taps": "conv_L_cache other than 3, in an LFM3 other than 7",
     "untied": "a head that is not the embedding",
     "odd-heads": "an odd number of query or of key/value heads, or as many of the one as of the other",
     "head-dims": "head_dim other than 64",
@@ -81,6 +81,7 @@ FEATURES = {  # what an engine may lack; a word that takes more away stands behi
     "odd-mixtures": "experts without a bias or normalisation, scaled, fused, or with no dense layer before them; "
     "numbers other than 8 experts, 4 a token",
     "mixture-of-experts": "models of model_type lfm2_moe",
+    "lfm3": "models of model_type lfm3",
     "long-contexts": "prompts of more than 14 tokens, and more than 6 new ones",
     "overflow": 'a request whose numbers overflow ends with finish_reason "error"',
     # of both

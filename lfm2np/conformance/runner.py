@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,16 +20,15 @@ from lfm2np.conformance.properties.driver import Violation, make
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
+from lfm2np.conformance.strategies.families import FAMILIES, Family, has_model, of_family_by_itself, varied
 from lfm2np.conformance.strategies.features import WORDS, advice, fit, place, promised, sparing_words
 from lfm2np.conformance.strategies.lengths import Lengths, lengths_of
-from lfm2np.conformance.strategies.mixtures import has_model, mixed, with_some_experts
 from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
 from lfm2np.conformance.strategies.scenarios import size_of
 from lfm2np.engine_protocol import PUBLISHED_ONLY, Factory, lacking, missing, told
 
 EXAMPLES = {"quick": 8, "ci": 100, "deep": 3000}  # of a property whose weight is 1
 SHARE_AT_LENGTH = 0.1  # examples at the engine's own lengths come on top, so many to a small one
-SHARE_OF_MIXTURES = 0.4  # and such whose models have experts, so many to a dense one
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,8 @@ class Trial:
     model: Checkpoint | None
 
     def run(self, lacks: frozenset[str]) -> Run:
-        """Small examples, then such as reach over blocks and chunks of the engine's own size; both then with experts.
+        """Small examples, then such as reach over blocks and chunks of the engine's own size; both then with models of
+        each other family that the engine has.
 
         What is drawn for dense models does not change with what follows it.
         """
@@ -196,15 +197,22 @@ class Trial:
             run = self.examples(self.strategy(prop), most, lacks)
             if few and run.error is None:
                 run = run.then(self.examples(lambda: prop.strategy(self.lengths), few, lacks))
-        if run.error is not None or not run.has_models or self.model is not None or "mixture-of-experts" in lacks:
+        if not run.has_models or self.model is not None:
             return run
-        some = max(3, int(most * SHARE_OF_MIXTURES))
+        for family in FAMILIES:
+            if run.error is None and family.word not in lacks:
+                run = run.then(self.of_family(family, most, few, lacks))
+        return run
+
+    def of_family(self, family: Family, most: int, few: int, lacks: frozenset[str]) -> Run:
+        """Its share of as many examples, few of them at the engine's own lengths."""
+        prop, some = self.prop, max(3, int(most * family.share))
         if isinstance(prop, Machine):
-            return run.then(self.programs(with_some_experts, some, lacks))
-        run = run.then(self.examples(lambda: mixed(self.strategy(prop)()), some, lacks))
+            return self.programs(partial(of_family_by_itself, family), some, lacks)
+        run = self.examples(lambda: varied(family, self.strategy(prop)()), some, lacks)
         if few and run.error is None:
-            fewer = max(2, int(few * SHARE_OF_MIXTURES))
-            run = run.then(self.examples(lambda: mixed(prop.strategy(self.lengths)), fewer, lacks))
+            fewer = max(2, int(few * family.share))
+            run = run.then(self.examples(lambda: varied(family, prop.strategy(self.lengths)), fewer, lacks))
         return run
 
     def strategy(self, prop: Property) -> Callable[[], SearchStrategy[Any]]:

@@ -51,7 +51,7 @@ def mended(model: str, sizes: dict[str, Any]) -> SmallEngine:
 class SmallEngine:
     """Levels a and b of lfm2np/engine_protocol.py."""
 
-    lacks = frozenset({"sampling", "samples", "processors", "stops", "mixture-of-experts", "overflow"})
+    lacks = frozenset({"sampling", "samples", "processors", "stops", "mixture-of-experts", "lfm3", "overflow"})
 
     def __init__(self, model: str, next_state: Callable[[Array, Array], Array]) -> None:
         self.config, self.next_state = read_config(Path(model)), next_state

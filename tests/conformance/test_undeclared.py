@@ -33,6 +33,7 @@ ODD_MODELS = {
     "constants": TinyModel(eps=0.1),
     "odd-mixtures": TinyModel(experts=8, experts_a_token=4, expert_bias=False),
     "mixture-of-experts": TinyModel(experts=8, experts_a_token=4),
+    "lfm3": TinyModel(lfm3=True),
     "overflow": TinyModel(tied=False, overflows=True),
 }
 ODD_REQUESTS = {
@@ -65,6 +66,7 @@ def refuses_model(word: str, model: TinyModel) -> bool:
         "constants": config["norm_eps"] != 1e-5,
         "odd-mixtures": config.get("use_expert_bias") is False,
         "mixture-of-experts": config["model_type"] == "lfm2_moe",
+        "lfm3": config["model_type"] == "lfm3",
         "overflow": model.overflows,
     }[word]  # type: ignore[return-value]
 
@@ -198,9 +200,9 @@ def test_the_line_to_add_is_python():
 
 
 class Narrow(adapters.Rounded):
-    """Right, but for three taps, and without penalties; the second is declared."""
+    """Right, but for three taps, and without penalties and LFM3; the last two are declared."""
 
-    lacks = frozenset({"processors"})
+    lacks = frozenset({"processors", "lfm3"})
 
     def __init__(self, model: str, sizes: dict[str, Any]) -> None:
         if json.loads((Path(model) / "config.json").read_text())["conv_L_cache"] != 3:
@@ -213,9 +215,9 @@ def test_an_engine_that_raises_is_told_what_to_declare_and_judged_without_it():
     result = run_property(by_id("equals-reference"), Narrow, "quick")
     assert (result.status, result.undeclared) == ("failed", {"taps"})
     assert "RuntimeError: three taps only\n# shows it again:" in result.message
-    assert 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3\n' in result.message
+    assert f'lacks = {{"processors", "taps", "lfm3"}}\n    taps: {FEATURES["taps"]}\n' in result.message
     assert "Without that: it holds, with 16 examples." in result.message
-    assert result.advice == 'lacks = {"processors", "taps"}\n    taps: conv_L_cache other than 3'
+    assert result.advice == f'lacks = {{"processors", "taps", "lfm3"}}\n    taps: {FEATURES["taps"]}'
     after = run_property(by_id("sizes"), Narrow, "quick", terms=Terms(lacks=result.undeclared))
     assert (after.status, after.message) == ("passed", "")
     machine = run_property(by_id("engine-machine"), Narrow, "quick", shrink=False)
@@ -326,8 +328,11 @@ def test_an_engine_for_dense_models_is_told_so_and_judged_on_them():
         return Dense(model, sizes)
 
     result = run_property(by_id("equals-reference"), factory, "quick")
-    assert (result.status, result.undeclared) == ("failed", {"mixture-of-experts"})
-    assert result.advice == 'lacks = {"mixture-of-experts"}\n    mixture-of-experts: models of model_type lfm2_moe'
+    assert (result.status, result.undeclared) == ("failed", {"mixture-of-experts", "lfm3"})
+    assert result.advice == (
+        'lacks = {"mixture-of-experts", "lfm3"}\n    mixture-of-experts: models of model_type lfm2_moe\n'
+        "    lfm3: models of model_type lfm3"
+    )
     assert "Without that: it holds" in result.message
     after = run_property(by_id("sizes"), factory, "quick", terms=Terms(lacks=result.undeclared))
     assert (after.status, after.message) == ("passed", "")
@@ -336,7 +341,7 @@ def test_an_engine_for_dense_models_is_told_so_and_judged_on_them():
 @pytest.mark.slow
 def test_an_engine_for_published_shapes_alone_is_met_with_these():
     class Published(Narrow):
-        lacks = PUBLISHED_ONLY
+        lacks = PUBLISHED_ONLY | {"lfm3"}
 
         def __init__(self, model: str, sizes: dict[str, Any]) -> None:
             config = json.loads((Path(model) / "config.json").read_text())

@@ -17,12 +17,13 @@ from lfm2np.conformance.adapters import own
 from lfm2np.conformance.properties.driver import Violation, generate, require_truth
 from lfm2np.conformance.strategies.models import TinyModel, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, greedy_params, models, prompts, scenarios
-from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, make_cache
+from lfm2np.network.cache import Cache, bytes_per_block, default_blocks, default_window_blocks, make_cache
 from lfm2np.network.ragged import hidden_states
 from lfm2np.numerics import numerics_named
 from lfm2np.numerics.attention import Span, attend_in_batches
 from lfm2np.reference import output_logits
 from scheduler import POLICIES, FinishReason, Request, Scheduler, SchedulerConfig, check
+from scheduler.window import WindowBlocks
 
 LONG = 700  # tokens
 MANY = 560  # requests
@@ -243,14 +244,22 @@ GIBIBYTE = 1024**3
 
 @st.composite
 def cache_sizes(draw: st.DrawFn) -> tuple[TinyModel, str, SchedulerConfig]:
+    window = draw(st.sampled_from((None, 2, 5)))
     config = SchedulerConfig(
         num_blocks=draw(st.integers(1, 5)),
         block_size=draw(st.integers(1, 4)),
         max_num_seqs=draw(st.integers(1, 4)),
         prefix_caching=draw(st.booleans()),
         num_host_blocks=draw(st.integers(0, 3)),
+        sliding_window=window,
+        num_window_blocks=draw(st.integers(1, 5)) if window else 0,
     )
-    return draw(models()), draw(st.sampled_from(("exact", "float32", "float64", "bfloat16"))), config
+    windowed = st.sampled_from([TinyModel(lfm3=True, layers=layers) for layers in ("cSAc", "SSc", "SAS")])
+    return (
+        draw(windowed if window else models()),
+        draw(st.sampled_from(("exact", "float32", "float64", "bfloat16"))),
+        config,
+    )
 
 
 @internal(
@@ -266,17 +275,21 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     model, name, sizes = example
     config, numerics = loaded(model).config, numerics_named(name)
     cache = make_cache(config, numerics, sizes)
-    attention = [kind for kind in config.layer_types if kind == "full_attention"]
+    attention = [kind for kind in config.layer_types if kind != "conv"]
+    windowed = [kind == "sliding_attention" for kind in attention]
     state = (len(config.layer_types) - len(attention), config.conv_L_cache - 1, config.hidden_size)
     require(cache.states.shape, (sizes.max_num_seqs, *state), "shape of the states", name)
     require(cache.checkpoints.shape, (sizes.num_blocks * sizes.prefix_caching, *state), "of the checkpoints", name)
     require(cache.host_states.shape, (sizes.num_host_blocks, *state), "of the host states", name)
     wide = name == "float64"
     require({one.dtype.itemsize for one in (cache.states, cache.checkpoints)}, {8 if wide else 4}, "bytes", name)
-    for layers, count in ((cache.blocks, sizes.num_blocks), (cache.host_blocks, sizes.num_host_blocks)):
+    require(list(cache.is_windowed), windowed, "layers in the pool of windows", name)
+    hosts = (sizes.num_host_blocks, sizes.num_host_blocks)
+    for layers, counts in ((cache.blocks, (sizes.num_blocks, sizes.num_window_blocks)), (cache.host_blocks, hosts)):
         require(len(layers), len(attention), "layers with keys and values", name)
-        for array in (array for layer in layers for array in layer):
-            require(array.shape[:2], (count, sizes.block_size), "blocks and their size", name)
+        for is_windowed, layer in zip(windowed, layers, strict=True):
+            for array in layer:
+                require(array.shape[:2], (counts[is_windowed], sizes.block_size), "blocks and their size", name)
     require(cache == make_cache(config, numerics, sizes), False, "is another cache:", name)
     try:
         cache.states = cache.checkpoints  # type: ignore[misc]
@@ -285,12 +298,26 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     else:
         raise AssertionError("the arrays of a cache can be exchanged")
     require(cache.nbytes, sum(array.nbytes for array in arrays_of(cache)), "bytes in all", name)
-    of_blocks = [cache.checkpoints, *(array for layer in cache.blocks for array in layer)]
-    one_block = sum(array.nbytes for array in of_blocks) // sizes.num_blocks
+    pools: tuple[list[Any], list[Any]] = ([cache.checkpoints], [])
+    for is_windowed, layer in zip(windowed, cache.blocks, strict=True):
+        pools[is_windowed].extend(layer)
+    one_block = sum(array.nbytes for array in pools[0]) // sizes.num_blocks
     require(bytes_per_block(config, numerics, sizes), one_block, "bytes of a block", name)
+    in_windows = sum(array.nbytes for array in pools[1]) // max(1, sizes.num_window_blocks)
+    require(bytes_per_block(config, numerics, sizes, in_windows=True), in_windows, "bytes of a window's block", name)
+    if sizes.sliding_window is not None:
+        require_default_windows(config, numerics, sizes)
     whole = -(-config.max_position_embeddings // sizes.block_size) * sizes.max_num_seqs
     fitting = whole if one_block == 0 else min(whole, GIBIBYTE // one_block)
     require(default_blocks(config, numerics, sizes), fitting, "blocks by default", name)
+
+
+def require_default_windows(config: Any, numerics: Any, sizes: SchedulerConfig) -> None:
+    """Room for any step of a request that the other pool has room for, and never more blocks than that has."""
+    least = WindowBlocks(sizes).longest_span(10**9, sizes.max_num_batched_tokens)
+    for num_blocks in (3, 10**6):
+        blocks = default_window_blocks(config, numerics, sizes, num_blocks)
+        require(min(least, num_blocks) <= blocks <= num_blocks, True, "blocks of windows by default:", blocks)
 
 
 def arrays_of(cache: Cache) -> list[Any]:

@@ -38,6 +38,7 @@ from scheduler import replay
 
 ENGINE_DEFAULTS = {
     "num_blocks": None,
+    "num_window_blocks": None,
     "room_for": None,
     "block_size": 16,
     "max_num_seqs": 64,

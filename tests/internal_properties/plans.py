@@ -106,6 +106,7 @@ NEW: dict[str, object] = {
     "arrival_step": -1,
     "num_computed_tokens": 0,
     "block_table": (),
+    "window_table": (),
     "block_keys": [],
     "slot": None,
     "host_blocks": (),

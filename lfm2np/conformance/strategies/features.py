@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lfm2np.conformance.draining import Violation
-from lfm2np.conformance.strategies.mixtures import FIELDS as OF_MIXTURES
+from lfm2np.conformance.strategies.families import OF_EXPERTS, OF_LFM3
 from lfm2np.conformance.strategies.models import Checkpoint, TinyModel
 from lfm2np.conformance.strategies.scenarios import LONGEST_PROMPT, MOST_TOKENS, Scenario
 from lfm2np.engine_protocol import FEATURES, PUBLISHED_ONLY, SIZES, Request
@@ -18,7 +18,8 @@ PLAIN_FIELDS = (
     *("logprobs", "prompt_logprobs"),
 )
 WORDS = (*FEATURES, *SIZES)
-DENSE = {name: getattr(TinyModel(), name) for name in OF_MIXTURES}
+DENSE = {name: getattr(TinyModel(), name) for name in OF_EXPERTS}
+OF_LFM2 = {name: getattr(TinyModel(), name) for name in OF_LFM3}
 PROMISES = ("refusals", "overflow")  # what an engine lacks by doing otherwise, and not by raising
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
@@ -44,7 +45,9 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
     """A drawn model as near to this one as the engine can run."""
     changed: dict[str, Any] = {}
     layers = model.layers
-    if "convolution-only" in lacks and "A" not in layers:
+    if model.lfm3 and "lfm3" in lacks:
+        model, layers = replace(model, **OF_LFM2), layers.replace("S", "A")
+    if "convolution-only" in lacks and not set(layers) & {"A", "S"}:
         layers += "A"
     if "attention-only" in lacks and "c" not in layers:
         layers = "c" + layers
@@ -52,7 +55,7 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
     if "biases" in lacks:
         changed["conv_bias"] = False
     if "taps" in lacks:
-        changed["taps"] = 3
+        changed["taps"] = 7 if model.lfm3 else 3
     if "overflow" in lacks:
         changed["overflows"] = False
     if "untied" in lacks and (not model.overflows or "overflow" in lacks):

@@ -1,4 +1,4 @@
-"""Mixtures of experts that the suite draws: who meets them, and that everything in them moves an answer."""
+"""Mixtures of experts and LFM3 models that the suite draws: who meets them, and that everything in them counts."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,14 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from lfm2np.conformance import adapters
 from lfm2np.conformance.catalogue import ALL, by_id
 from lfm2np.conformance.properties import answers
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.runner import Terms, run_property
-from lfm2np.conformance.strategies.mixtures import has_model, mixtures, with_experts, with_some_experts
+from lfm2np.conformance.strategies.families import (
+    EXPERTS,
+    FAMILIES,
+    LFM3,
+    Family,
+    has_model,
+    of_family,
+    of_family_by_itself,
+)
 from lfm2np.conformance.strategies.models import Checkpoint, TinyModel, checkpoint, config_of, loaded
 from lfm2np.conformance.strategies.scenarios import Scenario, models
 from lfm2np.errors import NumericsError
@@ -42,23 +49,28 @@ def drawn(prop: Property, terms: Terms | None = None) -> list[list[TinyModel]]:
 PROPERTIES = [one for one in ALL if isinstance(one, Property)]
 
 
+def family_of(models: list[TinyModel]) -> int:
+    return max(2 if one.lfm3 else 1 if one.experts else 0 for one in models)
+
+
 @pytest.mark.parametrize("prop", PROPERTIES, ids=lambda one: one.id)
-def test_whoever_draws_models_meets_mixtures_after_dense_ones(prop: Property):
+def test_whoever_draws_models_meets_those_of_each_family_after_dense_ones(prop: Property):
     found = drawn(prop)
     if not any(found):
         return
-    sparse = [any(one.experts for one in each) for each in found if each]
-    assert sum(sparse) >= (5 if prop.at_length else 2)
-    assert sparse == sorted(sparse)  # what dense models are drawn does not hang on what follows them
+    families = [family_of(each) for each in found if each]
+    for family in (1, 2):
+        assert families.count(family) >= (5 if prop.at_length else 2)
+    assert families == sorted(families)  # what dense models are drawn does not hang on what follows them
     assert all(config_of(one).is_sparse(len(one.layers) - 1) for each in found for one in each if one.experts)
 
 
-def test_without_mixtures_the_same_dense_ones_are_drawn():
+def test_without_families_the_same_dense_ones_are_drawn():
     prop = by_id("equals-reference")
     assert isinstance(prop, Property)
     found = drawn(prop)
-    dense = [each for each in found if not any(one.experts for one in each)]
-    assert drawn(prop, Terms(lacks=frozenset({"mixture-of-experts"}))) == dense
+    dense = [each for each in found if family_of(each) == 0]
+    assert drawn(prop, Terms(lacks=frozenset(family.word for family in FAMILIES))) == dense
     assert len(dense) < len(found)
 
 
@@ -66,37 +78,46 @@ def test_a_given_checkpoint_stays_what_it_is():
     prop = by_id("equals-reference")
     assert isinstance(prop, Property)
     given_one = Terms(model=Checkpoint(str(checkpoint(TinyModel()))))
-    assert len(drawn(prop, given_one)) == sum(not any(one.experts for one in each) for each in drawn(prop))
+    assert len(drawn(prop, given_one)) == sum(family_of(each) == 0 for each in drawn(prop))
 
 
-def test_the_engines_machine_meets_mixtures():
+def test_the_engines_machine_meets_each_family():
     machine, started = by_id("engine-machine"), []
     assert isinstance(machine, Machine)
 
     def factory(model: str, sizes: dict[str, Any]) -> Any:
         engine = adapters.own(model, sizes)
-        started.append(engine.engine.model.config.mixture is not None)
+        started.append(engine.engine.model.config.model_type)
         return engine
 
     assert run_property(machine, factory, "quick").status == "passed"
-    assert 3 <= sum(started) < len(started) / 2
-    some = [with_some_experts(TinyModel(layers="ccAc", seed=seed)) for seed in range(200)]
-    for name in ("experts", "experts_a_token", "dense_layers", "expert_bias", "normalised", "scaling", "fused"):
+    for model_type in ("lfm2_moe", "lfm3"):
+        assert 3 <= started.count(model_type) < started.count("lfm2")
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.word)
+def test_a_machine_meets_every_switch(family: Family):
+    some = [of_family_by_itself(family, TinyModel(layers="ccAc", seed=seed)) for seed in range(200)]
+    one_value = {"experts": {"expert_width"}, "lfm3": {"lfm3", "local_theta"}}
+    for name in set(family.fields) - {field for fields in one_value.values() for field in fields}:
         assert len({getattr(one, name) for one in some}) > 1, name
 
 
-@given(st.tuples(models(), mixtures()))
-def test_every_mixture_is_a_checkpoint(pair: Any):
-    model = with_experts(*pair)
-    mixture = config_of(model).mixture
-    assert mixture is not None
-    assert has_model((1, (model,)))
-    assert loaded(model).logits([3, 4]).shape == (2, 24)
+@given(models(), EXPERTS.draw(), LFM3.draw())
+def test_every_model_of_a_family_is_a_checkpoint(model: TinyModel, experts: Any, windows: Any):
+    sparse, windowed = of_family(EXPERTS, model, experts), of_family(LFM3, model, windows)
+    assert config_of(sparse).mixture is not None
+    assert config_of(windowed).model_type == "lfm3"
+    assert of_family(EXPERTS, windowed, experts) == windowed
+    for one in (sparse, windowed):
+        assert has_model((1, (one,)))
+        assert loaded(one).logits([3, 4]).shape == (2, 24)
 
 
-def test_examples_without_a_model_stay_as_they_are():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.word)
+def test_examples_without_a_model_stay_as_they_are(family: Family):
     assert not has_model((3, ("a",)))
-    assert with_some_experts(("a", 3)) == ("a", 3)
+    assert of_family_by_itself(family, ("a", 3)) == ("a", 3)
 
 
 def routes(tiny: TinyModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
