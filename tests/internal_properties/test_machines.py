@@ -108,6 +108,29 @@ def test_samples_that_an_abort_queues_did_not_wait_before():
     state.teardown()
 
 
+def test_a_request_that_waits_is_not_held_to_a_hit_that_decodes_evicted_later():
+    """Found in 30,000 random schedules: a false alarm of the check that no room is left while a request waits."""
+    state = SchedulerMachine()
+    state.start(
+        block_size=5,
+        num_blocks=4,
+        max_num_seqs=2,
+        budget=5,
+        policy="prefill-first",
+        watermark=0.0,
+        no_caching=False,
+        num_host_blocks=3,
+        taps=2,
+        window=3,
+        num_window_blocks=3,
+    )
+    state.add(beyond=0, blocks=2, family=1, forks=0, more=2, most=2, options=0)
+    state.add(beyond=0, blocks=0, family=0, forks=0, more=0, most=3, options=0)
+    state.add(beyond=0, blocks=2, family=3, forks=1, more=1, most=3, options=0)
+    state.holds_what_it_must()
+    state.teardown()
+
+
 # Of the catalogue; `lfm2np faults` shows all that the machine is the first to catch.
 FAULTS_FOUND = ("prefix-hit-without-its-state", "parent-key-not-hashed", "salt-not-hashed", "abort-leaks-blocks")
 FAULTS_FOUND += ("blocks-freed-while-the-step-is-in-flight", "oldest-is-preempted-first", "budget-ignored")

@@ -268,8 +268,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A plan with drafts, of which the first `right` are what the model will say; one request may be aborted."""
         books, scheduler = self.books, self.scheduler
         ran = [request.request_id for request in scheduler.running]
+        evictions = scheduler.pool.evictions
         plan = scheduler.schedule()
-        books.require_no_rest(plan)
+        # Decodes may have evicted what a hit had when admission was tried before them.
+        if books.config.policy != "prefill-first" or scheduler.pool.evictions == evictions:
+            books.require_no_rest(plan)
         waits = [books.accounts[request.request_id].key for request in scheduler.waiting]
         books.preempted += len(plan.preempted)
         for name in plan.preempted:
