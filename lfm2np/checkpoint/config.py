@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
@@ -50,6 +51,25 @@ ECHOES: dict[str, str] = {
     "block_norm_eps": "norm_eps",
     "rms_norm_eps": "norm_eps",
     "theta": "rope_theta",
+}
+READ = {  # all keys that count
+    *(
+        *SIZES,
+        *ONLY,
+        *ECHOES,
+        "model_type",
+        "architectures",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+        "layer_types",
+        "full_attn_idxs",
+    ),
+    *("head_dim", "conv_bias", "norm_eps", "rope_theta", "rope_parameters", "rope_scaling", "tie_embedding"),
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "intermediate_size", "block_ff_dim"),
+    *("block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim", "use_sandwich_norm"),
+    *("use_attention_gate", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("num_dense_layers", "use_expert_bias", "norm_topk_prob", "routed_scaling_factor"),
 }
 MIXTURE_ECHOES = {"block_ff_dim": "feed_forward_size"}  # ignored in an lfm2_moe only
 LFM3_ONLY = ("sliding_window", "attention_bias")  # keys that an lfm3 may have as it likes
@@ -98,7 +118,10 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     What config.json says of quantised tensors is read by packed/: it is no property of the model.
     """
     path = directory / "config.json"
-    config = parse_config(without_settings(read_object(path, ConfigError), str(path)), str(path), rope)
+    raw = without_settings(read_object(path, ConfigError), str(path))
+    config = parse_config(raw, str(path), rope)
+    if unread := unread_keys(raw, READ):
+        warnings.warn(f"{path}: {', '.join(unread)}: not read, as no published config has such keys", stacklevel=2)
     if config.is_rope_relabelled:
         warnings.warn(f"{path}: {reading_of(config)}", stacklevel=2)
     generation = directory / "generation_config.json"
