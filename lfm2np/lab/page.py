@@ -67,19 +67,17 @@ def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
 
 def about() -> Markup:
     return joined(
-        [
-            element(
-                "p",
-                "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same "
-                "link gives the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
-            ),
-            element(
-                "p",
-                "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
-                "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
-                "numbers as weights.",
-            ),
-        ]
+        element(
+            "p",
+            "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same "
+            "link gives the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
+        ),
+        element(
+            "p",
+            "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
+            "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
+            "numbers as weights.",
+        ),
     )
 
 

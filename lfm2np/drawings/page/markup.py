@@ -42,15 +42,15 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
     opened = " ".join(parts)
     if name in ("input", "br", "meta", "link", "hr", "col"):
         return Markup(f"<{opened}>")
-    return Markup(f"<{opened}>{joined(children)}</{name}>")
+    return Markup(f"<{opened}>{joined(*children)}</{name}>")
 
 
-def joined(children: Iterable[object]) -> Markup:
+def joined(*children: object) -> Markup:
     """One after another; lists are opened, None is nothing."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, list | tuple):
-            parts.append(joined(child))
+            parts.append(joined(*child))
         elif child is not None:
             parts.append(escaped(child))
     return Markup("".join(parts))
@@ -83,31 +83,21 @@ def table(
     for row in rows:
         first, *rest = list(row)
         body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", caption),
-            element("thead", element("tr", [element("th", cell, scope="col") for cell in head])),
-            element("tbody", body),
-        ),
-        class_=f"scroll {class_}" if class_ else "scroll",
-        tabindex=0,
-        role="region",
-        aria_label=caption,
-    )
+    head_row = element("tr", [element("th", cell, scope="col") for cell in head])
+    whole = element("table", element("caption", caption), element("thead", head_row), element("tbody", body))
+    return scrolled(whole, caption, f"scroll {class_}" if class_ else "scroll")
 
 
-def scrolled(drawn: Markup, label: str) -> Markup:
+def scrolled(drawn: Markup, label: object, class_: str = "scroll") -> Markup:
     """Something that may be wider than the page, to be moved by pointer or keys."""
-    return element("div", drawn, class_="scroll", tabindex=0, role="region", aria_label=label)
+    return element("div", drawn, class_=class_, tabindex=0, role="region", aria_label=label)
 
 
 def details(summary: object, *children: object, **attributes: object) -> Markup:
     return element("details", element("summary", summary), children, **attributes)
 
 
-def figure(title: str, description: str, width: float, height: float, *shapes: object, class_: str = "") -> Markup:
+def figure(title: str, description: str, width: float, height: float, *shapes: object) -> Markup:
     """An SVG with a title and a description, as wide as there is room, never wider than drawn."""
     identity = f"figure-{abs(hash_of(title + description)):x}"
     return element(
@@ -119,7 +109,6 @@ def figure(title: str, description: str, width: float, height: float, *shapes: o
         style=f"width:{number(width / 16)}rem",
         role="img",
         aria_labelledby=f"{identity}-t {identity}-d",
-        class_=class_ or None,
     )
 
 

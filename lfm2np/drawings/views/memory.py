@@ -15,7 +15,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, short_names, view_of_run
+from lfm2np.drawings.page.view import View, by_step, cell, columns, short_names, step_numbers, view_of_run
 from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import colours, loads, num_kept
 from lfm2np.drawings.runs.pool import pools
@@ -37,9 +37,15 @@ MOVES = {
 
 
 def memory(run: Run) -> View:
-    known, last = pools(run), len(run.steps) - 1
+    known, held_after = pools(run), list(contents(run))
     owned = [one.owners for one in known]
     every = -(-len(run.steps) // MOST_MAPS)
+
+    def of_step(step: Step) -> list[Markup]:
+        index = step.number
+        drawn = [map_of(run, step, known[index], held_after[index])] if index % every == 0 else []
+        return [*drawn, now(run, step)]
+
     return view_of_run(
         run,
         "main",
@@ -49,15 +55,7 @@ def memory(run: Run) -> View:
         "is a few columns for each request, however long it is.",
         map_legend(owners_legend(run)),
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
-        [
-            at_step(
-                step.number,
-                last,
-                map_of(run, step, pool, held) if step.number % every == 0 else None,
-                now(run, step),
-            )
-            for step, pool, held in zip(run.steps, known, contents(run), strict=True)
-        ],
+        by_step(run, of_step),
         element("h3", "All steps"),
         scrolled(chart(run, owned), "Block pool"),
         growth(run),
@@ -89,8 +87,7 @@ def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
         title = f"{steps}, block {block}: {', '.join(map(visible, requests))}"
         x, y = LEFT + first * SIDE + 1, TOP + block * SIDE + 1
         shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
-    for step in range(0, len(run.steps), max(1, len(run.steps) // 20)):
-        shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))
+    shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)
     description = "A row for each block of the pool and a column for each step; a filled bar is owned by a request."
     return figure("Blocks and their owners", description, width, height, shapes)
 
@@ -117,21 +114,14 @@ def now(run: Run, step: Step) -> Markup:
         for entry in step.entries
         if entry.request_id in step.admitted and entry.start and not loads(step, entry)
     ]
-    rows = [
-        [
-            visible(entry.request_id),
-            ", ".join(map(str, entry.block_table)) or "none",
-            written(step, entry),
-            entry.slot,
-        ]
-        for entry in step.entries
-    ]
+    rows = []
+    for entry in step.entries:
+        blocks = ", ".join(map(str, entry.block_table)) or "none"
+        rows.append([visible(entry.request_id), blocks, written(step, entry), entry.slot])
     head = ["request", "block table", "positions written", "state slot"]
     return joined(
-        [
-            element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
-            table(f"Block tables in step {step.number}", head, rows),
-        ]
+        element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
+        table(f"Block tables in step {step.number}", head, rows),
     )
 
 
@@ -151,17 +141,15 @@ def growth(run: Run) -> Markup:
     token, state = sizes
     rows = [[length, token * length, state] for length in (1, 4, 16, 64, 256, 1024)]
     return joined(
-        [
-            element("h3", "What grows and what does not"),
-            element(
-                "p",
-                f"A token has {token:,} numbers of keys and values; a request has {state:,} numbers of convolution "
-                f"state, as much as {state / token:.1f} tokens, and never more."
-                if token
-                else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
-            ),
-            table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
-        ]
+        element("h3", "What grows and what does not"),
+        element(
+            "p",
+            f"A token has {token:,} numbers of keys and values; a request has {state:,} numbers of convolution "
+            f"state, as much as {state / token:.1f} tokens, and never more."
+            if token
+            else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
+        ),
+        table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
     )
 
 
@@ -183,14 +171,11 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
 
 
 def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
-    rows = [
-        [
-            step.number,
-            len(owned[step.number]),
-            sum(len(names) > 1 for names in owned[step.number].values()),
+    rows = []
+    for step, owners in zip(run.steps, owned, strict=True):
+        shared, free = (
+            sum(len(names) > 1 for names in owners.values()),
             "\u2013" if step.abandoned else step.free_blocks,
-            len(step.moves),
-        ]
-        for step in run.steps
-    ]
+        )
+        rows.append([step.number, len(owners), shared, free, len(step.moves)])
     return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)

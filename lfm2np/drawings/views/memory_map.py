@@ -16,7 +16,7 @@ from lfm2np.drawings.page.markup import (
     visible,
     words,
 )
-from lfm2np.drawings.page.view import NUM_COLOURS, cell, legend, short_names
+from lfm2np.drawings.page.view import NUM_COLOURS, cell, legend, short_names, step_text
 from lfm2np.drawings.runs.contents import Contents
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.pool import Pool
@@ -30,14 +30,12 @@ SLOT = 70.0
 
 def map_legend(owners: Iterable[tuple[str, Markup]]) -> Markup:
     return legend(
-        [
-            ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
-            ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
-            ("free", cell(1, 1, 16, 16, None, "")),
-            ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
-            ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
-            *owners,
-        ]
+        ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
+        ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
+        ("free", cell(1, 1, 16, 16, None, "")),
+        ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
+        ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
+        *owners,
     )
 
 
@@ -58,22 +56,17 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
         shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
     bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
     shapes.append(slots(run, pool.slots, bottom + 8))
+    title = f"Memory in step {step.number}"
     text = (
         "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
     )
-    drawn = figure(f"Memory in step {step.number}", text, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
+    drawn = figure(title, text, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
     found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
     free = f"{counted(blocks - len(pool.owners), 'block')} free{found}."
     return joined(
-        [
-            element(
-                "p",
-                element("strong", f"Step {step.number}. "),
-                f"While it computes, {len(pool.owners)} of {counted(blocks, 'block')} owned; {free}{more}",
-            ),
-            scrolled(drawn, f"Memory in step {step.number}"),
-        ]
+        step_text(step, f"While it computes, {len(pool.owners)} of {counted(blocks, 'block')} owned; {free}{more}"),
+        scrolled(drawn, title),
     )
 
 
@@ -119,19 +112,8 @@ def slots(run: Run, held: Mapping[int, str], y: float) -> Markup:
         words(0, y + HEAD / 2, "state slots: the last columns of every convolution", class_="label")
     ]
     for slot in range(count):
-        name = held.get(slot)
-        x = slot * (SLOT + GAP) + 1
+        name, x = held.get(slot), slot * (SLOT + GAP) + 1
         title = f"slot {slot}: {visible(name) if name else 'free'}"
-        shapes.append(
-            cell(
-                x,
-                y + HEAD,
-                SLOT,
-                BODY,
-                numbers[name] if name else None,
-                f"{slot}: {names[name] if name else 'free'}",
-                "",
-                title,
-            )
-        )
-    return joined(shapes)
+        colour, text = (numbers[name], names[name]) if name else (None, "free")
+        shapes.append(cell(x, y + HEAD, SLOT, BODY, colour, f"{slot}: {text}", "", title))
+    return joined(*shapes)

@@ -4,47 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from lfm2np.drawings.page.markup import Markup, details, element, joined, number, table
-from lfm2np.drawings.page.view import View
+from lfm2np.drawings.page.markup import Markup, details, element, number, table
+from lfm2np.drawings.page.view import View, view_without_steps
 from lfm2np.drawings.runs.orders import Orders
 
 
 def order(chosen: Orders, where: str) -> View:
-    count = len(chosen.left)
     first, second = chosen.forwards[-1], chosen.backwards[-1]
     exact = chosen.exact_forwards[-1]
+    value, unit = number(exact * 2.0**chosen.unit, 9), f"2^{chosen.unit}"
     rows = [
         ["float32, first to last", number(float(first), 9), bits(first)],
         ["float32, last to first", number(float(second), 9), bits(second)],
-        ["on the grid, first to last", f"{exact:,} × 2^{chosen.unit}", number(exact * 2.0**chosen.unit, 9)],
-        [
-            "on the grid, last to first",
-            f"{chosen.exact_backwards[-1]:,} × 2^{chosen.unit}",
-            number(exact * 2.0**chosen.unit, 9),
-        ],
+        ["on the grid, first to last", f"{exact:,} × {unit}", value],
+        ["on the grid, last to first", f"{chosen.exact_backwards[-1]:,} × {unit}", value],
     ]
-    return View(
-        id="order",
-        title="Why order matters, and then does not",
-        lesson="A float32 sum depends on the order of its terms, and batching changes the order. On a grid of whole "
+    return view_without_steps(
+        "order",
+        "Why order matters, and then does not",
+        "A float32 sum depends on the order of its terms, and batching changes the order. On a grid of whole "
         "numbers every sum is exact, so no order, batch or thread count can change a bit.",
-        body=joined(
-            [
-                element("p", f"{count} products: {where}."),
-                table("One dot product, four ways", ["", "the sum", "its bits, or its value"], rows),
-                element(
-                    "p",
-                    element(
-                        "strong", "different bits" if first != second else "the same bits, this time", class_="changed"
-                    ),
-                    " in float32; ",
-                    element("strong", "the same number", class_="good"),
-                    " on the grid. Each factor is rounded once, to a whole number of its vector's unit; products and "
-                    "all partial sums stay below 2^53, where float64 holds every whole number.",
-                ),
-                details("All partial sums", steps(chosen)),
-            ]
+        element("p", f"{len(chosen.left)} products: {where}."),
+        table("One dot product, four ways", ["", "the sum", "its bits, or its value"], rows),
+        element(
+            "p",
+            element("strong", "different bits" if first != second else "the same bits, this time", class_="changed"),
+            " in float32; ",
+            element("strong", "the same number", class_="good"),
+            " on the grid. Each factor is rounded once, to a whole number of its vector's unit; products and "
+            "all partial sums stay below 2^53, where float64 holds every whole number.",
         ),
+        details("All partial sums", steps(chosen)),
     )
 
 
@@ -56,29 +46,10 @@ def steps(chosen: Orders) -> Markup:
     rows = []
     backwards = chosen.backwards[::-1]
     exact_backwards = chosen.exact_backwards[::-1]
+    whole = (chosen.grid_left, chosen.grid_right, chosen.exact_forwards, exact_backwards)
     for index, (left, right) in enumerate(zip(chosen.left, chosen.right, strict=True)):
-        rows.append(
-            [
-                index,
-                number(left, 7),
-                number(right, 7),
-                number(float(chosen.forwards[index]), 9),
-                number(float(backwards[index]), 9),
-                f"{chosen.grid_left[index]:,}",
-                f"{chosen.grid_right[index]:,}",
-                f"{chosen.exact_forwards[index]:,}",
-                f"{exact_backwards[index]:,}",
-            ]
-        )
-    head = [
-        "",
-        "a",
-        "b",
-        "float32 sum so far",
-        "from the end",
-        "a, in units",
-        "b, in units",
-        "exact sum so far",
-        "from the end",
-    ]
+        sums = (number(float(partial[index]), 9) for partial in (chosen.forwards, backwards))
+        rows.append([index, number(left, 7), number(right, 7), *sums, *(f"{values[index]:,}" for values in whole)])
+    head = ["", "a", "b", "float32 sum so far", "from the end"]
+    head += ["a, in units", "b, in units", "exact sum so far", "from the end"]
     return table("Products and partial sums", head, rows)

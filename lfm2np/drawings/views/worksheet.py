@@ -20,21 +20,17 @@ def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -
         title="Worksheet",
         lesson="Work these out with a pencil; all numbers are of the runs above, to three digits.",
         body=joined(
-            [
-                element(
-                    "ol",
-                    [element("li", element("strong", title), " ", question) for title, question, _ in tasks],
-                    class_="tasks",
-                ),
-                element(
-                    "section",
-                    element("h3", "Answers"),
-                    element(
-                        "ol", [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]
-                    ),
-                    class_="answers",
-                ),
-            ]
+            element(
+                "ol",
+                [element("li", element("strong", title), " ", question) for title, question, _ in tasks],
+                class_="tasks",
+            ),
+            element(
+                "section",
+                element("h3", "Answers"),
+                element("ol", [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]),
+                class_="answers",
+            ),
         ),
     )
 
