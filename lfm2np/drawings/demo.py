@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 
 from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.drawings.runs.leaks import Leak, leak
-from lfm2np.drawings.runs.orders import Orders, both_orders
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts
 from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.views.order import Orders, both_orders
 from lfm2np.loading import Model, load
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter

@@ -9,7 +9,6 @@ from lfm2np.drawings.page.markup import Markup, element, joined, number, rectang
 from lfm2np.drawings.runs.run import Run, Step
 
 NUM_COLOURS = 8
-Task = tuple[str, Markup | str, str]  # of a worksheet: title, question, answer
 
 
 @dataclass(frozen=True)

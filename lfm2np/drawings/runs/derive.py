@@ -121,14 +121,6 @@ def num_kept(step: Step, entry: Entry) -> int:
     return len(entry.token_ids) - entry.num_drafts + min(accepted, entry.num_drafts)
 
 
-def cached(run: Run) -> list[int]:
-    """How many prompt tokens each step's admissions found in the prefix cache."""
-    return [
-        sum(entry.start for entry in step.entries if entry.request_id in step.admitted and not loads(step, entry))
-        for step in run.steps
-    ]
-
-
 def loads(step: Step, entry: Entry) -> bool:
     return any(kind == "load_state" and destination == entry.slot for kind, _, destination in step.moves)
 

@@ -16,8 +16,8 @@ from lfm2np.drawings.page.markup import (
     words,
 )
 from lfm2np.drawings.page.view import View, by_step, cell, columns, short_names, step_numbers, view_of_run
-from lfm2np.drawings.runs.contents import contents
 from lfm2np.drawings.runs.derive import colours, loads, num_kept
+from lfm2np.drawings.runs.paged import contents
 from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.run import Entry, Run, Step
 from lfm2np.drawings.views.memory_map import MOST_BLOCKS, map_legend, map_of

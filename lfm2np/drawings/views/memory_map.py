@@ -17,8 +17,8 @@ from lfm2np.drawings.page.markup import (
     words,
 )
 from lfm2np.drawings.page.view import NUM_COLOURS, cell, legend, short_names, step_text
-from lfm2np.drawings.runs.contents import Contents
 from lfm2np.drawings.runs.derive import colours
+from lfm2np.drawings.runs.paged import Contents
 from lfm2np.drawings.runs.pool import Pool
 from lfm2np.drawings.runs.run import Run, Step
 

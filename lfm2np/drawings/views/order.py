@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import accumulate
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lfm2np.drawings.page.markup import Markup, details, element, number, table
 from lfm2np.drawings.page.view import View, view_without_steps
-from lfm2np.drawings.runs.orders import Orders
+
+Float32 = NDArray[np.float32]
+GRID_BITS = 20
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The same products, added forwards and backwards."""
+
+    left: tuple[float, ...]
+    right: tuple[float, ...]
+    forwards: tuple[np.float32, ...]  # partial sums in float32
+    backwards: tuple[np.float32, ...]
+    grid_left: tuple[int, ...]  # the factors as whole numbers of their grids' units
+    grid_right: tuple[int, ...]
+    exact_forwards: tuple[int, ...]
+    exact_backwards: tuple[int, ...]
+    unit: int  # a product of units is 2**unit
+
+
+def partial_sums(products: list[np.float32]) -> tuple[np.float32, ...]:
+    return tuple(accumulate(products, lambda total, product: np.float32(total + product), initial=np.float32(0.0)))[1:]
+
+
+def both_orders(left: Float32, right: Float32) -> Orders:
+    """Of two vectors [n]: float32 products and sums, and the same on grids of GRID_BITS."""
+    products = [np.float32(a * b) for a, b in zip(left, right, strict=True)]
+    grids = []
+    for vector in (left, right):
+        exponent = int(np.frexp(np.max(np.abs(vector)))[1])
+        units = np.rint(np.ldexp(vector.astype(np.float64), GRID_BITS - exponent))
+        grids.append(([int(one) for one in units], exponent - GRID_BITS))
+    (grid_left, unit_left), (grid_right, unit_right) = grids
+    whole = [a * b for a, b in zip(grid_left, grid_right, strict=True)]
+    return Orders(
+        left=tuple(map(float, left)),
+        right=tuple(map(float, right)),
+        forwards=partial_sums(products),
+        backwards=partial_sums(products[::-1]),
+        grid_left=tuple(grid_left),
+        grid_right=tuple(grid_right),
+        exact_forwards=tuple(accumulate(whole)),
+        exact_backwards=tuple(accumulate(whole[::-1])),
+        unit=unit_left + unit_right,
+    )
 
 
 def order(chosen: Orders, where: str) -> View:
