@@ -36,11 +36,12 @@ def require_hypothesis() -> None:
 
 
 def add_conformance(commands: Commands) -> None:
+    text = "print the properties of the suite, which pytest runs on any engine"
     parser = add_command(
         commands,
         "conformance",
         run_conformance,
-        "print the properties of the suite, which pytest runs on any engine",
+        text,
         "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
         model=False,
     )

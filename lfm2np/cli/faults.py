@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from lfm2np.cli.conformance import require_hypothesis
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
@@ -73,12 +73,8 @@ def try_one(change: Fault | Variant, profile: str) -> dict[str, Any]:
 def about(change: Fault | Variant) -> dict[str, Any]:
     if isinstance(change, Variant):
         return {"name": change.name, "sentence": change.sentence}
-    return {
-        "name": change.name,
-        "section": change.section,
-        "sentence": change.sentence,
-        "seen_in": list(change.seen_in),
-    }
+    seen_in = list(change.seen_in)
+    return {"name": change.name, "section": change.section, "sentence": change.sentence, "seen_in": seen_in}
 
 
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
@@ -110,11 +106,8 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
 def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
     if as_object:
         faults = [about(change) for change in chosen if isinstance(change, Fault)]
-        print(
-            json.dumps(
-                {"faults": faults, "benign": [about(change) for change in chosen if isinstance(change, Variant)]}
-            )
-        )
+        benign = [about(change) for change in chosen if isinstance(change, Variant)]
+        print(json.dumps({"faults": faults, "benign": benign}))
         return
     for change in chosen:
         seen = f" ({', '.join(change.seen_in)})" if isinstance(change, Fault) and change.seen_in else ""
@@ -122,22 +115,17 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
 
 
 def add_faults(commands: Commands) -> None:
+    text = "inject bugs of real engines into this entry, and check that the property suite catches them"
     parser = add_command(
         commands,
         "faults",
         run_faults,
-        "inject bugs of real engines into this entry, and check that the property suite catches them",
+        text,
         "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
         model=False,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
-    parser.add_argument("--profile", choices=PROFILES, default="ci", help="how many examples of each property (ci)")
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="processes at a time (as many as there are cores)",
-    )
-    parser.add_argument("--list", action="store_true", help="describe each, and run nothing")
-    parser.add_argument("--show", action="store_true", help="also print how each was caught: example and script")
+    add(parser, "--profile", "how many examples of each property (ci)", choices=PROFILES, default="ci")
+    add(parser, "--jobs N", "processes at a time (as many as there are cores)", default=os.cpu_count() or 1)
+    add(parser, "--list", "describe each, and run nothing")
+    add(parser, "--show", "also print how each was caught: example and script")

@@ -11,7 +11,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
@@ -63,26 +63,10 @@ def as_json(report: Report, model: str) -> dict[str, Any]:
 
 
 def add_locate(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "locate",
-        run,
-        "find the first tensor in an engine's activations that differs from what its inputs give",
-        "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16",
-        exit_codes=EXIT_CODES,
-    )
-    parser.add_argument(
-        "dump",
-        metavar="DUMP",
-        help="safetensors file: token_ids [T], and module outputs named as in transformers",
-    )
-    parser.add_argument(
-        "--names",
-        metavar="FILE",
-        help='JSON object that maps names in the file to those names; "{layer}" stands for a number',
-    )
-    parser.add_argument(
-        "--format",
-        choices=list(PRECISIONS),
-        help="number format of the engine (default: as the dump says, else its storage format)",
-    )
+    text = "find the first tensor in an engine's activations that differs from what its inputs give"
+    example = "lfm2np locate dump.safetensors --model LFM2-350M --format bfloat16"
+    parser = add_command(commands, "locate", run, text, example, exit_codes=EXIT_CODES)
+    add(parser, "DUMP", "safetensors file: token_ids [T], and module outputs named as in transformers")
+    add(parser, "--names FILE", 'JSON object that maps names in the file to those names; "{layer}" stands for a number')
+    format_help = "number format of the engine (default: as the dump says, else its storage format)"
+    add(parser, "--format", format_help, choices=list(PRECISIONS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import RequestError
@@ -29,11 +29,7 @@ def run_merge(arguments: argparse.Namespace) -> None:
     checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
     write_whole(arguments.output, "".join(line_of(entry, model.sha256) for entry in entries.values()))
     if arguments.json:
-        print(
-            json.dumps(
-                {"output": arguments.output, "items": len(entries), "checked": [str(entry) for entry in checked]}
-            )
-        )
+        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}))
         return
     for entry in checked:
         print(f"computed again, bit for bit: {entry}")
@@ -41,15 +37,9 @@ def run_merge(arguments: argparse.Namespace) -> None:
 
 
 def add_merge(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "merge",
-        run_merge,
-        "merge --results files of score, check or vectors, and recompute some of their items",
-        MERGE_EXAMPLE,
-    )
+    text = "merge --results files of score, check or vectors, and recompute some of their items"
+    parser = add_command(commands, "merge", run_merge, text, MERGE_EXAMPLE)
     parser.add_argument("files", metavar="FILE", nargs="+", help="--results files of one checkpoint")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write or replace")
-    check_help = "recompute K items, and fail if a bit differs (0)"
-    parser.add_argument("--spot-check", metavar="K", type=int, default=0, help=check_help)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed that chooses those items (0)")
+    add(parser, "-o --output FILE", "file to write or replace", required=True)
+    add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
+    add(parser, "--seed N", "seed that chooses those items (0)", default=0)

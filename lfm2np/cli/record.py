@@ -6,7 +6,7 @@ import argparse
 
 from lfm2np.checkpoint.files import read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result
 from lfm2np.oracle.locate.dump import Dump, parse_dump
 from lfm2np.oracle.locate.spread import PRECISIONS
@@ -49,26 +49,16 @@ def as_json(output: str, dump: Dump) -> dict[str, object]:
 
 
 def add_record(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "record",
-        run,
-        "write an engine's activations of one request, for `lfm2np locate`",
-        "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors",
-        exit_codes=EXIT_CODES,
-    )
-    parser.add_argument("target", metavar="TARGET", help=FORMS)
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the dump to write")
-    parser.add_argument(
-        "--prompt-ids",
-        metavar="IDS",
-        action="append",
-        required=True,
-        help="token ids, separated by commas or spaces; may be repeated: another request, run together with the first",
-    )
-    parser.add_argument("--request", metavar="N", type=int, default=0, help="index of the request to write, from 0 (0)")
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=4, help="greedy tokens to generate for each (4)")
+    text = "write an engine's activations of one request, for `lfm2np locate`"
+    example = "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors"
+    parser = add_command(commands, "record", run, text, example, exit_codes=EXIT_CODES)
+    add(parser, "TARGET", FORMS)
+    add(parser, "-o --output FILE", "the dump to write", required=True)
+    ids = "token ids, separated by commas or spaces; may be repeated: another request, run together with the first"
+    add(parser, "--prompt-ids IDS", ids, action="append", required=True)
+    add(parser, "--request N", "index of the request to write, from 0 (0)", default=0)
+    add(parser, "--max-tokens N", "greedy tokens to generate for each (4)", default=4)
     format_help = (
         "number format to compute in (float32; for llama.cpp that of its file, q8 where weights are quantised)"
     )
-    parser.add_argument("--format", choices=list(PRECISIONS), help=format_help)
+    add(parser, "--format", format_help, choices=list(PRECISIONS))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -125,14 +125,11 @@ def run_score(arguments: argparse.Namespace) -> None:
 
 
 def add_score(commands: Commands) -> None:
-    parser = add_command(
-        commands, "score", run_score, "log-probability, rank and margin of given tokens", EXAMPLE, tokenizer=True
-    )
-    add_prompt_options(parser).add_argument("--requests", metavar="FILE", help=SCORED_HELP)
+    text = "log-probability, rank and margin of given tokens"
+    parser = add_command(commands, "score", run_score, text, EXAMPLE, tokenizer=True)
+    add(add_prompt_options(parser), "--requests FILE", SCORED_HELP)
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--completion", metavar="TEXT", type=text_argument, help="text after the prompt; only its tokens are shown"
-    )
-    group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
+    add(group, "--completion TEXT", "text after the prompt; only its tokens are shown", type=text_argument)
+    add(group, "--completion-ids IDS", "the same as token ids")
     work.add_options(parser)
     add_arithmetic_options(parser)
