@@ -15,7 +15,7 @@ from hypothesis.errors import HypothesisException, UnsatisfiedAssumption
 from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
-from lfm2np.conformance.properties.driver import Violation, make
+from lfm2np.conformance.properties.driver import TOTALS, WIDE, Violation, make
 from lfm2np.conformance.properties.property import Machine, Property
 from lfm2np.conformance.properties.rounding import Rounding, format_of, unjudged
 from lfm2np.conformance.shrinking import bounded_shrinking, seconds_left
@@ -320,15 +320,11 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Ca
 
 def totals() -> str:
     """What this process compared so far."""
-    from lfm2np.conformance.properties.driver import TOTALS
-
     return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
 
 
 def met() -> str:
     """How often this process met the situations in which engines break, and which of them never."""
-    from lfm2np.conformance.properties.driver import TOTALS, WIDE
-
     counted = {
         "runs with prefix hits": TOTALS.hits,
         f"steps with batches over {WIDE}": TOTALS.wide,
@@ -343,8 +339,6 @@ def met() -> str:
 
 def unmet() -> list[str]:
     """What was tried and not met, with what may be the reason."""
-    from lfm2np.conformance.properties.driver import TOTALS, WIDE
-
     warnings = []
     if TOTALS.shared and not TOTALS.hits:
         warnings.append(
@@ -370,13 +364,8 @@ def script_of(property_id: str, factory: Factory, example: Any) -> str:
     made_by = factory.factory if isinstance(factory, Rounding) else factory
     engine = f"{made_by.__module__}:{made_by.__qualname__}"
     rounding = "" if number_format is None else f", {number_format!r}"
-    return "\n".join(
-        [
-            "# shows it again:",
-            "from lfm2np.conformance.again import *",
-            f"check({property_id!r}, {engine!r}, {short(example)}{rounding})",
-        ]
-    )
+    call = f"check({property_id!r}, {engine!r}, {short(example)}{rounding})"
+    return f"# shows it again:\nfrom lfm2np.conformance.again import *\n{call}"
 
 
 def short(example: Any) -> str:
