@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.layout import listed, reason, require_shape, taken_apart
 from lfm2np.checkpoint.lfm3 import in_file
-from lfm2np.checkpoint.packed import auto, codes, compressed, mlx
+from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
+from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import Settings, settings_in
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
@@ -35,7 +36,7 @@ from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ALL_DTYPES = DTYPES | codes.DTYPES
+ALL_DTYPES = DTYPES | PACKED_DTYPES
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 

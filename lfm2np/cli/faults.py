@@ -1,4 +1,4 @@
-"""`lfm2np faults`: does the suite catch bugs."""
+"""`lfm2np faults`: does the suite catch bugs; and `lfm2np conformance list`: what is in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from lfm2np.cli.conformance import require_hypothesis
 from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
@@ -129,3 +128,45 @@ def add_faults(commands: Commands) -> None:
     add(parser, "--jobs N", "processes at a time (as many as there are cores)", default=os.cpu_count() or 1)
     add(parser, "--list", "describe each, and run nothing")
     add(parser, "--show", "also print how each was caught: example and script")
+
+
+# --- conformance list
+
+
+def run_conformance(arguments: argparse.Namespace) -> None:
+    """Prints all properties."""
+    require_hypothesis()
+    from lfm2np.conformance.catalogue import ALL
+
+    if arguments.json:
+        rows = [
+            {"id": prop.id, "sentence": prop.sentence, "law": prop.law, "needs": prop.needs, "bugs": prop.bugs}
+            for prop in ALL
+        ]
+        print(json.dumps({"properties": rows}))
+        return
+    for prop in ALL:
+        print(f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})\n     {prop.sentence}")
+        if prop.bugs:
+            print(f"     would have caught {', '.join(prop.bugs)}")
+
+
+def require_hypothesis() -> None:
+    """RequestError without the library that draws the examples."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
+
+
+def add_conformance(commands: Commands) -> None:
+    text = "print the properties of the suite, which pytest runs on any engine"
+    parser = add_command(
+        commands,
+        "conformance",
+        run_conformance,
+        text,
+        "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
+        model=False,
+    )
+    parser.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from lfm2np.cli.check import target_of
-from lfm2np.cli.conformance import require_hypothesis
+from lfm2np.cli.faults import require_hypothesis
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command, one_line
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar

@@ -25,8 +25,8 @@ from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.desk import Desk
 from lfm2np.serve.http_bodies import Bodies, Left, read_body, require_access
 from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
+from lfm2np.serve.limits import Refusal, refusal_for
 from lfm2np.serve.metrics import Metrics
-from lfm2np.serve.refusals import Refusal, refusal_for
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi

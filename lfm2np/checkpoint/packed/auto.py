@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings
-from lfm2np.checkpoint.packed.codes import packed_words, unpacked
 from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, group_of_columns, matrices
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.rows import PackedRows, packed_words, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig

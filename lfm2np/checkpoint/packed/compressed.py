@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import origins_of, require_shape
-from lfm2np.checkpoint.packed.codes import Array, numbers, packed_words, unpacked
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, packed_words, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig

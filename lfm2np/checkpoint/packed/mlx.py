@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lfm2np.checkpoint.layout import Place, require_shape
-from lfm2np.checkpoint.packed.codes import packed_words
-from lfm2np.checkpoint.packed.mlx_settings import KEY, MlxFormat, MlxSettings
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.rows import PackedRows, packed_words
+from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.model.config import ModelConfig

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lfm2np.drawings.page.markup import Markup, element, joined, number, rectangle, visible, words
+from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
+from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.runs.run import Run, Step
 
 NUM_COLOURS = 8

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, counted, element, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import View, by_step, cell, legend, mark, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.policies import Outcome, Pass, under

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    joined,
-    number,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, counted, element, joined, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import View, by_step, cell, legend, short_names, step_text, view_of_run
 from lfm2np.drawings.runs.derive import DECODE, Moment, colours, moments
 from lfm2np.drawings.runs.routes import Reading, Routes, by_decodes, read_evenly, readings, routes

@@ -6,19 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    line,
-    number,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, counted, element, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import View, legend, view_without_steps
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
 

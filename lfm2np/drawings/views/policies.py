@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    details,
-    element,
-    figure,
-    joined,
-    rectangle,
-    scrolled,
-    table,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table
+from lfm2np.drawings.page.svg import figure, rectangle, words
 from lfm2np.drawings.page.view import View, view_without_steps
 from lfm2np.drawings.runs.policies import Outcome, one_after_another, under
 from lfm2np.drawings.runs.run import Run

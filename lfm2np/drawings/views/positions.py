@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import Markup, figure, joined, number, scrolled, table, visible, words
+from lfm2np.drawings.page.markup import Markup, joined, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, words
 from lfm2np.drawings.page.view import View, by_step, cell, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Run, Step

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    details,
-    element,
-    figure,
-    joined,
-    line,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import (
     View,
     by_step,

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    details,
-    element,
-    figure,
-    joined,
-    line,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
+from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
 from lfm2np.drawings.page.view import View, by_step, cell, columns, legend, step_numbers, step_text, view_of_run
 from lfm2np.drawings.runs.derive import (
     DECODE,
