@@ -1,25 +1,33 @@
 """`ModelConfig` from config.json: old and new spellings, the effective feed-forward width, refusals instead of guesses.
 
-Source: transformers models/lfm2, Lfm2Config and Lfm2MLP, and models/lfm2_moe (see mixture.py). Absent keys take the
-defaults of the model_type's class; keys that change nothing in the computation are ignored; a key that asks for another
-computation, or two keys that contradict each other where transformers would silently ignore one, raise ConfigError.
+Source: transformers models/lfm2, Lfm2Config and Lfm2MLP, and models/lfm2_moe, Lfm2MoeConfig, Lfm2MoeTopKRouter and
+Lfm2MoeSparseMoeBlock. Absent keys take the defaults of the model_type's class; keys that change nothing in the
+computation are ignored; a key that asks for another computation, or two keys that contradict each other where
+transformers would silently ignore one, raise ConfigError.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
-from lfm2np.checkpoint.mixture import parse_mixture
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import ConfigError
-from lfm2np.model.config import ATTENTION, CONV, LAYER_TYPES, MODEL_TYPES, ModelConfig, require_layer_types
+from lfm2np.model.config import (
+    ATTENTION,
+    CONV,
+    LAYER_TYPES,
+    MODEL_TYPES,
+    MixtureConfig,
+    ModelConfig,
+    require_layer_types,
+)
 from lfm2np.model.config_values import SIZES, require_bool, require_real, require_size
 from lfm2np.values import same, show
 
@@ -107,6 +115,27 @@ DEFAULTS = {  # of absent keys: transformers Lfm2Config, Lfm2MoeConfig, Lfm3Conf
         "pad_token_id": 124_893,
     },
 }
+MIXTURE_KEYS: dict[
+    str, tuple[Callable[[str, object], object], object]
+] = {  # of an lfm2_moe: how each is checked, and Lfm2MoeConfig's default
+    "num_experts": (require_size, 32),
+    "num_experts_per_tok": (require_size, 4),
+    "moe_intermediate_size": (require_size, 1792),
+    "num_dense_layers": (require_size, 2),
+    "use_expert_bias": (require_bool, True),
+    "norm_topk_prob": (require_bool, True),
+    "routed_scaling_factor": (require_real, 1.0),
+}
+OF_ROUTERS = (  # a key with one of these is about them, as other families' configs show
+    *("expert", "rout", "moe", "topk", "scor", "n_group", "gate_"),
+    *("dense_replace", "sparse_step", "mlp_only"),
+)
+NOT_OF_ROUTERS = ("num_local_experts", "output_router_logits", "router_aux_loss_coef")  # the last two for training
+DENSE_ONLY: dict[str, tuple[object, ...]] = {
+    # Lfm2Config's adjustment of the feed-forward's width, which Lfm2MoeConfig does not know, and where it does nothing.
+    "block_auto_adjust_ff_dim": (False, None),
+    "block_ffn_dim_multiplier": (None, 1.0, 1),
+}
 _Raw = Mapping[str, object]
 
 
@@ -151,9 +180,14 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
             if raw.get(key) is not None and not same(raw[key], getattr(config, name)):
                 raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
     except ConfigError as problem:
-        text = str(problem)
-        raise ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}") from None
+        raise named(problem, source) from None
     return config
+
+
+def named(problem: ConfigError, source: object) -> ConfigError:
+    """The problem with the file that it is in."""
+    text = str(problem)
+    return ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}")
 
 
 def _build(raw: _Raw, source: str, rope: str) -> ModelConfig:
@@ -201,6 +235,22 @@ def effective_width(raw: _Raw) -> int:
     return width
 
 
+def parse_mixture(raw: _Raw) -> MixtureConfig:
+    """From the parsed config.json of an lfm2_moe."""
+    for key in raw:
+        if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
+            known = f"expected one of {list(MIXTURE_KEYS)}"
+            raise ConfigError(f"{show(key)}: {show(raw[key])}: not a key of LFM2's router, {known}")
+    for key, allowed in DENSE_ONLY.items():
+        if key in raw and not any(same(raw[key], value) for value in allowed):
+            raise ConfigError(f"{key}: {show(raw[key])}, expected {show(allowed[0])} or no such key in an lfm2_moe")
+    fields: dict[str, Any] = {key: check(key, raw.get(key, value)) for key, (check, value) in MIXTURE_KEYS.items()}
+    mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
+    if local is not None and not same(local, mixture.num_experts):
+        raise ConfigError(f"num_local_experts: {show(local)}, expected num_experts={mixture.num_experts}")
+    return mixture
+
+
 def _require_known(raw: _Raw) -> None:
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
@@ -240,9 +290,8 @@ def _head_dim(raw: _Raw, hidden_size: int, heads: int) -> int:
     if raw.get("head_dim") is not None:  # null: as absent
         return _size(raw, "head_dim", 0)
     if hidden_size % heads:
-        raise ConfigError(
-            f"hidden_size: {hidden_size}, expected a multiple of num_attention_heads={heads}, or head_dim"
-        )
+        expected = f"a multiple of num_attention_heads={heads}, or head_dim"
+        raise ConfigError(f"hidden_size: {hidden_size}, expected {expected}")
     return hidden_size // heads
 
 
@@ -272,10 +321,8 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
     require_layer_types(types, layers, LAYER_TYPES[str(raw["model_type"])])
     if from_indices is not None and types != from_indices:
-        found = [i for i, kind in enumerate(types) if kind == ATTENTION]
-        raise ConfigError(
-            f"full_attn_idxs: {show(indices)} contradicts layer_types, which has attention in {show(found)}"
-        )
+        found = show([i for i, kind in enumerate(types) if kind == ATTENTION])
+        raise ConfigError(f"full_attn_idxs: {show(indices)} contradicts layer_types, which has attention in {found}")
     return types
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import CheckpointError
@@ -13,6 +14,13 @@ from lfm2np.model.layers import Dim
 from lfm2np.values import plain
 
 FUSED = ("gate_up_proj", "down_proj")  # as transformers holds an lfm2_moe's experts: [E, 2F, D], w1 then w3; [E, D, F]
+
+
+class Place(NamedTuple):
+    """Where one of our tensors stands in files of another program: in which of theirs, and as which expert of it."""
+
+    name: str
+    expert: int | None = None
 
 
 def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
@@ -28,17 +36,12 @@ def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dic
             continue  # one in a dense layer is refused as unexpected
         single = [name for name in tensors if re.match(re.escape(prefix) + "[0-9]", name)]
         if single:
-            raise CheckpointError(
-                f"{fused[0].source}: {fused[0].name} stands beside {plain(single[0])}, "
-                "expected the experts fused or one tensor each"
-            )
+            both = f"{fused[0].name} stands beside {plain(single[0])}"
+            raise CheckpointError(f"{fused[0].source}: {both}, expected the experts fused or one tensor each")
         for name, dims in fused_layout(config, mixture).items():
             if prefix + name not in tensors:
-                shape, origins = tuple(size for size, _ in dims), origins_of(dims)
-                raise CheckpointError(
-                    f"{fused[0].source}: missing {prefix + name}, expected {shape} from {origins} "
-                    f"beside {fused[0].name}"
-                )
+                expected = f"{tuple(size for size, _ in dims)} from {origins_of(dims)} beside {fused[0].name}"
+                raise CheckpointError(f"{fused[0].source}: missing {prefix + name}, expected {expected}")
             require_shape(tensors[prefix + name], dims)
             found |= experts_of(found.pop(prefix + name), prefix, name)
     return found
@@ -87,8 +90,7 @@ def require_shape(tensor: StoredTensor, dims: tuple[Dim, ...]) -> None:
     """CheckpointError unless the tensor has these dimensions; it names those that differ and where they come from."""
     shape, expected = tensor.shape, tuple(size for size, _ in dims)
     if shape != expected:
-        origins = origins_of(differing(shape, dims))
-        raise CheckpointError(f"{tensor.source}: {tensor.name}: shape {shape}, expected {expected} from {origins}")
+        raise tensor.wrong(f"shape {shape}, expected {expected} from {origins_of(differing(shape, dims))}")
 
 
 def differing(shape: tuple[int, ...], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
@@ -96,6 +98,11 @@ def differing(shape: tuple[int, ...], dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     if len(shape) != len(dims):
         return dims
     return tuple(dim for dim, size in zip(dims, shape, strict=True) if dim[0] != size)
+
+
+def listed(names: Set[str]) -> str:
+    """The first of them, for messages."""
+    return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def origins_of(dims: tuple[Dim, ...]) -> str:

@@ -20,7 +20,7 @@ from lfm2np.checkpoint.files import (
     tokenizer_place,
 )
 from lfm2np.checkpoint.lfm3 import READINGS
-from lfm2np.checkpoint.prepared.prepared_file import Origin, kept_matrices
+from lfm2np.checkpoint.prepared_file import Origin, kept_matrices
 from lfm2np.checkpoint.strict_json import is_directory, is_present
 from lfm2np.checkpoint.tokenizer import Tokenizer, require_ids
 from lfm2np.checkpoint.weights import prepare_weights

@@ -63,6 +63,10 @@ class StoredTensor:
         kind, shape = QUANTISED.get(self.dtype), self.values.shape
         return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
 
+    def wrong(self, text: str) -> CheckpointError:
+        """What is to be raised for it."""
+        return CheckpointError(f"{self.source}: {self.name}: {text}")
+
     def rows(self, index: Any) -> Weights:
         """A copy of some rows, widened."""
         return widen(self.values[index], self.dtype)

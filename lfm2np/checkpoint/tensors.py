@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from lfm2np.checkpoint.layout import reason, require_shape, taken_apart
+from lfm2np.checkpoint.layout import listed, reason, require_shape, taken_apart
 from lfm2np.checkpoint.lfm3 import in_file
-from lfm2np.checkpoint.packed import codes
+from lfm2np.checkpoint.packed import auto, compressed, mlx
+from lfm2np.checkpoint.packed.auto_settings import AutoSettings
+from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
+from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows
-from lfm2np.checkpoint.packed.settings import settings_in
-from lfm2np.checkpoint.packed.unpacking import unpacked
+from lfm2np.checkpoint.packed.settings import Settings, settings_in
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
 from lfm2np.errors import CheckpointError
@@ -34,7 +36,7 @@ from lfm2np.values import plain, show
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ALL_DTYPES = DTYPES | codes.DTYPES
+ALL_DTYPES = DTYPES | PACKED_DTYPES
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
 
@@ -78,6 +80,27 @@ def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, sourc
     return {ours.get(name, name): tensor for name, tensor in tensors.items()}
 
 
+def unpacked(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, settings: Settings | None, source: str
+) -> dict[str, StoredTensor]:
+    """Under our names; what is none of ours keeps its own. CheckpointError names the file, the tensor and the key."""
+    if settings is None and not mlx.has_their_names(tensors):
+        return mlx.with_our_taps(tensors, config)
+    if isinstance(settings, CompressedSettings):
+        found = compressed.with_matrices(tensors, config, settings, source)
+    elif isinstance(settings, AutoSettings):
+        found = auto.with_matrices(tensors, config, settings, source)
+    else:
+        found = mlx.in_our_names(tensors, config, settings, source)
+    known = layout_of(config).keys() | {HEAD}
+    for name in sorted(found.keys() & known):  # others are refused as unexpected
+        one = found[name]
+        if not isinstance(one.values, PackedRows) and one.dtype not in DTYPES:
+            expected = f"one of {', '.join(DTYPES)} of what is not quantised"
+            raise CheckpointError(f"{one.source}: {plain(one.name)}: dtype {one.dtype}, expected {expected}")
+    return found
+
+
 def open_tensors(directory: Path, dtypes: Dtypes = ALL_DTYPES) -> tuple[dict[str, StoredTensor], str]:
     """Every tensor of the checkpoint, whatever the config says, and the file that lists them."""
     if not directory.is_dir():
@@ -105,9 +128,8 @@ def _open_shards(index: Path, dtypes: Dtypes) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{index}: names the shard {show(shard)}, which does not exist")
         for name, tensor in _map_file(path, dtypes).items():
             if name in tensors:
-                raise CheckpointError(
-                    f"{path}: {plain(name)} stands also in {tensors[name].source}, expected one of them"
-                )
+                also = tensors[name].source
+                raise CheckpointError(f"{path}: {plain(name)} stands also in {also}, expected one of them")
             tensors[name] = tensor
     for name, tensor in tensors.items():
         if name not in weight_map:
@@ -195,15 +217,12 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
     if missing:
         shape = tuple(size for size, _ in layout[min(missing)])
         called = missing if config.model_type != "lfm3" else {in_file(name) for name in missing}
-        raise CheckpointError(
-            f"{source}: missing {len(missing)} of the {len(layout)} tensors: {_listed(called)}"
-            + _why(min(missing), shape, config)
-        )
+        what = f"missing {len(missing)} of the {len(layout)} tensors: {listed(called)}"
+        raise CheckpointError(f"{source}: {what}{_why(min(missing), shape, config)}")
     if unexpected:
-        raise CheckpointError(
-            f"{source}: {len(unexpected)} unexpected beside the {len(layout)} tensors: {_listed(unexpected)}"
-            + _why(min(unexpected), tensors[min(unexpected)].shape, config)
-        )
+        what = f"{len(unexpected)} unexpected beside the {len(layout)} tensors: {listed(unexpected)}"
+        first = min(unexpected)
+        raise CheckpointError(f"{source}: {what}{_why(first, tensors[first].shape, config)}")
     for name, tensor in tensors.items():
         require_shape(tensor, allowed[name])
     if HEAD in tensors and config.tie_word_embeddings:
@@ -217,19 +236,11 @@ def _why(first: str, shape: tuple[int, ...], config: ModelConfig) -> str:
     return f" (the first of shape {shape}; {because})" if because else ""
 
 
-def _listed(names: Set[str]) -> str:
-    return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
-
-
 def _require_equal_bytes(head: StoredTensor, embedding: StoredTensor) -> None:
-    same = (head.dtype, _form_of(head)) == (embedding.dtype, _form_of(embedding)) and all(
-        map(np.array_equal, _bytes_of(head), _bytes_of(embedding))
-    )
-    if not same:
-        raise CheckpointError(
-            f"{head.source}: {head.name} differs from {embedding.name}, expected equal bytes "
-            "from tie_word_embeddings=true (config.json)"
-        )
+    is_of_a_kind = (head.dtype, _form_of(head)) == (embedding.dtype, _form_of(embedding))
+    if not is_of_a_kind or not all(map(np.array_equal, _bytes_of(head), _bytes_of(embedding))):
+        expected = "expected equal bytes from tie_word_embeddings=true (config.json)"
+        raise CheckpointError(f"{head.source}: {head.name} differs from {embedding.name}, {expected}")
 
 
 def _form_of(tensor: StoredTensor) -> object:

@@ -19,7 +19,7 @@ from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL,
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.files import is_gguf, read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import RequestError
 from lfm2np.progress import Progress
@@ -155,10 +155,7 @@ def run_serve(arguments: argparse.Namespace, rounds: int, threads: int) -> Measu
 
 
 def each_numerics(
-    arguments: argparse.Namespace,
-    directory: Path,
-    measure_one: Callable[..., Any],
-    module: ModuleType,
+    arguments: argparse.Namespace, directory: Path, measure_one: Callable[..., Any], module: ModuleType
 ) -> Measured:
     """`measure_one(numerics, show=...)` of each arithmetic of --numerics, by the module's as_json and as_text."""
     measured = []
@@ -205,37 +202,29 @@ def print_measured(measured: Measured, threads: int, others: float | None, as_ob
 
 
 def add_bench(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "bench",
-        run,
-        "measure speed and memory, beside the bare matrix products and transformers",
-        EXAMPLE,
-        model=False,
-    )
+    text = "measure speed and memory, beside the bare matrix products and transformers"
+    parser = add_command(commands, "bench", run, text, EXAMPLE, model=False)
     what_help = """steps (default): the time of a step beside its floor and transformers; profile: that of its parts;
     five: five prompts in four ways; growth: a step's time and a prompt's memory as the context grows; large:
     LFM2-2.6B's shapes, streamed; check: the time of a verdict, on a right engine and a wrong one; serve: what HTTP
     costs, and how long clients wait, by policy"""
     parser.add_argument("what", nargs="?", choices=list(ROUNDS), default=STEPS, help=what_help)
     default = "random weights with the shapes of LFM2-350M, made once and kept"
-    model_help = f"checkpoint directory, or a GGUF file (default: {default})"
-    parser.add_argument("--model", metavar="DIR", help=model_help)
+    add(parser, "--model DIR", f"checkpoint directory, or a GGUF file (default: {default})")
     shape_help = "random weights with the shapes of another published model (8b-a1b takes 17 GB of disk)"
-    parser.add_argument("--model-shape", choices=list(SHAPES), help=shape_help)
+    add(parser, "--model-shape", shape_help, choices=list(SHAPES))
     rounds_help = "how often each measurement is made (" + ", ".join(f"{w} {n}" for w, n in ROUNDS.items()) + ")"
-    parser.add_argument("--rounds", metavar="N", type=int, help=rounds_help)
-    parser.add_argument("--threads", metavar="N", type=int, help="of each process (as many as there are cores)")
+    add(parser, "--rounds N", rounds_help)
+    add(parser, "--threads N", "of each process (as many as there are cores)")
     numerics_help = "of all but steps and check: one arithmetic only (both; serve: exact)"
-    parser.add_argument("--numerics", choices=measure.OURS, help=numerics_help)
+    add(parser, "--numerics", numerics_help, choices=measure.OURS)
     group = parser.add_argument_group("steps, profile")
-    group.add_argument("--cells", metavar="NAMES", help="such as prefill-512,decode-16x1024 (ten; profile: six)")
+    add(group, "--cells NAMES", "such as prefill-512,decode-16x1024 (ten; profile: six)")
     group = parser.add_argument_group("steps")
-    group.add_argument("--quick", action="store_true", help=f"three small cells, {QUICK_ROUNDS} rounds")
-    group.add_argument("--without-peers", action="store_true", help="do not measure transformers")
+    add(group, "--quick", f"three small cells, {QUICK_ROUNDS} rounds")
+    add(group, "--without-peers", "do not measure transformers")
     group = parser.add_argument_group("check")
-    format_help = "of the right engine, and that answers are judged as (float32)"
-    group.add_argument("--format", choices=check_time.FORMATS, help=format_help)
+    add(group, "--format", "of the right engine, and that answers are judged as (float32)", choices=check_time.FORMATS)
     group = parser.add_argument_group("five")
-    group.add_argument("--new-tokens", metavar="N", type=int, help=f"of the longest answer ({NEW_TOKENS})")
-    group.add_argument("--whole", action="store_true", help="time every pass without a cache, not eight lengths")
+    add(group, "--new-tokens N", f"of the longest answer ({NEW_TOKENS})")
+    add(group, "--whole", "time every pass without a cache, not eight lengths")

@@ -13,7 +13,7 @@ from pathlib import Path
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -213,52 +213,34 @@ def transcript_of(arguments: argparse.Namespace) -> Iterator[Transcript | None]:
 
 
 def add_check(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "check",
-        run,
-        "check an engine against the oracle, within the rounding error of its number format",
-        EXAMPLE,
-        tokenizer=True,
-        exit_codes=EXIT_CODES,
-    )
-    parser.add_argument(
-        "target",
-        metavar="TARGET",
-        help="http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl",
-    )
+    text = "check an engine against the oracle, within the rounding error of its number format"
+    parser = add_command(commands, "check", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    forms = "http(s)://HOST:PORT, package.module:factory, transformers:[padded:][DIR], exec:COMMAND, or FILE.jsonl"
+    add(parser, "TARGET", forms)
     formats.add_options(parser)
-    parser.add_argument(
-        "--at-once",
-        metavar="N",
-        type=int,
-        help=f"most requests in flight together (as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})",
-    )
-    parser.add_argument("--cases", metavar="NAMES", help=f"some of {', '.join(CASES)}, separated by commas")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the generated requests (0)")
-    parser.add_argument("--name", metavar="NAME", help="model name, for a server with more than one")
-    parser.add_argument("--timeout", metavar="S", type=float, default=120.0, help="seconds for a response (120)")
-    parser.add_argument("--save", metavar="FILE", help="save requests and responses as they come; FILE must not exist")
-    parser.add_argument("--resume", metavar="FILE", help="the same, without repeating the requests in FILE")
-    parser.add_argument(
-        "--locate",
-        metavar="TARGET",
+    most = f"(as the engine reports, at most {MOST_AT_ONCE}, else {AT_ONCE})"
+    add(parser, "--at-once N", f"most requests in flight together {most}")
+    add(parser, "--cases NAMES", f"some of {', '.join(CASES)}, separated by commas")
+    add(parser, "--seed N", "seed of the generated requests (0)", default=0)
+    add(parser, "--name NAME", "model name, for a server with more than one")
+    add(parser, "--timeout S", "seconds for a response (120)", default=120.0)
+    add(parser, "--save FILE", "save requests and responses as they come; FILE must not exist")
+    add(parser, "--resume FILE", "the same, without repeating the requests in FILE")
+    add(
+        parser,
+        "--locate TARGET",
+        "if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
+        f"engine itself (for a server or process, print how to dump that request), or {FORMS}",
         nargs="?",
         const="",
-        help="if the engine is wrong, record its shortest wrong request and name the wrong operation; TARGET is the "
-        f"engine itself (for a server or process, print how to dump that request), or {FORMS}",
     )
-    parser.add_argument(
-        "--first",
-        action="store_true",
-        help="stop at the first response that is certainly wrong; a right engine gets every request",
-    )
-    parser.add_argument(
+    add(parser, "--first", "stop at the first response that is certainly wrong; a right engine gets every request")
+    add(
+        parser,
         "--constants",
-        action="store_true",
-        help="search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
+        "search every layer for wrong constants that the format's rounding hides, however long it takes; for a "
         "small model the constants of the whole network are always searched",
     )
     work.add_options(parser)
-    parser.add_argument("--html", metavar="FILE", help="write an HTML report")
-    parser.add_argument("--junit", metavar="FILE", help="write a JUnit XML report")
+    add(parser, "--html FILE", "write an HTML report")
+    add(parser, "--junit FILE", "write a JUnit XML report")

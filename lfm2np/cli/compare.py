@@ -9,7 +9,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import checkpoint_sha256
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import add_weights_option
 from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars, read_file
@@ -96,24 +96,17 @@ def what_is_scored(model: Model, quantised: list[Quantised], arguments: argparse
 
 
 def add_compare(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "compare",
-        run_compare,
-        "measure what quantising costs: KL divergence, token mismatches and perplexity, both sides exact",
-        EXAMPLE,
-        model=False,
-    )
-    parser.add_argument("base", metavar="BASE", help="checkpoint directory, or a GGUF file: the reference")
-    parser.add_argument("quantised", metavar="QUANTISED", nargs="+", help="quantised checkpoints of the same network")
-    parser.add_argument("--requests", metavar="FILE", help=SCORED_HELP)
-    parser.add_argument("--text", metavar="FILE", help="text to measure perplexity on, - for standard input")
-    window_help = f"tokens in a window of the text (the context, at most {MOST_WINDOW})"
-    parser.add_argument("--window", metavar="N", type=int, help=window_help)
+    text = "measure what quantising costs: KL divergence, token mismatches and perplexity, both sides exact"
+    parser = add_command(commands, "compare", run_compare, text, EXAMPLE, model=False)
+    add(parser, "BASE", "checkpoint directory, or a GGUF file: the reference")
+    add(parser, "QUANTISED", "quantised checkpoints of the same network", nargs="+")
+    add(parser, "--requests FILE", SCORED_HELP)
+    add(parser, "--text FILE", "text to measure perplexity on, - for standard input")
+    add(parser, "--window N", f"tokens in a window of the text (the context, at most {MOST_WINDOW})")
     greedy_help = "also generate N tokens greedily for each request, and report where the two diverge (0)"
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=0, help=greedy_help)
+    add(parser, "--max-tokens N", greedy_help, default=0)
     by_help = "also measure the cost of quantising each layer, or each tensor, alone (layer)"
-    parser.add_argument("--by", choices=BY, default="layer", help=by_help)
+    add(parser, "--by", by_help, choices=BY, default="layer")
     add_weights_option(parser)
     work.add_options(parser)
-    parser.add_argument("--html", metavar="FILE", help="write an HTML report")
+    add(parser, "--html FILE", "write an HTML report")

@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add_command
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -80,26 +80,18 @@ def read(arguments: argparse.Namespace, model: Model) -> Run:
 
 
 def add_draw(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "draw",
-        run,
-        "show a recorded run step by step: one HTML page, or a step in the terminal",
-        EXAMPLE,
-        model=False,
-    )
+    text = "show a recorded run step by step: one HTML page, or a step in the terminal"
+    parser = add_command(commands, "draw", run, text, EXAMPLE, model=False)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("trace", metavar="TRACE", nargs="?", help="file written by generate --trace")
-    source.add_argument("--demo", action="store_true", help="a run that shows every feature")
-    parser.add_argument(
-        "--model", metavar="DIR", help="for --demo: checkpoint directory, or a GGUF file (the trained fixture)"
-    )
-    parser.add_argument("--tokenizer", metavar="DIR", help=f"for --model: {TOKENIZER_HELP}")
-    parser.add_argument("--partial", action="store_true", help=PARTIAL)
+    add(source, "TRACE", "file written by generate --trace", nargs="?")
+    add(source, "--demo", "a run that shows every feature")
+    add(parser, "--model DIR", "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
+    add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")
+    add(parser, "--partial", PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("-o", "--output", metavar="FILE", help="HTML file to write")
-    target.add_argument("--terminal", action="store_true", help="print plan, blocks and timeline of a step as text")
-    parser.add_argument("--step", metavar="N", type=int, help="step to print with --terminal (the last)")
+    add(target, "-o --output FILE", "HTML file to write")
+    add(target, "--terminal", "print plan, blocks and timeline of a step as text")
+    add(parser, "--step N", "step to print with --terminal (the last)")
 
 
 def run_replay(arguments: argparse.Namespace) -> None:
@@ -117,13 +109,7 @@ def run_replay(arguments: argparse.Namespace) -> None:
 
 
 def add_replay(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "replay",
-        run_replay,
-        "re-execute a trace's schedule without the model, and confirm plans, tokens and endings",
-        "lfm2np replay trace.jsonl",
-        model=False,
-    )
-    parser.add_argument("trace", metavar="TRACE", help="file written by generate --trace")
-    parser.add_argument("--partial", action="store_true", help=PARTIAL)
+    text = "re-execute a trace's schedule without the model, and confirm plans, tokens and endings"
+    parser = add_command(commands, "replay", run_replay, text, "lfm2np replay trace.jsonl", model=False)
+    add(parser, "TRACE", "file written by generate --trace")
+    add(parser, "--partial", PARTIAL)

@@ -1,4 +1,4 @@
-"""`lfm2np faults`: does the suite catch bugs."""
+"""`lfm2np faults`: does the suite catch bugs; and `lfm2np conformance list`: what is in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from lfm2np.cli.conformance import require_hypothesis
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.faults import FAULTS, VARIANTS, Fault, Variant, by_name
@@ -73,12 +72,8 @@ def try_one(change: Fault | Variant, profile: str) -> dict[str, Any]:
 def about(change: Fault | Variant) -> dict[str, Any]:
     if isinstance(change, Variant):
         return {"name": change.name, "sentence": change.sentence}
-    return {
-        "name": change.name,
-        "section": change.section,
-        "sentence": change.sentence,
-        "seen_in": list(change.seen_in),
-    }
+    seen_in = list(change.seen_in)
+    return {"name": change.name, "section": change.section, "sentence": change.sentence, "seen_in": seen_in}
 
 
 def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any]], show: bool) -> None:
@@ -110,11 +105,8 @@ def print_table(faults: Sequence[dict[str, Any]], benign: Sequence[dict[str, Any
 def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
     if as_object:
         faults = [about(change) for change in chosen if isinstance(change, Fault)]
-        print(
-            json.dumps(
-                {"faults": faults, "benign": [about(change) for change in chosen if isinstance(change, Variant)]}
-            )
-        )
+        benign = [about(change) for change in chosen if isinstance(change, Variant)]
+        print(json.dumps({"faults": faults, "benign": benign}))
         return
     for change in chosen:
         seen = f" ({', '.join(change.seen_in)})" if isinstance(change, Fault) and change.seen_in else ""
@@ -122,22 +114,59 @@ def print_catalogue(chosen: Sequence[Fault | Variant], as_object: bool) -> None:
 
 
 def add_faults(commands: Commands) -> None:
+    text = "inject bugs of real engines into this entry, and check that the property suite catches them"
     parser = add_command(
         commands,
         "faults",
         run_faults,
-        "inject bugs of real engines into this entry, and check that the property suite catches them",
+        text,
         "lfm2np faults request-seed-ignored slot-index-wraps-modulo-2 --show",
         model=False,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="faults or variants (default: all)")
-    parser.add_argument("--profile", choices=PROFILES, default="ci", help="how many examples of each property (ci)")
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="processes at a time (as many as there are cores)",
+    add(parser, "--profile", "how many examples of each property (ci)", choices=PROFILES, default="ci")
+    add(parser, "--jobs N", "processes at a time (as many as there are cores)", default=os.cpu_count() or 1)
+    add(parser, "--list", "describe each, and run nothing")
+    add(parser, "--show", "also print how each was caught: example and script")
+
+
+# --- conformance list
+
+
+def run_conformance(arguments: argparse.Namespace) -> None:
+    """Prints all properties."""
+    require_hypothesis()
+    from lfm2np.conformance.catalogue import ALL
+
+    if arguments.json:
+        rows = [
+            {"id": prop.id, "sentence": prop.sentence, "law": prop.law, "needs": prop.needs, "bugs": prop.bugs}
+            for prop in ALL
+        ]
+        print(json.dumps({"properties": rows}))
+        return
+    for prop in ALL:
+        print(f"{prop.id}  (law {prop.law}; needs {', '.join(prop.needs)})\n     {prop.sentence}")
+        if prop.bugs:
+            print(f"     would have caught {', '.join(prop.bugs)}")
+
+
+def require_hypothesis() -> None:
+    """RequestError without the library that draws the examples."""
+    try:
+        import hypothesis  # noqa: F401
+    except ImportError:
+        raise RequestError('the suite needs Hypothesis: pip install "lfm2np[conformance]"') from None
+
+
+def add_conformance(commands: Commands) -> None:
+    text = "print the properties of the suite, which pytest runs on any engine"
+    parser = add_command(
+        commands,
+        "conformance",
+        run_conformance,
+        text,
+        "lfm2np conformance list\n  pytest --pyargs lfm2np.conformance --engine package.module:factory",
+        model=False,
     )
-    parser.add_argument("--list", action="store_true", help="describe each, and run nothing")
-    parser.add_argument("--show", action="store_true", help="also print how each was caught: example and script")
+    parser.add_argument("what", choices=["list"], help="list: id, sentence, law, needs and real bugs of each")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from lfm2np.cli.check import target_of
-from lfm2np.cli.conformance import require_hypothesis
+from lfm2np.cli.faults import require_hypothesis
 from lfm2np.cli.shared import formats, work
-from lfm2np.cli.shared.parser import Commands, add_command, one_line
+from lfm2np.cli.shared.parser import Commands, add, add_command, one_line
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar
 from lfm2np.engine_protocol import load_factory
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
@@ -64,20 +64,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def require_numbers(arguments: argparse.Namespace) -> None:
-    least = {
-        "--examples": arguments.examples,
-        "--findings": arguments.findings,
-        "--block-size": arguments.block_size,
-        "--chunk": arguments.chunk,
-        "--max-num-seqs": arguments.max_num_seqs,
-    }
-    for name, value in least.items():
+    for name in ("examples", "findings", "block_size", "chunk", "max_num_seqs"):
+        value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise RequestError(f"{name} {value}: expected at least 1")
-    more = {"--minutes": arguments.minutes, "--timeout": arguments.timeout, "--start-seconds": arguments.start_seconds}
-    for name, number in more.items():
-        if number is not None and not 0 < number < 1e7:
-            raise RequestError(f"{name} {number}: expected more than 0")
+            raise RequestError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+    for name in ("minutes", "timeout", "start_seconds"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < 1e7:
+            raise RequestError(f"--{name.replace('_', '-')} {value}: expected more than 0")
     if arguments.max_model_len is not None and arguments.max_model_len < LEAST_CONTEXT:
         raise RequestError(f"--max-model-len {arguments.max_model_len}: expected at least {LEAST_CONTEXT}")
     if not 0 <= arguments.shrink_minutes < 1e7:
@@ -166,10 +160,9 @@ def fuzzed(
             findings.append(as_row(failure, folder))
             tqdm.write(f"lfm2np: found: {one_line(f'{failure.finding.what} -> {folder}')}", file=sys.stderr)
     counts = campaign.counts
-    figures: dict[str, Any] = {"format": taken.name, "why_format": taken.why}
-    figures |= {"traces": counts.traces, "replays": counts.replays}
-    figures |= {"requests": counts.requests, "tokens": counts.tokens, "seconds": round(counts.seconds, 1)}
-    return findings, {"engine": takes.abilities.engine, **figures}
+    figures = {name: getattr(counts, name) for name in ("traces", "replays", "requests", "tokens")}
+    head = {"engine": takes.abilities.engine, "format": taken.name, "why_format": taken.why}
+    return findings, {**head, **figures, "seconds": round(counts.seconds, 1)}
 
 
 def renewal(player: Player, started: StartedServer | None) -> tuple[Callable[[], None] | None, float]:
@@ -296,75 +289,32 @@ def rate_of(finding: dict[str, Any]) -> str:
 
 
 def add_fuzz(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "fuzz",
-        run,
-        "test a running engine with timed traces of many requests, and shrink what fails",
-        EXAMPLE,
-        tokenizer=True,
-        exit_codes=EXIT_CODES,
-    )
-    add = parser.add_argument
-    add(
-        "target", metavar="TARGET", help="http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND"
-    )
+    text = "test a running engine with timed traces of many requests, and shrink what fails"
+    parser = add_command(commands, "fuzz", run, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    add(parser, "TARGET", "http(s)://HOST:PORT, package.module:factory, transformers:[DIR], exec:COMMAND")
     formats.add_options(parser)
-    add("--minutes", metavar="N", type=float, help="generate traces for N minutes")
-    add("--examples", metavar="N", type=int, help=f"generate N traces ({EXAMPLES}, without --minutes)")
-    add("--seed", metavar="N", type=int, default=0, help="seed of the generated traces (0)")
-    add("--findings", metavar="N", type=int, default=1, help="stop after N findings (1)")
-    add("--out", metavar="DIR", default="lfm2np-findings", help="folder for findings (lfm2np-findings)")
+    add(parser, "--minutes N", "generate traces for N minutes", type=float)
+    add(parser, "--examples N", f"generate N traces ({EXAMPLES}, without --minutes)")
+    add(parser, "--seed N", "seed of the generated traces (0)", default=0)
+    add(parser, "--findings N", "stop after N findings (1)", default=1)
+    add(parser, "--out DIR", "folder for findings (lfm2np-findings)", default="lfm2np-findings")
+    replay = f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing"
+    add(parser, "--replay FILE", replay, action="append")
+    add(parser, "--shrink-minutes N", "time for shrinking a finding (5)", type=float, default=5.0)
+    add(parser, "--block-size N", f"tokens in a cache block of the engine ({BLOCK})", default=BLOCK)
+    chunk = f"most tokens in a step of the engine ({CHUNK})"
+    add(parser, "--max-num-batched-tokens --chunk N", chunk, dest="chunk", default=CHUNK)
+    add(parser, "--max-num-seqs N", f"requests that the engine runs at once (as it reports, else {SLOTS})")
+    add(parser, "--max-model-len N", "most tokens of a request (as the engine reports, else the model's)")
     add(
-        "--replay",
-        metavar="FILE",
-        action="append",
-        help=f"replay this trace.json, up to {REPLAYS} times until it fails, and generate nothing",
-    )
-    add("--shrink-minutes", metavar="N", type=float, default=5.0, help="time for shrinking a finding (5)")
-    add("--block-size", metavar="N", type=int, default=BLOCK, help=f"tokens in a cache block of the engine ({BLOCK})")
-    add(
-        "--max-num-batched-tokens",
-        "--chunk",
-        dest="chunk",
-        metavar="N",
-        type=int,
-        default=CHUNK,
-        help=f"most tokens in a step of the engine ({CHUNK})",
-    )
-    add(
-        "--max-num-seqs",
-        metavar="N",
-        type=int,
-        help=f"requests that the engine runs at once (as it reports, else {SLOTS})",
-    )
-    add(
-        "--max-model-len",
-        metavar="N",
-        type=int,
-        help="most tokens of a request (as the engine reports, else the model's)",
-    )
-    add(
-        "--without",
-        metavar="NAMES",
-        default="",
-        help="kinds of requests not to generate: left (aborted), cold (new cache salt), sampled, several (n > 1), "
+        parser,
+        "--without NAMES",
+        "kinds of requests not to generate: left (aborted), cold (new cache salt), sampled, several (n > 1), "
         "stop, streamed; text: do not compare texts",
+        default="",
     )
-    add("--name", metavar="NAME", help="model name, for a server with more than one")
-    add(
-        "--timeout",
-        metavar="S",
-        type=float,
-        default=60.0,
-        help="seconds for a response; the engine hangs if it takes longer (60)",
-    )
-    add("--start", metavar="COMMAND", help="command that starts the server, run again if it ends or hangs")
-    add(
-        "--start-seconds",
-        metavar="S",
-        type=float,
-        default=300.0,
-        help="seconds until the started server responds (300)",
-    )
+    add(parser, "--name NAME", "model name, for a server with more than one")
+    add(parser, "--timeout S", "seconds for a response; the engine hangs if it takes longer (60)", default=60.0)
+    add(parser, "--start COMMAND", "command that starts the server, run again if it ends or hangs")
+    add(parser, "--start-seconds S", "seconds until the started server responds (300)", default=300.0)
     work.add_options(parser)

@@ -10,7 +10,7 @@ from lfm2np import trusted
 from lfm2np.checkpoint import summary
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model, print_json
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.network import digest
@@ -48,7 +48,7 @@ def add_info(commands: Commands) -> None:
     example = "lfm2np info --json\n  lfm2np info --trust"
     parser = add_command(commands, "info", run_info, "shape, memory and proved bounds of a checkpoint", example)
     trust = "list the files that have to be trusted, with line counts; all others are checked against these"
-    parser.add_argument("--trust", action="store_true", help=trust)
+    add(parser, "--trust", trust)
 
 
 def run_digest(arguments: argparse.Namespace) -> None:
@@ -62,11 +62,6 @@ def run_digest(arguments: argparse.Namespace) -> None:
 
 
 def add_digest(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "digest",
-        run_digest,
-        "SHA-256 of the logits' bits for a fixed set of prompts",
-        "lfm2np digest --model LFM2-350M",
-    )
+    text = "SHA-256 of the logits' bits for a fixed set of prompts"
+    parser = add_command(commands, "digest", run_digest, text, "lfm2np digest --model LFM2-350M")
     add_arithmetic_options(parser)

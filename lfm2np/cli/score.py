@@ -1,9 +1,10 @@
-"""`lfm2np score`: one sequence token by token, or the sequences of a file."""
+"""`lfm2np score`: one sequence token by token, or those of a file; and `merge`: files of results put together."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import (
     add_arithmetic_options,
     add_prompt_options,
@@ -23,11 +24,14 @@ from lfm2np.cli.shared.prompts import (
 )
 from lfm2np.cli.shared.requests import SCORED_HELP, prompt_and_completion, read_named_lines
 from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_text
+from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError, RequestError
-from lfm2np.loading import Model
+from lfm2np.loading import Model, load
 from lfm2np.scoring import teacher_forcing
 from lfm2np.scoring.many import score_many
 from lfm2np.scoring.teacher_forcing import TokenScore
+from lfm2np.whole_file import write_whole
+from lfm2np.work.results_file import line_of, merged, spot_check
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json"""
@@ -125,14 +129,46 @@ def run_score(arguments: argparse.Namespace) -> None:
 
 
 def add_score(commands: Commands) -> None:
-    parser = add_command(
-        commands, "score", run_score, "log-probability, rank and margin of given tokens", EXAMPLE, tokenizer=True
-    )
-    add_prompt_options(parser).add_argument("--requests", metavar="FILE", help=SCORED_HELP)
+    text = "log-probability, rank and margin of given tokens"
+    parser = add_command(commands, "score", run_score, text, EXAMPLE, tokenizer=True)
+    add(add_prompt_options(parser), "--requests FILE", SCORED_HELP)
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--completion", metavar="TEXT", type=text_argument, help="text after the prompt; only its tokens are shown"
-    )
-    group.add_argument("--completion-ids", metavar="IDS", help="the same as token ids")
+    add(group, "--completion TEXT", "text after the prompt; only its tokens are shown", type=text_argument)
+    add(group, "--completion-ids IDS", "the same as token ids")
     work.add_options(parser)
     add_arithmetic_options(parser)
+
+
+# --- merge
+
+
+MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.jsonl    # on one machine
+  lfm2np score --requests part-2.jsonl --results results-2.jsonl    # on another
+  lfm2np merge results-1.jsonl results-2.jsonl -o results.jsonl --spot-check 5
+  lfm2np score --requests all.jsonl --results results.jsonl         # nothing is computed any more"""
+
+
+def run_merge(arguments: argparse.Namespace) -> None:
+    """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
+    with progress_bar("loading") as show:
+        model = load(arguments.model, "exact", show)
+    entries = merged(arguments.files, model)
+    if not entries:
+        raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")
+    checked = spot_check(model, list(entries.values()), WORKS, arguments.spot_check, arguments.seed)
+    write_whole(arguments.output, "".join(line_of(item, model.sha256) for item in entries.values()))
+    if arguments.json:
+        print(json.dumps({"output": arguments.output, "items": len(entries), "checked": list(map(str, checked))}))
+        return
+    for item in checked:
+        print(f"computed again, bit for bit: {item}")
+    print(f"{len(entries)} items from {len(arguments.files)} files; {len(checked)} computed again")
+
+
+def add_merge(commands: Commands) -> None:
+    text = "merge --results files of score, check or vectors, and recompute some of their items"
+    parser = add_command(commands, "merge", run_merge, text, MERGE_EXAMPLE)
+    parser.add_argument("files", metavar="FILE", nargs="+", help="--results files of one checkpoint")
+    add(parser, "-o --output FILE", "file to write or replace", required=True)
+    add(parser, "--spot-check K", "recompute K items, and fail if a bit differs (0)", default=0)
+    add(parser, "--seed N", "seed that chooses those items (0)", default=0)

@@ -7,19 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import MODEL_HELP, TOKENIZER_HELP, Commands, add_command
+from lfm2np.cli.shared.parser import MODEL_HELP, TOKENIZER_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors.files import (
-    DOCUMENT,
-    VectorSet,
-    packaged_set,
-    read_set,
-    require_replaceable,
-    write_set,
-)
+from lfm2np.oracle.vectors.files import DOCUMENT, VectorSet, packaged_set, read_set, require_replaceable, write_set
 from lfm2np.oracle.vectors.form import VectorsError
 from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
 
@@ -59,9 +52,8 @@ def run_make(arguments: argparse.Namespace) -> None:
     with work.place_of(arguments, model) as place, progress_bars("scoring", *BOUNDED) as shown:
         vectors = make(model, arguments.seed, progress=shown, executor=place)
     size = write_set(vectors, arguments.output)
-    print_result(
-        arguments, {"folder": arguments.output, "bytes": size, **counted(vectors)}, f"{summary(vectors)}, {size} bytes"
-    )
+    fields = {"folder": arguments.output, "bytes": size, **counted(vectors)}
+    print_result(arguments, fields, f"{summary(vectors)}, {size} bytes")
 
 
 def run_verify(arguments: argparse.Namespace) -> None:
@@ -84,9 +76,8 @@ def run_answers(arguments: argparse.Namespace) -> None:
     except vectors_plain.PlainError as problem:
         raise VectorsError(str(problem)) from None
     lines = vectors_plain.report(judged, answers)
-    print_result(
-        arguments, {"positions": [position._asdict() for position in judged], "summary": lines[-1]}, "\n".join(lines)
-    )
+    fields = {"positions": [position._asdict() for position in judged], "summary": lines[-1]}
+    print_result(arguments, fields, "\n".join(lines))
     code = vectors_plain.result(judged)
     if code == 1:
         wrong = next(position for position in judged if position.verdict in (vectors_plain.BUG, vectors_plain.DRIFT))
@@ -128,30 +119,24 @@ def shown_differences(found: list[Difference]) -> str:
 
 
 def add_vectors(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "vectors",
-        run,
-        "make golden vectors, or check the reference or an engine's responses against them",
-        EXAMPLE,
-        exit_codes=EXIT_CODES,
-    )
+    text = "make golden vectors, or check the reference or an engine's responses against them"
+    parser = add_command(commands, "vectors", run, text, EXAMPLE, exit_codes=EXIT_CODES)
     kinds = parser.add_subparsers(dest="what", required=True, metavar="make|verify")
     for name, text in (
         ("make", "compute a set of vectors in exact arithmetic"),
         ("verify", "compute a set again and compare bit for bit, or check an engine's recorded responses"),
     ):
         sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        sub.add_argument("--model", metavar="DIR", default=argparse.SUPPRESS, help=MODEL_HELP)
-        sub.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
-        sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print one JSON object")
+        add(sub, "--model DIR", MODEL_HELP, default=argparse.SUPPRESS)
+        add(sub, "--tokenizer DIR", TOKENIZER_HELP)
+        add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)
         work.add_options(sub)
         if name == "make":
             out_help = "folder to write or replace, as a whole"
-            sub.add_argument("-o", "--output", metavar="FOLDER", required=True, help=out_help)
-            sub.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the prompts (0)")
+            add(sub, "-o --output FOLDER", out_help, required=True)
+            add(sub, "--seed N", "seed of the prompts (0)", default=0)
         else:
-            sub.add_argument("folder", metavar="FOLDER", nargs="?", help="the set (default: the packaged one)")
+            add(sub, "FOLDER", "the set (default: the packaged one)", nargs="?")
             answers_help = 'an engine\'s responses, {"id", "token_ids", "logprobs"} on each line; no model is needed'
-            sub.add_argument("--answers", metavar="FILE", help=answers_help)
-            sub.add_argument("--format", choices=BOUNDED, help="with --answers: number format of the engine (float32)")
+            add(sub, "--answers FILE", answers_help)
+            add(sub, "--format", "with --answers: number format of the engine (float32)", choices=BOUNDED)

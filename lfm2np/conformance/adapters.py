@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -88,14 +88,8 @@ class Own:
 
     def metrics(self) -> dict[str, int]:
         metrics = self.engine.metrics
-        return {
-            "scheduled_tokens": metrics.scheduled_tokens,
-            "sampled_tokens": metrics.sampled_tokens,
-            "cached_tokens": metrics.prefix_hit_tokens,
-            "recomputed_tokens": metrics.recomputed_tokens,
-            "draft_tokens": metrics.draft_tokens,
-            "accepted_tokens": metrics.accepted_tokens,
-        }
+        same = ("scheduled_tokens", "sampled_tokens", "recomputed_tokens", "draft_tokens", "accepted_tokens")
+        return {"cached_tokens": metrics.prefix_hit_tokens, **{name: getattr(metrics, name) for name in same}}
 
     def trace(self) -> list[str]:
         return self._trace.getvalue().splitlines()
@@ -171,34 +165,22 @@ class Broken:
     def __init__(self, model: Model, sizes: dict[str, Any]) -> None:
         self._engine = Own(model, sizes)
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        with planted():
-            return self._engine.generate(requests)
-
-    def add(self, request: Request) -> None:
-        with planted():
-            self._engine.add(request)
-
-    def step(self) -> dict[str, list[Completion]]:
-        with planted():
-            return self._engine.step()
-
-    def abort(self, request_id: str) -> list[Completion]:
-        with planted():
-            return self._engine.abort(request_id)
-
-    @property
-    def has_unfinished(self) -> bool:
-        return self._engine.has_unfinished
+    def __getattr__(self, name: str) -> Any:
+        if name == "has_unfinished":
+            return self._engine.has_unfinished
+        if name not in ("generate", "add", "step", "abort"):
+            raise AttributeError(name)
+        return planted()(getattr(self._engine, name))
 
 
-def planted() -> contextlib.ExitStack:
+@contextlib.contextmanager
+def planted() -> Iterator[None]:
     from lfm2np.faults import inject
 
-    stack = contextlib.ExitStack()
-    for name in PLANTED:
-        stack.enter_context(inject(name))
-    return stack
+    with contextlib.ExitStack() as stack:
+        for name in PLANTED:
+            stack.enter_context(inject(name))
+        yield
 
 
 def transformers_padded(model: str, sizes: dict[str, Any]) -> TransformersPadded:

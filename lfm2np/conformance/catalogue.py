@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -95,6 +96,7 @@ def ending_requests() -> st.SearchStrategy[Scenario]:
     return scenarios(params, most=3).map(lambda scenario: replace(scenario, any_noise=True))
 
 
+at_lengths = partial(Property, at_length=True)  # also with examples at an engine's own lengths
 ALL: tuple[Property | Machine, ...] = (
     Machine(
         "engine-machine",
@@ -106,7 +108,7 @@ ALL: tuple[Property | Machine, ...] = (
         steps=20,
         weight=1.0,
     ),
-    Property(
+    at_lengths(
         "equals-reference",
         "Every token, and every logit that the engine shows, is the reference's.",
         2,
@@ -114,9 +116,8 @@ ALL: tuple[Property | Machine, ...] = (
         ("transformers 46588", "vLLM 32118", "SGLang 24717", "mlx-lm 1169"),
         lambda lengths=None: scenarios(greedy_params(), lengths=lengths),
         checks.equals_reference,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "batched-is-sequential",
         "A request in a batch gives what it gives alone.",
         1,
@@ -125,9 +126,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(greedy_params(), lengths=lengths),
         checks.batched_is_sequential,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "every-schedule",
         "Whatever arrives, is aborted or sampled when, under any policy and memory: every token is the reference's.",
         2,
@@ -136,9 +136,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.every_schedule,
         3.0,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "chunked-is-whole",
         "A prompt in chunks gives what it gives whole.",
         1,
@@ -147,9 +146,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(lengths=lengths),
         checks.chunked_is_whole,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "order-and-arrival",
         "Neither the order of requests nor the steps at which they arrive change an answer.",
         1,
@@ -158,9 +156,8 @@ ALL: tuple[Property | Machine, ...] = (
         reordered,
         checks.other_order,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "neighbours",
         "Other neighbours do not change an answer.",
         1,
@@ -169,9 +166,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: st.tuples(scenarios(lengths=lengths), requests(most=3)),
         checks.neighbours,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "sizes",
         "Block size, pool size, step size, swapping, caching and policy do not change an answer.",
         1,
@@ -180,9 +176,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: st.tuples(scenarios(lengths=lengths), sizes(lengths)),
         checks.other_sizes,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "preempted-is-undisturbed",
         "A request that loses its memory and goes on later gives what it gives undisturbed.",
         1,
@@ -191,9 +186,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(kinds=("preempt",), lengths=lengths),
         checks.preempted,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "cold-is-warm",
         "An answer does not depend on what the prefix cache holds, or whether there is one.",
         1,
@@ -202,19 +196,17 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(lengths=lengths),
         checks.cold_is_warm,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "forks",
         "A fork goes on as its parent would, or with its own noise; n samples are n requests.",
         2,
         ("steps", "fork"),
         ("vLLM 417", "transformers 46117", "vLLM 8844", "xLLM 1984"),
         lambda lengths=None: scenarios(kinds=("fork",), lengths=lengths),
-        checks.forks,
-        at_length=True,
+        checks.every_schedule,
     ),
-    Property(
+    at_lengths(
         "aborts-harm-nobody",
         "When a request is aborted, at any moment, the others give what they give without that.",
         7,
@@ -223,7 +215,6 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.aborts,
         0.5,
-        at_length=True,
     ),
     Property(
         "speculative-is-plain",
@@ -257,7 +248,7 @@ ALL: tuple[Property | Machine, ...] = (
         checks.every_schedule,
         2.0,
     ),
-    Property(
+    at_lengths(
         "seed-of-its-own",
         "With a seed of its own, a request's tokens depend on prompt, parameters and seed, and on nothing else.",
         1,
@@ -266,7 +257,6 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(sampling_params(), most=3, lengths=lengths),
         checks.own_seed,
         0.5,
-        at_length=True,
     ),
     Property(
         "noise-differs",
@@ -288,7 +278,7 @@ ALL: tuple[Property | Machine, ...] = (
         checks.engine_seed_counts,
         0.2,
     ),
-    Property(
+    at_lengths(
         "conservation",
         "At no moment is more free than there is, and in the end everything is.",
         5,
@@ -296,9 +286,8 @@ ALL: tuple[Property | Machine, ...] = (
         ("SGLang 16067", "mistral.rs 2357", "vLLM 14326", "sglang-jax 982"),
         lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.conservation,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "memory-is-right",
         "After every step, cached blocks and running requests' memory hold what the reference demands, bit for bit.",
         5,
@@ -307,9 +296,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(kinds=("abort",), most=3, lengths=lengths),
         checks.memory_is_right,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "progress",
         "Every request ends within a bound, also where memory just fits one of them.",
         7,
@@ -318,9 +306,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(greedy_params(), most=MOST_REQUESTS, lengths=lengths),
         checks.progress,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "work-adds-up",
         "Budget respected; work done is work needed and what was computed again; metrics are what the trace says.",
         4,
@@ -328,9 +315,8 @@ ALL: tuple[Property | Machine, ...] = (
         ("vLLM 45238", "vLLM 17305", "transformers 45943"),
         lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.work_adds_up,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "trace-replays",
         "The trace alone gives every plan, token and ending again.",
         4,
@@ -339,9 +325,8 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: scenarios(kinds=("abort",), lengths=lengths),
         checks.replays,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "refusals",
         "What can't be met is refused when it comes, and nobody else notices.",
         7,
@@ -350,7 +335,6 @@ ALL: tuple[Property | Machine, ...] = (
         lambda lengths=None: st.tuples(scenarios(greedy_params(), most=3, lengths=lengths), st.integers(0, 4)),
         checks.refusals,
         0.5,
-        at_length=True,
     ),
     Property(
         "overflow-stays-home",
@@ -372,7 +356,7 @@ ALL: tuple[Property | Machine, ...] = (
         checks.overflowing_drafts,
         0.3,
     ),
-    Property(
+    at_lengths(
         "is-lfm2",
         "Log-probabilities are those of a second, plain implementation of LFM2 in float64.",
         2,
@@ -381,9 +365,8 @@ ALL: tuple[Property | Machine, ...] = (
         sequences,
         answers.scores_lfm2,
         0.5,
-        at_length=True,
     ),
-    Property(
+    at_lengths(
         "generates-lfm2",
         "What is generated, and its log-probabilities, are those of that implementation, too.",
         2,
@@ -392,7 +375,6 @@ ALL: tuple[Property | Machine, ...] = (
         sequences,
         answers.generates_lfm2,
         0.5,
-        at_length=True,
     ),
     Property(
         "requests-end-where-they-must",

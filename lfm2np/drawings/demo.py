@@ -12,21 +12,15 @@ from safetensors.numpy import load_file
 
 from lfm2np.checkpoint.loaded import hand_fixture
 from lfm2np.drawings.runs.leaks import Leak, leak
-from lfm2np.drawings.runs.orders import Orders, both_orders
 from lfm2np.drawings.runs.recorded import Coming, recorded, texts
 from lfm2np.drawings.runs.run import Run, read_run
+from lfm2np.drawings.views.order import Orders, both_orders
 from lfm2np.loading import Model, load
 from lfm2np.sampling.params import SamplingParams
 from lfm2np.speculation.drafters import NgramDrafter
 
 HAND_SIZES: dict[str, Any] = {"block_size": 2, "num_blocks": 16, "max_num_batched_tokens": 6, "max_num_seqs": 4}
-MAIN_SIZES: dict[str, Any] = {
-    "block_size": 4,
-    "num_blocks": 20,
-    "max_num_batched_tokens": 14,
-    "max_num_seqs": 5,
-    "watermark": 0.0,
-}
+MAIN_SIZES: dict[str, Any] = {"block_size": 4, "num_blocks": 20, "max_num_batched_tokens": 14, "max_num_seqs": 5}
 LEAKING = {"a": "copy: red blue ->", "b": "sort: 3 1 2 -> 1 2 3 copy:", "c": "kim has"}
 LEAKING_BUDGET = 13  # a and seven tokens of b, then a's decode, the rest of b and all of c
 
@@ -71,7 +65,7 @@ def main_lines(model: Model) -> list[str]:
         Coming("e", prompt(model, "ann has a red ball."), sampled, 5),
         Coming("f", prompt(model, "bob has"), greedy(10), 6),
     ]
-    return recorded(model, coming, drafter=NgramDrafter(), num_speculative_tokens=2, **MAIN_SIZES)
+    return recorded(model, coming, drafter=NgramDrafter(), num_speculative_tokens=2, watermark=0.0, **MAIN_SIZES)
 
 
 def prompt(model: Model, text: str) -> str | list[int]:
@@ -103,8 +97,5 @@ def dot_product(model: Model) -> tuple[Orders, str]:
     for token in range(len(rows)):
         chosen = both_orders(states[-1][:16], rows[token][:16])
         if chosen.forwards[-1] != chosen.backwards[-1]:
-            return (
-                chosen,
-                f"the first 16 numbers of a hidden state and of the head's row of token {token}",
-            )
+            return chosen, f"the first 16 numbers of a hidden state and of the head's row of token {token}"
     return both_orders(states[-1][:16], rows[0][:16]), "of token 0"

@@ -45,9 +45,8 @@ class Still:
 def still(trained: Model) -> Still:
     model, words, weights = demo.hand_model()
     alone, together = demo.hand_alone(model, words), demo.hand_together(model, words)
-    return Still(
-        alone, together, weights, single(alone, weights), positions(together), order(*demo.dot_product(trained))
-    )
+    dot_product = order(*demo.dot_product(trained))
+    return Still(alone, together, weights, single(alone, weights), positions(together), dot_product)
 
 
 def views_of(run: Run, beside: Still, opening: Sequence[View], isolated: View) -> list[View]:
@@ -87,16 +86,14 @@ def about(run: Run, source: str, command: str) -> Markup:
     if is_sparse(run):
         views, paper = "views 4, 5 and 7 to 10 and what the worksheet asks of experts", "the rest of the worksheet"
     return joined(
-        [
-            element(
-                "p",
-                f"Every number here comes from a run. Views 1 to 3 and {paper} show a model that fits on paper, "
-                f"{views} {source} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
-                f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
-                f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
-            ),
-            element("p", "Made by ", element("code", command), ". Arrow keys step the run of the view in sight."),
-        ]
+        element(
+            "p",
+            f"Every number here comes from a run. Views 1 to 3 and {paper} show a model that fits on paper, "
+            f"{views} {source} (sequences: {len(run.requests)}, steps: {len(run.steps)}): "
+            f"policy {config['policy']}, {config['num_blocks']} blocks of {config['block_size']} tokens, at most "
+            f"{config['max_num_batched_tokens']} tokens and {config['max_num_seqs']} sequences a step.",
+        ),
+        element("p", "Made by ", element("code", command), ". Arrow keys step the run of the view in sight."),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import counted, visible
-from lfm2np.drawings.runs.derive import LETTERS, moments
-from lfm2np.drawings.runs.pool import pools
+from lfm2np.drawings.runs.derive import LETTERS, moments, pools
 from lfm2np.drawings.runs.routes import routes
 from lfm2np.drawings.runs.run import Run, Step
 

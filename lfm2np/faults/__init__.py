@@ -9,8 +9,7 @@ nothing, each fault is as readable as a patch, and one that no longer fits the c
 silently does nothing.
 """
 
-from lfm2np.faults.catalogue import FAULTS, VARIANTS, by_name
 from lfm2np.faults.edits import Edit, Fault, Variant
-from lfm2np.faults.inject import inject
+from lfm2np.faults.inject import FAULTS, VARIANTS, by_name, inject
 
 __all__ = ["FAULTS", "VARIANTS", "Edit", "Fault", "Variant", "by_name", "inject"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,15 @@ class Fault:
     sentence: str  # what the engine then does
     seen_in: tuple[str, ...]
     edits: tuple[Edit, ...]
+
+
+def in_section(section: str) -> Callable[..., Fault]:
+    """What makes the faults of a section."""
+
+    def fault(name: str, sentence: str, *edits: Edit, seen_in: tuple[str, ...] = ()) -> Fault:
+        return Fault(name, section, sentence, seen_in, edits)
+
+    return fault
 
 
 @dataclass(frozen=True)

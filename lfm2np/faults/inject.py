@@ -12,8 +12,16 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.faults.catalogue import by_name
+from lfm2np.faults.cache import FAULTS as CACHE
 from lfm2np.faults.edits import Edit, Fault, Variant
+from lfm2np.faults.mixture import FAULTS as MIXTURE
+from lfm2np.faults.model import FAULTS as MODEL
+from lfm2np.faults.pool import FAULTS as POOL
+from lfm2np.faults.sampling import FAULTS as SAMPLING
+from lfm2np.faults.scheduling import FAULTS as SCHEDULING
+from lfm2np.faults.state import FAULTS as STATE
+from lfm2np.faults.texts import FAULTS as TEXTS
+from lfm2np.faults.variants import VARIANTS
 
 
 @contextlib.contextmanager
@@ -65,3 +73,17 @@ def edited_code(function: FunctionType, edit: Edit) -> CodeType:
     if made.__code__.co_freevars != function.__code__.co_freevars:
         raise RequestError(f"fault: {edit.where}: the edit needs variables from outside the function")
     return made.__code__
+
+
+__all__ = ["FAULTS", "VARIANTS", "by_name"]
+
+FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL, *MIXTURE)
+
+
+def by_name(name: str) -> Fault | Variant:
+    """RequestError for a name that is neither a fault's nor a variant's."""
+    everything: tuple[Fault | Variant, ...] = (*FAULTS, *VARIANTS)
+    for one in everything:
+        if one.name == name:
+            return one
+    raise RequestError(f"fault {name!r}: not known; `lfm2np faults --list` prints them all")

@@ -27,8 +27,8 @@ def main() -> None:
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read_queries, args=(sys.stdin.buffer, asked), daemon=True).start()
     limit_memory()
-    from lfm2np.lab.answering import answer
     from lfm2np.lab.models import load_models
+    from lfm2np.lab.page import answer
     from lfm2np.memory import keep_freed_memory
 
     keep_freed_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from urllib.parse import parse_qsl
 
 from lfm2np.drawings.draw import START, Still, views_of
 from lfm2np.drawings.page.markup import Markup, counted, element, joined
@@ -13,11 +14,12 @@ from lfm2np.drawings.views.batching import batching
 from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
-from lfm2np.lab.checks import Verdict
-from lfm2np.lab.compute import Outcome
+from lfm2np.lab.checks import Again, Verdict
+from lfm2np.lab.compute import Outcome, compute, compute_plainly
 from lfm2np.lab.form import Problem, form, told_problem
 from lfm2np.lab.lessons import LESSONS, Lesson
-from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Typed, query_of
+from lfm2np.lab.models import Models, fitting_problems, understand
+from lfm2np.lab.settings import DEFAULT, TEACHING_FAULTS, Problems, Settings, Typed, query_of, typed_of
 
 TITLE = "A laboratory of continuous batching"
 
@@ -67,19 +69,17 @@ def views(outcome: Outcome, run: Run, beside: Still) -> list[View]:
 
 def about() -> Markup:
     return joined(
-        [
-            element(
-                "p",
-                "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same "
-                "link gives the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
-            ),
-            element(
-                "p",
-                "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
-                "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
-                "numbers as weights.",
-            ),
-        ]
+        element(
+            "p",
+            "Every number comes from the engine, which ran on this machine just now, in exact arithmetic: the same "
+            "link gives the same page again, here and anywhere. Arrow keys step the run of the view in sight.",
+        ),
+        element(
+            "p",
+            "The trained model solves small tasks (copy, add, sort, count, recall); its matrices are too large for "
+            "a picture, so the first view then shows the paper model. The paper model has ten words and whole "
+            "numbers as weights.",
+        ),
     )
 
 
@@ -166,3 +166,34 @@ def result(outcome: Outcome) -> Markup:
             element("p", element("strong", "Broken: ", class_="changed"), TEACHING_FAULTS[outcome.settings.fault])
         )
     return element("section", parts, id="result", aria_label="Result")
+
+
+# --- from a link to a page
+
+
+def answer(query: str, models: Models) -> tuple[int, str]:
+    """The status and the page: 400 where the link says what can't be."""
+    pairs = parse_qsl(query, keep_blank_values=True)  # bytes that are no UTF-8 become U+FFFD
+    if len(pairs) == 1 and pairs[0][0] == "lesson" and pairs[0][1] in {str(number) for number in LESSONS}:
+        pairs = parse_qsl(query_of(LESSONS[int(pairs[0][1])].start))
+    typed = typed_of(pairs)
+    try:
+        settings = understand(pairs, models)
+    except Problems as problem:
+        return 400, lab_page(typed, None, problem.fields, None, None)
+
+    outcome = compute(settings, models)
+    problems = {"fault": outcome.stopped} if outcome.stopped and settings.fault else {}
+    lesson = LESSONS.get(settings.lesson)
+    verdict = lesson.check(settings, outcome, again_with(models)) if lesson else None
+    return 200, lab_page(typed, outcome, problems, verdict, models.still)
+
+
+def again_with(models: Models) -> Again:
+    def again(settings: Settings) -> Outcome:
+        problems = fitting_problems(settings, models)
+        if problems:
+            raise Problems(problems)
+        return compute_plainly(settings, models)
+
+    return again

@@ -25,13 +25,20 @@ from lfm2np.serve.connections import LIMITS, TRANSPORTS
 from lfm2np.serve.desk import Desk
 from lfm2np.serve.http_bodies import Bodies, Left, read_body, require_access
 from lfm2np.serve.jobs import chat_ids, chat_jobs, completion_jobs, prompt_ids, require_tokenizer
+from lfm2np.serve.limits import Refusal, refusal_for
 from lfm2np.serve.metrics import Metrics
-from lfm2np.serve.refusals import Refusal, refusal_for
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
-from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply
-from lfm2np.serve.replies.token_texts import token_name
+from lfm2np.serve.replies.shared import (
+    TYPES,
+    Detokenized,
+    ModelTold,
+    Tokenized,
+    TokenizerTold,
+    error_reply,
+    token_name,
+)
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -153,9 +160,8 @@ async def tokenizer_info(service: Service, request: Request) -> Response:
     require_tokenizer(service.model)
     eos = [token_name(service.model, eos_token_id) for eos_token_id in service.model.config.eos_token_ids]
     chat = service.model.tokenizer.chat
-    fields = TokenizerTold(
-        bos_token=chat.special_tokens["bos_token"] or None, eos_token=next(iter(eos), None), chat_template=chat.template
-    )
+    bos = chat.special_tokens["bos_token"] or None
+    fields: TokenizerTold = {"bos_token": bos, "eos_token": next(iter(eos), None), "chat_template": chat.template}
     return JSONResponse(fields)
 
 

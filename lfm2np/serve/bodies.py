@@ -26,11 +26,7 @@ Stops = Annotated[list[StopText], Field(max_length=MOST_STOPS, fail_fast=True)]
 Prompt = str | list[int] | list[str] | list[list[int]]
 
 
-WORDS: dict[type, str] = {
-    str: "a text, as the first is one",
-    int: "a token id, as the first is one",
-    list: "a list of token ids, as the first is one",
-}
+WORDS: dict[type, str] = {str: "a text", int: "a token id", list: "a list of token ids"}
 
 
 def checked_prompt(value: Any) -> Prompt:
@@ -45,7 +41,10 @@ def checked_prompt(value: Any) -> Prompt:
     kind = type(value[0])
     for index, item in enumerate(value):
         if kind not in (str, int, list) or type(item) is not kind:
-            raise ValueError(f"[{index}]: expected {WORDS.get(kind, 'a text, a token id, or a list of token ids')}")
+            known = (
+                f"{WORDS[kind]}, as the first is one" if kind in WORDS else "a text, a token id, or a list of token ids"
+            )
+            raise ValueError(f"[{index}]: expected {known}")
         if kind is list and (not item or not all(type(token) is int for token in item)):
             raise ValueError(f"[{index}]: expected token ids, at least one")
     found: Prompt = value

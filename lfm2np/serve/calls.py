@@ -7,9 +7,9 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -22,28 +22,14 @@ from lfm2np.serve.connections import cut
 from lfm2np.serve.desk import Call
 from lfm2np.serve.http_bodies import Left, read_body, require_access
 from lfm2np.serve.jobs import num_places, takes_long
-from lfm2np.serve.refusals import Refusal, refusal_for
-from lfm2np.serve.replies.shared import error_reply, usage_of
+from lfm2np.serve.limits import Refusal, refusal_for
+from lfm2np.serve.replies.shared import Answers, error_reply, usage_of
 from lfm2np.serve.runner import Failed, Job, Refused
 from lfm2np.serve.service import Service
 
 LOG = logging.getLogger("lfm2np.serve")
 NONE: Mapping[str, str] = {}
 FAREWELL_SECONDS = 1.0  # for the last words to a client that does not read
-
-
-class Answers(Protocol):
-    """How the outputs of a call's jobs are sent: completions.Completions, chats.Chats."""
-
-    kind: str
-    kind_of_piece: str
-    counts_new: bool
-
-    def more(self, prompt_index: int, output: RequestOutput) -> Sequence[Mapping[str, Any]]: ...
-
-    def whole(self, choice: Any) -> Mapping[str, Any]: ...
-
-    def prompt_fields(self, output: RequestOutput) -> Mapping[str, Any]: ...
 
 
 class Calls:

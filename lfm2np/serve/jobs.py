@@ -58,9 +58,8 @@ def chat_jobs(service: Service, body: ChatBody, name: str) -> list[Job]:
     """The conversation's only job; without a limit, as many tokens as fit. Errors as of completion_jobs."""
     model, limits = service.model, service.settings.limits
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise RequestError(
-            f"max_completion_tokens {body.max_completion_tokens}: expected max_tokens={body.max_tokens}, or one of them"
-        )
+        expected = f"expected max_tokens={body.max_tokens}, or one of them"
+        raise RequestError(f"max_completion_tokens {body.max_completion_tokens}: {expected}")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError(f"top_logprobs {body.top_logprobs}: expected logprobs true beside it")
     ids = chat_ids(model, body.messages)

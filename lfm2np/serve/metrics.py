@@ -26,14 +26,14 @@ GAUGES = {
         lambda state: state.used_blocks / state.num_blocks,
     ),
 }
-COUNTERS: dict[str, tuple[str, Callable[[State], int]]] = {
-    "engine_steps": ("Steps that computed tokens.", lambda state: state.steps),
-    "scheduled_tokens": ("Tokens computed, also those computed again.", lambda state: state.scheduled_tokens),
-    "generation_tokens": ("Tokens generated.", lambda state: state.sampled_tokens),
-    "prefix_cache_hits": ("Prompt tokens taken from the prefix cache.", lambda state: state.prefix_hit_tokens),
-    "num_preemptions": ("Requests whose memory was taken away.", lambda state: state.preemptions),
-    "spec_decode_num_draft_tokens": ("Drafts checked.", lambda state: state.draft_tokens),
-    "spec_decode_num_accepted_tokens": ("Drafts accepted.", lambda state: state.accepted_tokens),
+COUNTERS = {  # with the fields of RunMetrics
+    "engine_steps": ("Steps that computed tokens.", "steps"),
+    "scheduled_tokens": ("Tokens computed, also those computed again.", "scheduled_tokens"),
+    "generation_tokens": ("Tokens generated.", "sampled_tokens"),
+    "prefix_cache_hits": ("Prompt tokens taken from the prefix cache.", "prefix_hit_tokens"),
+    "num_preemptions": ("Requests whose memory was taken away.", "preemptions"),
+    "spec_decode_num_draft_tokens": ("Drafts checked.", "draft_tokens"),
+    "spec_decode_num_accepted_tokens": ("Drafts accepted.", "accepted_tokens"),
 }
 
 
@@ -47,8 +47,8 @@ class OfEngine(Collector):
         state = self._state()
         for name, (text, value) in GAUGES.items():
             yield GaugeMetricFamily(PREFIX + name, text, value=value(state))  # type: ignore[no-untyped-call]
-        for name, (text, count) in COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, value=count(state))
+        for name, (text, field) in COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, value=getattr(state.metrics, field))
 
 
 class Metrics:

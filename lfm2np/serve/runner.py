@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 from lfm2np.engine.engine import Engine
-from lfm2np.engine.outputs import RequestOutput
+from lfm2np.engine.outputs import RequestOutput, RunMetrics
 from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.sampling.params import SamplingParams
 
@@ -59,13 +59,7 @@ class State:
     waiting: int = 0
     num_blocks: int = 0
     used_blocks: int = 0  # that requests hold; cached ones are free
-    steps: int = 0
-    scheduled_tokens: int = 0
-    sampled_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
+    metrics: RunMetrics = field(default_factory=RunMetrics)
 
 
 class Runner:
@@ -175,17 +169,6 @@ class Runner:
 
 
 def state_of(engine: Engine) -> State:
-    scheduler, metrics = engine.scheduler, engine.metrics
-    return State(
-        running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
-        num_blocks=scheduler.config.num_blocks,
-        used_blocks=scheduler.config.num_blocks - scheduler.pool.num_free,
-        steps=metrics.steps,
-        scheduled_tokens=metrics.scheduled_tokens,
-        sampled_tokens=metrics.sampled_tokens,
-        prefix_hit_tokens=metrics.prefix_hit_tokens,
-        preemptions=metrics.preemptions,
-        draft_tokens=metrics.draft_tokens,
-        accepted_tokens=metrics.accepted_tokens,
-    )
+    scheduler, num_blocks = engine.scheduler, engine.scheduler.config.num_blocks
+    used = num_blocks - scheduler.pool.num_free
+    return State(len(scheduler.running), len(scheduler.waiting), num_blocks, used, replace(engine.metrics))

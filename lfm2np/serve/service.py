@@ -11,9 +11,8 @@ from typing import TypeVar
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.errors import RequestError
 from lfm2np.serve.desk import Desk
-from lfm2np.serve.limits import Limits
+from lfm2np.serve.limits import Limits, Refusal
 from lfm2np.serve.metrics import Metrics
-from lfm2np.serve.refusals import Refusal
 from lfm2np.serve.replies.shared import fingerprint_of
 
 T = TypeVar("T")

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.checkpoint import loaded, weights
+from lfm2np.checkpoint import loaded, prepared_file, weights
 from lfm2np.checkpoint.loaded import LoadedModel
-from lfm2np.checkpoint.prepared import prepared_file
-from lfm2np.checkpoint.prepared.prepared_file import VERSION, Origin, read, write
+from lfm2np.checkpoint.prepared_file import VERSION, Origin, read, write
 from lfm2np.cli import main
 from lfm2np.errors import CheckpointError, RequestError
 from lfm2np.loading import load

@@ -36,15 +36,15 @@ from lfm2np.drawings.runs.derive import (
     QUEUED,
     RECOMPUTED,
     moments,
+    pools,
 )
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND
-from lfm2np.drawings.runs.orders import both_orders
 from lfm2np.drawings.runs.policies import answers, one_after_another, under
-from lfm2np.drawings.runs.pool import pools
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.isolation import attention_leaks, convolution_leaks
+from lfm2np.drawings.views.order import both_orders
 from lfm2np.engine_protocol import Request
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model

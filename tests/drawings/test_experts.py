@@ -29,7 +29,7 @@ from lfm2np.drawings.runs.routes import Routes, by_decodes, read_evenly, reading
 from lfm2np.drawings.runs.run import Run, Step, read_run
 from lfm2np.drawings.text import as_text
 from lfm2np.drawings.views.ledger import grouped, labels_of
-from lfm2np.drawings.views.worksheet_experts import of_experts, routed
+from lfm2np.drawings.views.worksheet import of_experts, routed
 from lfm2np.loading import Model
 from lfm2np.model.weights import FeedForwardWeights
 from lfm2np.oracle.judging.routes import routed as keeping_routes

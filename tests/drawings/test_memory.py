@@ -12,10 +12,8 @@ from lfm2np.conformance.properties.driver import make
 from lfm2np.conformance.properties.driver import run as run_scenario
 from lfm2np.conformance.strategies.scenarios import Scenario, scenarios
 from lfm2np.drawings import demo
-from lfm2np.drawings.runs.contents import contents
-from lfm2np.drawings.runs.derive import num_kept
-from lfm2np.drawings.runs.paged import Cells, before_steps, context
-from lfm2np.drawings.runs.pool import by_plans, pools
+from lfm2np.drawings.runs.derive import by_plans, num_kept, pools
+from lfm2np.drawings.runs.paged import Cells, before_steps, contents, context
 from lfm2np.drawings.runs.recorded import Coming, recorded
 from lfm2np.drawings.runs.run import Run, Step, read_run
 from lfm2np.drawings.views.picture import scores_of, softmax

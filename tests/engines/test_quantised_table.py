@@ -27,7 +27,7 @@ from lfm2np.checkpoint.config import parse_config
 from lfm2np.checkpoint.gguf.container import open_container
 from lfm2np.checkpoint.stored import widen
 from lfm2np.faults import inject
-from lfm2np.faults.catalogue import by_name
+from lfm2np.faults.inject import by_name
 
 
 def test_the_page_has_the_tables_that_the_results_make() -> None:

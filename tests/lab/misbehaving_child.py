@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 
-from lfm2np.lab import answering, child
+from lfm2np.lab import child, page
 from lfm2np.lab.models import Models
 
-true_answer = answering.answer
+true_answer = page.answer
 
 
 def answer(query: str, models: Models) -> tuple[int, str]:
@@ -38,5 +38,5 @@ def answer(query: str, models: Models) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    answering.answer = answer
+    page.answer = answer
     child.main()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lfm2np.lab.answering import again_with, answer
 from lfm2np.lab.checks import Verdict
 from lfm2np.lab.compute import compute_plainly
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, fitting_problems
+from lfm2np.lab.page import again_with, answer
 from lfm2np.lab.settings import Asked, query_of
 
 Change = Mapping[str, Any]

@@ -18,8 +18,8 @@ import pytest
 
 import lfm2np
 from lfm2np.faults import inject
-from lfm2np.faults.catalogue import by_name
 from lfm2np.faults.edits import Edit, Fault
+from lfm2np.faults.inject import by_name
 from lfm2np.loading import Model
 from lfm2np.oracle.causes.findings import Suspicion
 from lfm2np.oracle.check import Checked, answered, judged

@@ -17,9 +17,9 @@ from builders import raw_mixture
 from golden_routes import DECIDED, differing, sparse_blocks
 
 import lfm2np
+from lfm2np.checkpoint.config import MIXTURE_KEYS as KEYS
 from lfm2np.checkpoint.config import load_config, parse_config
 from lfm2np.checkpoint.layout import FUSED
-from lfm2np.checkpoint.mixture import KEYS
 from lfm2np.checkpoint.tensors import open_checkpoint
 from lfm2np.model.layers import expected_tensors, parameter_count
 

@@ -17,7 +17,7 @@ import lfm2np
 from lfm2np.engine.outputs import RequestOutput
 from lfm2np.engine.sequential import answer_alone
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.serve.replies.token_texts import token_name
+from lfm2np.serve.replies.shared import token_name
 
 
 @pytest.fixture(scope="module")

@@ -59,13 +59,13 @@ def reset(connection: socket.socket) -> None:
 def test_who_leaves_is_computed_no_further(is_streamed: bool, is_abrupt: bool):
     with serving(model()) as served:
         connection = put(served, {**LONG, "stream": is_streamed})
-        while not served.service.desk.runner.state.steps:
+        while not served.service.desk.runner.state.metrics.steps:
             time.sleep(0.005)
         if is_streamed:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         reset(connection) if is_abrupt else connection.close()
         served.wait_until_empty()
-        assert served.service.desk.runner.state.sampled_tokens < 230
+        assert served.service.desk.runner.state.metrics.sampled_tokens < 230
         assert 'how="left"} 1.0' in served.get("/metrics")[1]
 
 
@@ -92,7 +92,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_no_end(is_streamed: boo
         status, _ = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
         assert status == 200 and served.service.desk.num_places >= 4
         served.wait_until_empty()
-        assert served.service.desk.runner.state.sampled_tokens > 4 * 20
+        assert served.service.desk.runner.state.metrics.sampled_tokens > 4 * 20
         while 'how="504"} 1.0' not in served.get("/metrics")[1]:
             time.sleep(0.05)
     slow.close()
@@ -109,7 +109,7 @@ def test_streams_that_nobody_reads_are_not_computed_to_their_end():
             time.sleep(0.005)
         status, reply = served.ask("/v1/completions", {"prompt": "sort: 3 1 ->", "temperature": 0, "max_tokens": 5})
         assert status == 200 and reply["choices"][0]["text"] == " 1 3"
-        assert served.service.desk.runner.state.sampled_tokens < 16 * 900 / 3
+        assert served.service.desk.runner.state.metrics.sampled_tokens < 16 * 900 / 3
         served.wait_until_empty()
 
 

@@ -61,7 +61,7 @@ def test_whatever_goes_wrong_between_steps_is_told_to_all(monkeypatch: pytest.Mo
     """What is under way, what comes with it, and what comes later."""
     with serving(model()) as served, ThreadPoolExecutor(2) as pool:
         first = pool.submit(served.ask, "/v1/completions", {"prompt": [1], "max_tokens": 200, "ignore_eos": True})
-        while not served.service.desk.runner.state.steps:
+        while not served.service.desk.runner.state.metrics.steps:
             threading.Event().wait(0.005)
         monkeypatch.setattr(served.engine, "add_request", lambda *_: {}["no"])
         second = served.ask("/v1/completions", {"prompt": [[2], [3]]})

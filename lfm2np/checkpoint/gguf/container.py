@@ -108,9 +108,8 @@ def open_container(path: Path) -> Container:
                 raise CheckpointError(f"{where}: {plain(key)}: {show(file.keys[key].value)}, expected as in {path}")
         for name, tensor in file.tensors.items():
             if name in tensors:
-                raise CheckpointError(
-                    f"{where}: {plain(name)} stands also in {tensors[name].source}, expected one of them"
-                )
+                also = tensors[name].source
+                raise CheckpointError(f"{where}: {plain(name)} stands also in {also}, expected one of them")
             tensors[name] = tensor
     total = first.keys.get("split.tensors.count")
     if total is None or total.value != len(tensors):
@@ -169,9 +168,8 @@ def _read_start(header: _Header) -> int:
     for _ in range(header.number("Q", "number of keys")):
         key = header.string(f"key {len(header.keys)}")
         if not key or key in header.keys:
-            raise CheckpointError(
-                f"{path}: key {plain(key)!r}: {'stands twice' if key else 'empty'}, expected one name"
-            )
+            wrong = "stands twice" if key else "empty"
+            raise CheckpointError(f"{path}: key {plain(key)!r}: {wrong}, expected one name")
         header.keys[key] = _read_value(header, plain(key))
     return int(num_tensors)
 
@@ -226,9 +224,8 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
         name = header.string(f"name of tensor {number}")
         if not 0 < len(name) < MAX_NAME or name in entries:
             wrong = "stands twice" if name in entries else f"{len(name)} characters"
-            raise CheckpointError(
-                f"{path}: tensor {number}, {plain(name)!r}: {wrong}, expected a name of its own, below {MAX_NAME}"
-            )
+            fits = f"a name of its own, below {MAX_NAME}"
+            raise CheckpointError(f"{path}: tensor {number}, {plain(name)!r}: {wrong}, expected {fits}")
         entries[name] = _read_entry(header, plain(name))
     alignment = _alignment(header)
     start = _padded(header.at, alignment)
@@ -236,10 +233,8 @@ def _read_tensors(header: _Header, count: int) -> dict[str, StoredTensor]:
     for name, entry in entries.items():
         begin = start + entry.offset
         if entry.offset != expected:
-            raise CheckpointError(
-                f"{path}: {plain(name)}: offset {entry.offset}, expected {expected}, behind the tensor before it, "
-                f"padded to {alignment} bytes"
-            )
+            place = f"{expected}, behind the tensor before it, padded to {alignment} bytes"
+            raise CheckpointError(f"{path}: {plain(name)}: offset {entry.offset}, expected {place}")
         if begin + entry.num_bytes > len(header.content):
             raise CheckpointError(
                 f"{path}: {plain(name)}: {entry.dtype} in bytes {begin} to {begin + entry.num_bytes}, expected at most "
@@ -269,9 +264,8 @@ def _read_entry(header: _Header, name: str) -> _Entry:
         return _Entry(dtype, shape, math.prod(shape) * DTYPES[dtype].itemsize, offset)
     block = QUANTISED[dtype]
     if shape[-1] % block.weights:
-        raise CheckpointError(
-            f"{path}: {name}: {dtype} with rows of {shape[-1]}, expected a multiple of its block, {block.weights}"
-        )
+        expected = f"a multiple of its block, {block.weights}"
+        raise CheckpointError(f"{path}: {name}: {dtype} with rows of {shape[-1]}, expected {expected}")
     stored = (*shape[:-1], shape[-1] // block.weights * block.size)
     return _Entry(dtype, stored, math.prod(stored), offset)
 
@@ -279,9 +273,8 @@ def _read_entry(header: _Header, name: str) -> _Entry:
 def _alignment(header: _Header) -> int:
     found = header.keys.get("general.alignment", Value("uint32", ALIGNMENT))
     if found.kind != "uint32" or not 0 < found.value <= 2**20 or found.value & (found.value - 1):
-        raise CheckpointError(
-            f"{header.path}: general.alignment: {show(found.value)} ({found.kind}), expected a uint32, a power of two"
-        )
+        value = f"{show(found.value)} ({found.kind})"
+        raise CheckpointError(f"{header.path}: general.alignment: {value}, expected a uint32, a power of two")
     return int(found.value)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lfm2np.checkpoint.gguf import blocks, superblocks
+from lfm2np.checkpoint.gguf import blocks
 from lfm2np.checkpoint.gguf.blocks import Bytes, Float64, Parts
 
 LARGEST_EXPONENT = 252  # of MXFP4: 2**(252 - 127) * 6 is the largest power whose values are all float32
@@ -30,13 +30,13 @@ QUANTISED = {
     "Q5_0": Quantised(6, 32, 22, blocks.q5_0, (0,)),
     "Q5_1": Quantised(7, 32, 24, blocks.q5_1, (0, 2)),
     "Q8_0": Quantised(8, 32, 34, blocks.q8_0, (0,)),
-    "Q2_K": Quantised(10, 256, 84, superblocks.q2_k, (80, 82)),
-    "Q3_K": Quantised(11, 256, 110, superblocks.q3_k, (108,)),
-    "Q4_K": Quantised(12, 256, 144, superblocks.q4_k, (0, 2)),
-    "Q5_K": Quantised(13, 256, 176, superblocks.q5_k, (0, 2)),
-    "Q6_K": Quantised(14, 256, 210, superblocks.q6_k, (208,)),
+    "Q2_K": Quantised(10, 256, 84, blocks.q2_k, (80, 82)),
+    "Q3_K": Quantised(11, 256, 110, blocks.q3_k, (108,)),
+    "Q4_K": Quantised(12, 256, 144, blocks.q4_k, (0, 2)),
+    "Q5_K": Quantised(13, 256, 176, blocks.q5_k, (0, 2)),
+    "Q6_K": Quantised(14, 256, 210, blocks.q6_k, (208,)),
     "IQ4_NL": Quantised(20, 32, 18, blocks.iq4_nl, (0,)),
-    "IQ4_XS": Quantised(23, 256, 136, superblocks.iq4_xs, (0,)),
+    "IQ4_XS": Quantised(23, 256, 136, blocks.iq4_xs, (0,)),
     "MXFP4": Quantised(39, 32, 17, blocks.mxfp4, ()),
 }
 PLAIN = {"F32": 0, "F16": 1, "BF16": 30}

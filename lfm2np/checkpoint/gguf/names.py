@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import NamedTuple
 
 from lfm2np.checkpoint.gguf.container import Container
 from lfm2np.checkpoint.gguf.formats import QUANTISED
 from lfm2np.checkpoint.gguf.settings import KEYS
-from lfm2np.checkpoint.layout import require_shape
+from lfm2np.checkpoint.layout import Place, listed, require_shape
 from lfm2np.checkpoint.stored import DTYPES, Array, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import Dim, layout_of
-from lfm2np.values import plain
 
 TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -49,13 +47,6 @@ IN_A_LAYER = {
 }
 LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
 EXPERT = re.compile(r"(feed_forward\.experts)\.([0-9]+)\.(.+)")
-
-
-class Place(NamedTuple):
-    """Where one of our tensors stands: in which of theirs, and as which expert of it."""
-
-    name: str
-    expert: int | None = None
 
 
 def place_of(name: str) -> Place:
@@ -89,9 +80,7 @@ def named_tensors(container: Container, config: ModelConfig) -> dict[str, Stored
             _require_shape(stored, dims, container)
             values = stored.array
         if len(dims) != 2 and stored.dtype in QUANTISED:
-            raise CheckpointError(
-                f"{stored.source}: {stored.name}: {stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix"
-            )
+            raise stored.wrong(f"{stored.dtype}, expected {', '.join(DTYPES)} of what is no matrix")
         found[name] = replace(stored, name=name, values=values, source=f"{stored.source}: {_told(places[name])}")
     return found
 
@@ -121,20 +110,13 @@ def _told(place: Place) -> str:
 def _require_all(container: Container, expected: set[str], config: ModelConfig) -> None:
     path = container.paths[0]
     missing, unexpected = expected - container.tensors.keys(), container.tensors.keys() - expected
-    if missing:
-        raise CheckpointError(
-            f"{path}: missing {len(missing)} of the {len(expected)} tensors: {_listed(missing)} "
-            f"({_why(missing, config)})"
-        )
-    if unexpected:
-        raise CheckpointError(
-            f"{path}: {len(unexpected)} unexpected beside the {len(expected)} tensors: {_listed(unexpected)} "
-            f"({_why(unexpected, config)})"
-        )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(plain(name) for name in sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+    for names, what in (
+        (missing, f"missing {len(missing)} of"),
+        (unexpected, f"{len(unexpected)} unexpected beside"),
+    ):
+        if names:
+            where = f"{path}: {what} the {len(expected)} tensors"
+            raise CheckpointError(f"{where}: {listed(names)} ({_why(names, config)})")
 
 
 def _why(names: set[str], config: ModelConfig) -> str:

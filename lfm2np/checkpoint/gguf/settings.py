@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from lfm2np.checkpoint.config import named
 from lfm2np.checkpoint.gguf.container import Container, Value
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, MixtureConfig, ModelConfig
 from lfm2np.model.config_values import REALS, SIZES
-from lfm2np.values import plain, show
+from lfm2np.values import plain, same, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")
 KEYS = {  # our names, without the architecture's prefix; layout.py names dimensions so
@@ -92,15 +92,12 @@ class _Keys:
 
     def layers(self, name: str, count: int) -> list[int]:
         """A number for each layer, of a list or of one for all."""
-        one = self.value(KEYS[name])
+        one, most = self.value(KEYS[name]), SIZES[name][1]
         listed = one.kind in ("array of uint32", "array of int32")
         values = one.value if listed else [one.value] * count
-        if (
-            not (listed or one.kind == "uint32")
-            or len(values) != count
-            or not all(0 <= v <= SIZES[name][1] for v in values)
-        ):
-            raise self.wrong(KEYS[name], f"a uint32 up to {SIZES[name][1]}, or an array of {count}, one a layer")
+        fits = (listed or one.kind == "uint32") and len(values) == count and all(0 <= v <= most for v in values)
+        if not fits:
+            raise self.wrong(KEYS[name], f"a uint32 up to {most}, or an array of {count}, one a layer")
         return list(values)
 
 
@@ -116,8 +113,7 @@ def config_of(container: Container) -> ModelConfig:
     try:
         return _build(keys, "output.weight" not in container.tensors)
     except ConfigError as problem:
-        text = str(problem)
-        raise ConfigError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from None
+        raise named(problem, path) from None
 
 
 def _build(keys: _Keys, tied: bool) -> ModelConfig:
@@ -189,12 +185,7 @@ def _require_known(keys: _Keys) -> None:
             continue
         key = name.removeprefix(f"{keys.prefix}.")
         if key in ONLY:
-            if not any(_same(keys.value(key).value, allowed) for allowed in ONLY[key]):
+            if not any(same(keys.value(key).value, allowed) for allowed in ONLY[key]):
                 raise keys.wrong(key, f"{show(ONLY[key][0])} or no such key: another is not implemented")
         elif key not in (*KEYS.values(), *HEAD_DIM_AGAIN) or (keys.prefix == "lfm2" and key in of_experts):
             raise keys.wrong(plain(key), f"a key that {keys.prefix} is known to have")
-
-
-def _same(left: Any, right: object) -> bool:
-    """Equality in which true is not 1."""
-    return isinstance(left, bool) == isinstance(right, bool) and bool(left == right)

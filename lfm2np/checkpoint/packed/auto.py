@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.layout import require_shape
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings
-from lfm2np.checkpoint.packed.codes import packed_words, unpacked
-from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, matrices
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.compressed import INTEGERS, Dims, Parts, group_of_columns, matrices
+from lfm2np.checkpoint.packed.rows import PackedRows, packed_words, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
@@ -41,10 +40,8 @@ def with_matrices(
             continue
         parts = Parts(tensors, module, source)
         if skipped := next((one for one in settings.skipped if one in module), None):
-            raise CheckpointError(
-                f"{source}: {module}.qweight: expected none from modules_to_not_convert, which has {show(skipped)} "
-                "(config.json)"
-            )
+            why = f"modules_to_not_convert, which has {show(skipped)} (config.json)"
+            raise CheckpointError(f"{source}: {module}.qweight: expected none from {why}")
         if f"{module}.weight" in tensors:
             raise CheckpointError(f"{source}: {module}.weight stands beside {module}.qweight, expected one of them")
         made = _gptq(parts, dims, settings) if settings.method == "gptq" else _awq(parts, dims, settings)
@@ -59,10 +56,8 @@ def _sizes(parts: Parts, dims: Dims, settings: AutoSettings) -> tuple[int, Dim]:
     columns, origin = dims[1]
     size = settings.group_size or columns
     if columns % size:
-        raise CheckpointError(
-            f"{parts.source}: {parts.module}.qweight: rows of {origin}={columns} numbers, expected a multiple of "
-            f"group_size={size} (config.json)"
-        )
+        expected = f"a multiple of group_size={size} (config.json)"
+        raise parts.wrong("qweight", f"rows of {origin}={columns} numbers, expected {expected}")
     return size, (columns // size, f"{origin}/group_size")
 
 
@@ -105,16 +100,12 @@ def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDAr
     stored_codes = unpacked(stored.array, settings.bits)[:, :rows]
     top, middle = 2**settings.bits - 1, 2 ** (settings.bits - 1)
     if settings.zero_offset and np.any(stored_codes == top):
-        raise CheckpointError(
-            f"{stored.source}: {stored.name}: a zero of {top} in checkpoint_format gptq, which is {top + 1} to some "
-            "readers and 0 to others"
-        )
+        means = f"{top + 1} to some readers and 0 to others"
+        raise stored.wrong(f"a zero of {top} in checkpoint_format gptq, which is {means}")
     zeros = stored_codes.T.astype(np.int16) + np.int16(settings.zero_offset)
     if settings.symmetric and np.any(zeros != middle):
-        raise CheckpointError(
-            f"{stored.source}: {stored.name}: a zero of {int(zeros[zeros != middle][0])}, expected {middle} from "
-            "sym=true (config.json)"
-        )
+        other = int(zeros[zeros != middle][0])
+        raise stored.wrong(f"a zero of {other}, expected {middle} from sym=true (config.json)")
     return zeros
 
 
@@ -124,22 +115,13 @@ def _gptq_groups(parts: Parts, dims: Dims, size: int, settings: AutoSettings) ->
     if f"{parts.module}.g_idx" not in parts.tensors and not settings.has_order:
         return None
     stored = parts.take("g_idx", "desc_act=true", INTEGERS)
+    if settings.has_order:
+        return group_of_columns(stored, dims[1], int(expected[-1]))
     require_shape(stored, (dims[1],))
-    groups = stored.array.astype(np.int64)
-    if not settings.has_order:
-        if not np.array_equal(groups, expected):
-            raise CheckpointError(
-                f"{stored.source}: {stored.name}: columns in another order, expected group_size={size} of each group "
-                "in turn from desc_act=false (config.json)"
-            )
-        return None
-    bad = np.flatnonzero((groups < 0) | (groups > expected[-1]))
-    if len(bad):
-        raise CheckpointError(
-            f"{stored.source}: {stored.name}: group {int(groups[bad[0]])} of column {int(bad[0])}, expected 0 to "
-            f"{int(expected[-1])}"
-        )
-    return groups
+    if not np.array_equal(stored.array.astype(np.int64), expected):
+        why = f"group_size={size} of each group in turn from desc_act=false (config.json)"
+        raise stored.wrong(f"columns in another order, expected {why}")
+    return None
 
 
 def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
@@ -147,10 +129,8 @@ def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
     rows, columns = dims
     _, groups = _sizes(parts, dims, settings)
     if rows[0] % 8 or columns[0] % 8:
-        raise CheckpointError(
-            f"{parts.source}: {parts.module}.qweight: {rows[1]}={rows[0]}, {columns[1]}={columns[0]}, expected "
-            "multiples of 8 from version=gemm"
-        )
+        sizes = f"{rows[1]}={rows[0]}, {columns[1]}={columns[0]}"
+        raise parts.wrong("qweight", f"{sizes}, expected multiples of 8 from version=gemm")
     weight = parts.take("qweight", "quant_method", ("I32",))
     require_shape(weight, (columns, _packed_dim(rows, 4)))
     zeros = parts.take("qzeros", "quant_method", ("I32",))

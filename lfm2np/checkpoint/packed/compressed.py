@@ -16,10 +16,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import require_shape
-from lfm2np.checkpoint.packed.codes import Array, numbers, packed_words, unpacked
+from lfm2np.checkpoint.layout import origins_of, require_shape
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, packed_words, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
@@ -81,17 +80,19 @@ class Parts:
         self.used.add(name)
         one = self.tensors[name]
         if one.dtype not in dtypes:
-            raise CheckpointError(
-                f"{one.source}: {name}: dtype {one.dtype}, expected {' or '.join(dtypes)} from {key} (config.json)"
-            )
+            expected = f"{' or '.join(dtypes)} from {key} (config.json)"
+            raise CheckpointError(f"{one.source}: {name}: dtype {one.dtype}, expected {expected}")
         return one
+
+    def wrong(self, part: str, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {self.module}.{part}: {text}")
 
 
 def _require_none(tensors: Mapping[str, StoredTensor], module: str, settings: CompressedSettings) -> None:
     for part in ("weight_packed", "weight_scale"):
         if one := tensors.get(f"{module}.{part}"):
             why = "ignore names it" if settings.is_ignored(module, class_of(module)) else "no target matches it"
-            raise CheckpointError(f"{one.source}: {one.name}: expected none, as {why} (config.json)")
+            raise one.wrong(f"expected none, as {why} (config.json)")
 
 
 def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
@@ -131,13 +132,10 @@ def _require_told_shape(parts: Parts, dims: Dims) -> None:
     require_shape(one, ((2, "dimensions of a matrix"),))
     told, expected = tuple(one.array.tolist()), (dims[0][0], dims[1][0])
     if told != expected:
-        raise CheckpointError(
-            f"{one.source}: {one.name}: {told}, expected {expected} from {dims[0][1]}={expected[0]}, "
-            f"{dims[1][1]}={expected[1]}"
-        )
+        raise one.wrong(f"{told}, expected {expected} from {origins_of(dims)}")
 
 
-def _scale_dims(dims: Dims, form: Weights) -> tuple[Dim, ...]:
+def _scale_dims(parts: Parts, dims: Dims, form: Weights) -> tuple[Dim, ...]:
     rows, (columns, origin) = dims
     strategy = f"{form.key}.strategy={form.strategy}"
     if form.strategy == "tensor":
@@ -149,16 +147,15 @@ def _scale_dims(dims: Dims, form: Weights) -> tuple[Dim, ...]:
         high, wide = form.block
         return (-(-rows[0] // high), f"{rows[1]}/{key}"), (-(-columns // wide), f"{origin}/{key}")
     if columns % form.group_size:
-        raise CheckpointError(
-            f"{origin}={columns}, expected a multiple of {form.key}.group_size={form.group_size} (config.json)"
-        )
+        expected = f"a multiple of {form.key}.group_size={form.group_size} (config.json)"
+        raise parts.wrong("weight", f"{origin}={columns}, expected {expected}")
     return rows, (columns // form.group_size, f"{origin}/{form.key}.group_size")
 
 
 def _scales(parts: Parts, dims: Dims, form: Weights) -> tuple[Array, str]:
     """[rows, groups], and their dtype."""
     stored = parts.take("weight_scale", f"{form.key}.strategy", tuple(DTYPES))
-    expected = _named(parts, dims, form)
+    expected = _scale_dims(parts, dims, form)
     values = stored.array
     if form.strategy == "tensor":
         if stored.shape != ():
@@ -168,18 +165,11 @@ def _scales(parts: Parts, dims: Dims, form: Weights) -> tuple[Array, str]:
     return (values[np.arange(dims[0][0]) // form.block[0]] if form.strategy == "block" else values), stored.dtype
 
 
-def _named(parts: Parts, dims: Dims, form: Weights) -> tuple[Dim, ...]:
-    try:
-        return _scale_dims(dims, form)
-    except CheckpointError as problem:
-        raise CheckpointError(f"{parts.source}: {parts.module}.weight: {problem}") from None
-
-
 def _zeros(parts: Parts, dims: Dims, form: Weights, is_packed: bool) -> NDArray[np.integer] | int:
     """Of each group, counted as codes are: packed ones from 0 on."""
     if form.symmetric:
         return 2 ** (form.bits - 1) if is_packed else 0
-    key, expected = f"{form.key}.symmetric=false", _named(parts, dims, form)
+    key, expected = f"{form.key}.symmetric=false", _scale_dims(parts, dims, form)
     if not is_packed:
         stored = parts.take("weight_zero_point", key, ("I8",))
         require_shape(stored, expected)
@@ -200,13 +190,14 @@ def _groups(parts: Parts, dims: Dims, form: Weights) -> NDArray[np.int64] | None
     if not form.has_order:
         return None
     stored = parts.take("weight_g_idx", f"{form.key}.actorder", INTEGERS)
-    require_shape(stored, (dims[1],))
-    groups, most = stored.array.astype(np.int64), columns // form.group_size
-    if np.any((groups < 0) | (groups >= most)):
-        bad = int(np.flatnonzero((groups < 0) | (groups >= most))[0])
-        raise CheckpointError(
-            f"{stored.source}: {stored.name}: group {int(groups[bad])} of column {bad}, expected 0 to {most - 1}"
-        )
+    return group_of_columns(stored, dims[1], columns // form.group_size - 1)
+
+
+def group_of_columns(stored: StoredTensor, columns: Dim, last: int) -> NDArray[np.int64]:
+    require_shape(stored, (columns,))
+    groups = stored.array.astype(np.int64)
+    for bad in np.flatnonzero((groups < 0) | (groups > last))[:1]:
+        raise stored.wrong(f"group {int(groups[bad])} of column {int(bad)}, expected 0 to {last}")
     return groups
 
 
@@ -220,7 +211,7 @@ def input_scale(parts: Parts, inputs: Inputs) -> tuple[float | None, int]:
         require_shape(stored, ((1, f"{inputs.key}.strategy=tensor"),))
     scale = float(numbers(stored.array.reshape(-1), stored.dtype)[0])
     if not 0.0 < scale < float("inf"):
-        raise CheckpointError(f"{stored.source}: {stored.name}: {scale}, expected a positive number")
+        raise stored.wrong(f"{scale}, expected a positive number")
     if inputs.symmetric:
         return scale, 0
     zero = parts.take("input_zero_point", f"{inputs.key}.symmetric=false", ("I8",))

@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
-from lfm2np.checkpoint.layout import require_shape
-from lfm2np.checkpoint.packed.codes import packed_words
-from lfm2np.checkpoint.packed.mlx_settings import KEY, MlxFormat, MlxSettings
-from lfm2np.checkpoint.packed.rows import PackedRows
+from lfm2np.checkpoint.layout import Place, require_shape
+from lfm2np.checkpoint.packed.rows import PackedRows, packed_words
+from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
 from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.model.config import ModelConfig
@@ -27,13 +25,6 @@ PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 SCALE_DTYPES = {"mxfp4": "F8_E8M0", "mxfp8": "F8_E8M0", "nvfp4": "F8_E4M3"}  # uint8 in the file
 CODINGS = {"mxfp4": "float4", "mxfp8": "float8", "nvfp4": "float4"}
 FEED_FORWARD = re.compile(r"(model\.layers\.[0-9]+\.feed_forward)(?:\.experts\.([0-9]+))?\.(w[123])\.weight")
-
-
-class Place(NamedTuple):
-    """Where one of our tensors stands: in which of theirs, and as which expert of it."""
-
-    name: str
-    expert: int | None = None
 
 
 def place_of(name: str, config: ModelConfig) -> Place:
@@ -90,9 +81,8 @@ def in_our_names(
             found[name] = replace(one, name=name, values=one.values[place.expert], source=where)
     for name in sorted(tensors.keys() - used):
         if name in found:
-            raise CheckpointError(
-                f"{tensors[name].source}: {plain(name)} stands beside {places[name].name}, expected one of them"
-            )
+            where = tensors[name].source
+            raise CheckpointError(f"{where}: {plain(name)} stands beside {places[name].name}, expected one of them")
         found[name] = tensors[name]
     return found
 
@@ -104,11 +94,7 @@ def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> Non
 
 
 def _whole(
-    tensors: Mapping[str, StoredTensor],
-    name: str,
-    dims: tuple[Dim, ...],
-    settings: MlxSettings | None,
-    used: set[str],
+    tensors: Mapping[str, StoredTensor], name: str, dims: tuple[Dim, ...], settings: MlxSettings | None, used: set[str]
 ) -> StoredTensor:
     """One of theirs, with the tensors that belong to it, which are added to `used`."""
     weight, module = tensors[name], name.removesuffix(".weight")
@@ -148,12 +134,10 @@ def _quantised(
 ) -> StoredTensor:
     *rows, (columns, origin) = dims
     if len(dims) == 1 or is_of_taps(dims):
-        raise CheckpointError(f"{scales.source}: {scales.name}: only matrices are quantised, expected none")
+        raise scales.wrong("only matrices are quantised, expected none")
     if columns % form.group_size:
-        raise CheckpointError(
-            f"{weight.source}: {weight.name}: rows of {origin}={columns} numbers, expected a multiple of "
-            f"{form.key}.group_size={form.group_size}"
-        )
+        expected = f"a multiple of {form.key}.group_size={form.group_size}"
+        raise weight.wrong(f"rows of {origin}={columns} numbers, expected {expected}")
     _require_dtype(weight, ("U32",), form)
     words = packed_words(form.bits, columns), f"{origin}*{form.key}.bits/32"
     grouped = columns // form.group_size, f"{origin}/{form.key}.group_size"
@@ -163,9 +147,8 @@ def _quantised(
     _require_dtype(scales, tuple(DTYPES) if form.mode == "affine" else ("U8",), form)
     if form.mode == "affine":
         if biases_name not in tensors:
-            raise CheckpointError(
-                f"{scales.source}: missing {biases_name} beside {scales.name}, expected it from {form.key}.mode=affine"
-            )
+            expected = f"expected it from {form.key}.mode=affine"
+            raise CheckpointError(f"{scales.source}: missing {biases_name} beside {scales.name}, {expected}")
         biases = tensors[biases_name]
         used.add(biases_name)
         _require_dtype(biases, (scales.dtype,), form)
@@ -184,7 +167,5 @@ def _quantised(
 
 def _require_dtype(stored: StoredTensor, expected: tuple[str, ...], form: MlxFormat) -> None:
     if stored.dtype not in expected:
-        raise CheckpointError(
-            f"{stored.source}: {stored.name}: dtype {stored.dtype}, expected {' or '.join(expected)} "
-            f"from {form.key}.mode={form.mode}"
-        )
+        why = f"from {form.key}.mode={form.mode}"
+        raise stored.wrong(f"dtype {stored.dtype}, expected {' or '.join(expected)} {why}")

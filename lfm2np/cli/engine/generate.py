@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, add_prompt_options, load_model
 from lfm2np.cli.shared.requests import Job, read_jobs
 from lfm2np.cli.shared.shown import Display, OneSample, Screen, Watch, as_json, print_outputs, print_summary
@@ -172,10 +172,9 @@ def run_sequential(
     with Watch(display, 1, most_tokens(model, jobs), name) as watch:
         for job in jobs:
             try:
-                for output in answer_alone(
-                    model, job.request_id, job.ids, job.params, seed, drafter, record.add, watch.layer
-                ):
-                    outputs[job.request_id] = output
+                name, ids, params = job.request_id, job.ids, job.params
+                for output in answer_alone(model, name, ids, params, seed, drafter, record.add, watch.layer):
+                    outputs[name] = output
                     count += 1
                     watch.tokens(count, outputs)
             except RequestError as error:
@@ -257,14 +256,14 @@ def summarise(
 ) -> dict[str, Any]:
     """Figures of the run; those of the engine are None where it did not run."""
     lengths = [(len(job.ids), len(sample.token_ids)) for job in jobs for sample in ran.outputs[job.request_id].outputs]
-    metrics = ran.metrics
+    generated, metrics = sum(output for _, output in lengths), ran.metrics
     seconds = None if metrics is None else metrics.seconds
     return {
         "requests": len(jobs),
         "refused": ran.refused,
-        "generated_tokens": sum(output for _, output in lengths),
+        "generated_tokens": generated,
         "steps": metrics and metrics.steps,
-        "steps_one_by_one": sum(output for _, output in lengths),
+        "steps_one_by_one": generated,
         "tokens_per_step": metrics and round(metrics.tokens_per_step, 2),
         "preemptions": metrics and metrics.preemptions,
         "prefix_hit_tokens": metrics and metrics.prefix_hit_tokens,
@@ -297,26 +296,15 @@ def speculative_figures(drafter: str | None, metrics: RunMetrics) -> dict[str, A
 
 
 def add_generate(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "generate",
-        run,
-        "continue prompts, batched continuously",
-        'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove',
-        tokenizer=True,
-    )
+    text = "continue prompts, batched continuously"
+    example = 'lfm2np generate --chat "sort: 7 2 9 4" --chat "add: 34 + 58" --prove'
+    parser = add_command(commands, "generate", run, text, example, tokenizer=True)
     add_prompt_options(parser, many=True)
-    parser.add_argument("--max-tokens", metavar="N", type=int, default=64, help="most tokens to generate (64)")
-    parser.add_argument(
-        "--logprobs", metavar="K", type=int, help="print each token on a line, with the K most likely ones"
-    )
+    add(parser, "--max-tokens N", "most tokens to generate (64)", default=64)
+    add(parser, "--logprobs K", "print each token on a line, with the K most likely ones")
     group = add_engine_options(parser)
-    group.add_argument("--temperature", metavar="T", type=float, help="0 is greedy (0)")
-    group.add_argument(
-        "--trace-detail", action="store_true", help="add what each step computed to --trace, for `lfm2np draw`"
-    )
-    group.add_argument("--sequential", action="store_true", help="run each request alone through reference.py instead")
-    group.add_argument(
-        "--prove", action="store_true", help="run both ways and compare logits bit for bit (exit code 1)"
-    )
+    add(group, "--temperature T", "0 is greedy (0)")
+    add(group, "--trace-detail", "add what each step computed to --trace, for `lfm2np draw`")
+    add(group, "--sequential", "run each request alone through reference.py instead")
+    add(group, "--prove", "run both ways and compare logits bit for bit (exit code 1)")
     add_arithmetic_options(parser)

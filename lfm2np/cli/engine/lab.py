@@ -9,7 +9,7 @@ import sys
 import threading
 import webbrowser
 
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.errors import RequestError
 from lfm2np.serve.extra import require_extra
 
@@ -47,16 +47,7 @@ def run_lab(arguments: argparse.Namespace) -> None:
 
 
 def add_lab(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "lab",
-        run_lab,
-        "learn in the browser: change a run on a page, and see what the engine does",
-        EXAMPLE,
-        model=False,
-        exit_codes=EXIT_CODES,
-    )
-    parser.add_argument(
-        "--port", metavar="N", type=int, default=PORT, help=f"port of 127.0.0.1; 0 takes a free one ({PORT})"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    text = "learn in the browser: change a run on a page, and see what the engine does"
+    parser = add_command(commands, "lab", run_lab, text, EXAMPLE, model=False, exit_codes=EXIT_CODES)
+    add(parser, "--port N", f"port of 127.0.0.1; 0 takes a free one ({PORT})", default=PORT)
+    add(parser, "--no-browser", "only print the address")

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from lfm2np.checkpoint.loaded import draft_fixture
+from lfm2np.cli.shared.parser import add
 from lfm2np.cli.shared.terminal import progress_bar
 from lfm2np.engine.draft_model import DRAFT_SAMPLING, ModelDrafter
 from lfm2np.errors import RequestError
@@ -23,28 +24,21 @@ SPECULATIVE = ("ngram", "draft", "none")
 
 def add_engine_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("the engine")
-    group.add_argument("--max-num-seqs", metavar="N", type=int, help="most requests that run at once (64)")
-    group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="most tokens of one step (2048)")
-    group.add_argument("--block-size", metavar="P", type=int, help="tokens in a cache block (16)")
-    group.add_argument(
-        "--num-blocks", metavar="N", type=int, help="cache blocks (as many as the requests need, within 1 GiB)"
-    )
-    group.add_argument("--policy", choices=sorted(POLICIES), help="scheduling policy (fcfs)")
-    group.add_argument("--waiting-served-ratio", metavar="R", type=float, help="for --policy waiting-served (0.3)")
-    group.add_argument("--max-waiting-tokens", metavar="N", type=int, help="for --policy waiting-served (20)")
-    group.add_argument(
-        "--num-host-blocks", metavar="N", type=int, help="blocks in host memory to swap preempted requests to (0)"
-    )
-    group.add_argument("--no-prefix-caching", action="store_true", help="do not reuse cache blocks of equal prefixes")
-    group.add_argument("--seed", metavar="N", type=int, help="seed of requests that set none (0)")
-    group.add_argument("--speculative", choices=SPECULATIVE, help="what proposes draft tokens (none)")
-    group.add_argument(
-        "--num-speculative-tokens", metavar="K", type=int, help="most draft tokens of a request in a step (4)"
-    )
-    draft_help = "for --speculative draft (without --model: the draft fixture)"
-    group.add_argument("--draft-model", metavar="DIR", help=draft_help)
-    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLING, help="how the draft model proposes (greedy)")
-    group.add_argument("--trace", metavar="FILE", help="write the run as JSON lines, for `lfm2np replay`")
+    add(group, "--max-num-seqs N", "most requests that run at once (64)")
+    add(group, "--max-num-batched-tokens N", "most tokens of one step (2048)")
+    add(group, "--block-size P", "tokens in a cache block (16)")
+    add(group, "--num-blocks N", "cache blocks (as many as the requests need, within 1 GiB)")
+    add(group, "--policy", "scheduling policy (fcfs)", choices=sorted(POLICIES))
+    add(group, "--waiting-served-ratio R", "for --policy waiting-served (0.3)")
+    add(group, "--max-waiting-tokens N", "for --policy waiting-served (20)")
+    add(group, "--num-host-blocks N", "blocks in host memory to swap preempted requests to (0)")
+    add(group, "--no-prefix-caching", "do not reuse cache blocks of equal prefixes")
+    add(group, "--seed N", "seed of requests that set none (0)")
+    add(group, "--speculative", "what proposes draft tokens (none)", choices=SPECULATIVE)
+    add(group, "--num-speculative-tokens K", "most draft tokens of a request in a step (4)")
+    add(group, "--draft-model DIR", "for --speculative draft (without --model: the draft fixture)")
+    add(group, "--draft-sampling", "how the draft model proposes (greedy)", choices=DRAFT_SAMPLING)
+    add(group, "--trace FILE", "write the run as JSON lines, for `lfm2np replay`")
     return group
 
 

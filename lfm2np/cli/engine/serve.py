@@ -9,11 +9,12 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TextIO, cast
 
 from lfm2np.cli.engine.options import add_engine_options, engine_options, make_drafter, seed_of
-from lfm2np.cli.shared.parser import Commands, add_command
+from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.prompts import add_arithmetic_options, load_model
 from lfm2np.engine.engine import Engine
 from lfm2np.errors import RequestError
@@ -39,16 +40,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
     from lfm2np.serve.server import is_loopback, listen, serve, url_of
     from lfm2np.serve.service import Settings
 
-    names = (
-        "max_requests",
-        "max_logprobs",
-        "max_body_bytes",
-        "max_bodies_bytes",
-        "body_seconds",
-        "request_seconds",
-        "write_seconds",
-    )
-    limits = Limits(**{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None})
+    given = {each.name: getattr(arguments, each.name) for each in fields(Limits)}
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
     listening = listen(arguments.host, arguments.port)
     model = load_model(arguments)
     if model.has_tokenizer:
@@ -65,8 +58,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
     url, fingerprint = url_of(listening), fingerprint_of(model)
 
     def on_start() -> None:
-        fields = json.dumps({"url": url, "model": name, "system_fingerprint": fingerprint})
-        print(fields if arguments.json else f"{url}: {name} ({fingerprint})", flush=True)
+        as_json = json.dumps({"url": url, "model": name, "system_fingerprint": fingerprint})
+        print(as_json if arguments.json else f"{url}: {name} ({fingerprint})", flush=True)
 
     options = engine_options(arguments) | {"seed": seed_of(arguments), "drafter": make_drafter(model, arguments)}
     with open_trace(arguments.trace) as trace:
@@ -114,37 +107,19 @@ def open_trace(name: str | None) -> Iterator[TextIO | None]:
 
 
 def add_serve(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "serve",
-        run_serve,
-        "serve the model over HTTP, with OpenAI's API",
-        EXAMPLE,
-        tokenizer=True,
-        exit_codes=EXIT_CODES,
-    )
-    parser.add_argument("--host", metavar="NAME", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (8000)")
-    parser.add_argument("--name", metavar="NAME", help="model name for clients (the checkpoint's)")
-    parser.add_argument("--verbose", action="store_true", help="log each HTTP request to standard error")
+    text = "serve the model over HTTP, with OpenAI's API"
+    parser = add_command(commands, "serve", run_serve, text, EXAMPLE, tokenizer=True, exit_codes=EXIT_CODES)
+    add(parser, "--host NAME", "address to listen on (127.0.0.1)", default="127.0.0.1")
+    add(parser, "--port N", "0 takes a free one (8000)", default=8000)
+    add(parser, "--name NAME", "model name for clients (the checkpoint's)")
+    add(parser, "--verbose", "log each HTTP request to standard error")
     limits = parser.add_argument_group("limits")
-    limits.add_argument(
-        "--max-requests", metavar="N", type=int, help="most prompts times samples in progress, beyond which 429 (256)"
-    )
-    limits.add_argument("--max-logprobs", metavar="K", type=int, help="most logprobs of a token (20)")
-    limits.add_argument("--max-body-bytes", metavar="N", type=int, help="most bytes of a request (8 MiB)")
-    limits.add_argument(
-        "--max-bodies-bytes",
-        metavar="N",
-        type=int,
-        help="most bytes of all requests, beyond which 503 (8 of the largest)",
-    )
-    limits.add_argument(
-        "--body-seconds", metavar="S", type=float, help="time to receive the headers, and then the body (30)"
-    )
-    limits.add_argument("--request-seconds", metavar="S", type=float, help="time to complete a response (600)")
-    limits.add_argument(
-        "--write-seconds", metavar="S", type=float, help="time for the client to read 32 KiB of it (10)"
-    )
+    add(limits, "--max-requests N", "most prompts times samples in progress, beyond which 429 (256)")
+    add(limits, "--max-logprobs K", "most logprobs of a token (20)")
+    add(limits, "--max-body-bytes N", "most bytes of a request (8 MiB)")
+    add(limits, "--max-bodies-bytes N", "most bytes of all requests, beyond which 503 (8 of the largest)")
+    add(limits, "--body-seconds S", "time to receive the headers, and then the body (30)")
+    add(limits, "--request-seconds S", "time to complete a response (600)")
+    add(limits, "--write-seconds S", "time for the client to read 32 KiB of it (10)")
     add_engine_options(parser)
     add_arithmetic_options(parser)

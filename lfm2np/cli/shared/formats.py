@@ -7,25 +7,21 @@ import argparse
 from lfm2np.checkpoint.files import is_gguf, read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.checkpoint.packed.activations import input_roundings
+from lfm2np.cli.shared.parser import add
 from lfm2np.errors import RequestError
 from lfm2np.oracle.auto_format import AUTO, Taken, taken_format
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, with_kv
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=[*FORMATS, AUTO],
-        default="float32",
-        help="number format of the engine, which determines the error it may have (float32); auto derives it from "
-        "the checkpoint's weights and the engine's name, and reports it (--number-format in the property suite; "
-        "--numerics is the arithmetic of lfm2np itself)",
+    text = (
+        "number format of the engine, which determines the error it may have (float32); auto derives it from the "
+        "checkpoint's weights and the engine's name, and reports it (--number-format in the property suite; "
+        "--numerics is the arithmetic of lfm2np itself)"
     )
-    parser.add_argument(
-        "--kv-format",
-        choices=list(KEPT),
-        help="number format of keys and values in its cache (as --format; with q8 float16, llama.cpp's default)",
-    )
+    add(parser, "--format", text, choices=[*FORMATS, AUTO], default="float32")
+    kv_text = "number format of keys and values in its cache (as --format; with q8 float16, llama.cpp's default)"
+    add(parser, "--kv-format", kv_text, choices=list(KEPT))
 
 
 def format_of(arguments: argparse.Namespace, engine: str) -> Taken:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.target import TargetError
@@ -19,6 +19,7 @@ EXIT_CODES = """exit codes:
   4    a value is not finite, or a product could not be computed exactly
   130  interrupted"""
 
+KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
 TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
@@ -40,6 +41,19 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(fail(f"{message} (see {self.prog} --help)", self.usage_exit_code))
+
+
+def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) -> None:
+    """An option as its help shows it: "--port N" takes a whole number, "--timeout S" a float, "--out DIR" a text;
+    "--quick" is a switch, and "TARGET" an argument without a name."""
+    *names, last = words.split()
+    if last.startswith("-"):
+        names.append(last)
+        more |= {} if "choices" in more else {"action": "store_true"}
+    else:
+        names = names or [last.lower()]
+        more = {"metavar": last, "type": KINDS.get(last), **more}
+    parser.add_argument(*names, help=text, **more)
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -67,8 +81,8 @@ def add_command(
         parser.usage_exit_code = TargetError.exit_code
     parser.set_defaults(run=run)
     if model:
-        parser.add_argument("--model", metavar="DIR", help=MODEL_HELP)
+        add(parser, "--model DIR", MODEL_HELP)
     if tokenizer:
-        parser.add_argument("--tokenizer", metavar="DIR", help=TOKENIZER_HELP)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+        add(parser, "--tokenizer DIR", TOKENIZER_HELP)
+    add(parser, "--json", "print one JSON object")
     return parser

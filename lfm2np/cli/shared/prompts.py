@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from lfm2np.checkpoint.loaded import WEIGHTS
+from lfm2np.cli.shared.parser import add
 from lfm2np.cli.shared.terminal import parse_ids, progress_bar, read_file
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model, load
@@ -22,8 +23,7 @@ def load_model(arguments: argparse.Namespace) -> Model:
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
     """The prompt that the options give, as checked ids."""
-    if arguments.system is not None and arguments.chat is None:
-        raise RequestError("--system goes with --chat")
+    require_chat(arguments)
     if arguments.prompt_ids is not None:
         return model.prompt_ids(parse_ids(arguments.prompt_ids, "--prompt-ids"))
     if arguments.prompt_ids_file is not None:
@@ -32,10 +32,17 @@ def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
         return model.prompt_ids(read_file(arguments.prompt_file))
     if arguments.prompt is not None:
         return model.prompt_ids(arguments.prompt)
-    messages = [{"role": "user", "content": arguments.chat}]
-    if arguments.system is not None:
-        messages.insert(0, {"role": "system", "content": arguments.system})
-    return model.prompt_ids(model.tokenizer.encode_chat(messages))
+    return model.prompt_ids(model.tokenizer.encode_chat(messages_of(arguments.chat, arguments.system)))
+
+
+def require_chat(arguments: argparse.Namespace) -> None:
+    if arguments.system is not None and arguments.chat is None:
+        raise RequestError("--system goes with --chat")
+
+
+def messages_of(text: str, system: str | None) -> list[dict[str, str]]:
+    messages = [{"role": "user", "content": text}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
 def completion_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
@@ -61,23 +68,21 @@ def add_prompt_options(parser: argparse.ArgumentParser, many: bool = False) -> a
     """`many` lets --prompt and --chat be repeated, and adds --requests. Returns the group that one is taken of."""
     action, again = ("append", "; may be repeated") if many else ("store", "")
     group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument(
-        "--prompt", metavar="TEXT", type=text_argument, action=action, help="plain text; the BOS is added" + again
-    )
-    group.add_argument("--prompt-file", metavar="FILE", help="the same from a file, - for standard input")
+    add(group, "--prompt TEXT", "plain text; the BOS is added" + again, type=text_argument, action=action)
+    add(group, "--prompt-file FILE", "the same from a file, - for standard input")
     chat_help = "user message, rendered by the checkpoint's chat template" + again
-    group.add_argument("--chat", metavar="TEXT", type=text_argument, action=action, help=chat_help)
+    add(group, "--chat TEXT", chat_help, type=text_argument, action=action)
     if many:
-        group.add_argument("--requests", metavar="FILE", help="one JSON object a line: prompt or prompt_token_ids, ...")
-    group.add_argument("--prompt-ids", metavar="IDS", help="token ids separated by commas, used as they are")
-    group.add_argument("--prompt-ids-file", metavar="FILE", help="the same from a file, - for standard input")
-    parser.add_argument("--system", metavar="TEXT", type=text_argument, help="system message before --chat")
+        add(group, "--requests FILE", "one JSON object a line: prompt or prompt_token_ids, ...")
+    add(group, "--prompt-ids IDS", "token ids separated by commas, used as they are")
+    add(group, "--prompt-ids-file FILE", "the same from a file, - for standard input")
+    add(parser, "--system TEXT", "system message before --chat", type=text_argument)
     return group
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
     text = "resident in memory, or streamed: kept as stored, converted for each product, slow but small (resident)"
-    parser.add_argument("--weights", choices=WEIGHTS, default="resident", help=text)
+    add(parser, "--weights", text, choices=WEIGHTS, default="resident")
 
 
 def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +90,6 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
         "arithmetic of lfm2np itself (exact); integers is the definition that exact has to equal, for one sequence at "
         "a time. The number format of another engine is --format of check, --number-format of the property suite"
     )
-    parser.add_argument("--numerics", choices=(*NAMES, TRUTH), default="exact", help=alone)
+    add(parser, "--numerics", alone, choices=(*NAMES, TRUTH), default="exact")
     add_weights_option(parser)
-    prepared = "folder for a file of packed weights, which later runs and workers map and share"
-    parser.add_argument("--prepared", metavar="DIR", help=prepared)
+    add(parser, "--prepared DIR", "folder for a file of packed weights, which later runs and workers map and share")

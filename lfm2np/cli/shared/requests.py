@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.checkpoint.tokenizer import require_text
+from lfm2np.cli.shared.prompts import messages_of, require_chat
 from lfm2np.cli.shared.terminal import parse_ids, read_file
 from lfm2np.engine.samples import sample_name
 from lfm2np.errors import RequestError
@@ -36,8 +38,7 @@ class Job:
 
 def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
     """The requests that the options give. RequestError names the line of a bad one."""
-    if arguments.system is not None and arguments.chat is None:
-        raise RequestError("--system goes with --chat")
+    require_chat(arguments)
     defaults: dict[str, Any] = {
         "max_tokens": arguments.max_tokens,
         "temperature": 0.0 if arguments.temperature is None else arguments.temperature,
@@ -47,10 +48,10 @@ def read_jobs(model: Model, arguments: argparse.Namespace) -> list[Job]:
     if arguments.requests is not None:
         return read_requests(model, read_file(arguments.requests), arguments.requests, defaults)
     params = SamplingParams(**defaults)
-    jobs = []
-    for index, (ids, prompt, shown) in enumerate(prompts(model, arguments)):
-        jobs.append(Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params))
-    return jobs
+    chosen = enumerate(prompts(model, arguments))
+    return [
+        Job(str(index), tuple(model.prompt_ids(ids)), prompt, shown, params) for index, (ids, prompt, shown) in chosen
+    ]
 
 
 def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[int], str | None, str]]:
@@ -58,10 +59,7 @@ def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[
     for text in arguments.prompt or ():
         yield model.prompt_ids(text), text, text
     for text in arguments.chat or ():
-        messages = [{"role": "user", "content": text}]
-        if arguments.system is not None:
-            messages.insert(0, {"role": "system", "content": arguments.system})
-        yield model.tokenizer.encode_chat(messages), None, text
+        yield model.tokenizer.encode_chat(messages_of(text, arguments.system)), None, text
     if arguments.prompt_file is not None:
         text = read_file(arguments.prompt_file)
         yield model.prompt_ids(text), text, text
@@ -76,10 +74,14 @@ def prompts(model: Model, arguments: argparse.Namespace) -> Iterator[tuple[list[
 def read_requests(model: Model, text: str, source: str, defaults: Mapping[str, Any]) -> list[Job]:
     jobs = read_lines(text, source, lambda raw, name: make_job(model, raw, name, defaults))
     names = [sample_name(job.request_id, index) for job in jobs for index in range(job.params.n)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"{source}: two requests have one request_id, or one is named like a sample: {twice!r}")
+    require_different(names, f"{source}: two requests have one request_id, or one is named like a sample")
     return jobs
+
+
+def require_different(names: Sequence[str], what: str) -> None:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise RequestError(f"{what}: {twice!r}")
 
 
 def read_lines(text: str, source: str, make: Callable[[Mapping[str, Any], str], Line]) -> list[Line]:
@@ -111,10 +113,7 @@ def read_named_lines(
 ) -> list[Line]:
     """The same; RequestError also for two requests of one name."""
     lines = read_lines(text, source, make)
-    names = list(map(name_of, lines))
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"{source}: two requests have one request_id: {twice!r}")
+    require_different(list(map(name_of, lines)), f"{source}: two requests have one request_id")
     return lines
 
 

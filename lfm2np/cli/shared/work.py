@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from typing import Any
 
+from lfm2np.cli.shared.parser import add
 from lfm2np.loading import Model
 from lfm2np.memory import keep_freed_memory
 from lfm2np.numerics.pieces import THREAD_VARIABLES, threads_of
@@ -26,11 +27,8 @@ WORKS = {work.kind: work for work in (SCORE, TRUTH, VECTOR)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers", metavar="N", type=int, default=0, help="compute in N worker processes (0: in this one)"
-    )
-    results_help = "save results as they come, and reuse those in FILE; see lfm2np merge"
-    parser.add_argument("--results", metavar="FILE", help=results_help)
+    add(parser, "--workers N", "compute in N worker processes (0: in this one)", default=0)
+    add(parser, "--results FILE", "save results as they come, and reuse those in FILE; see lfm2np merge")
 
 
 @contextlib.contextmanager

@@ -33,9 +33,13 @@ def equals_reference(factory: Factory, scenario: Scenario) -> None:
     require_truth(factory, scenario, generate(factory, scenario))
 
 
+def run_steps(factory: Factory, scenario: Scenario) -> Outcome:
+    """Step by step, on a fresh engine."""
+    return run(make(factory, scenario.model, scenario.sizes), scenario)
+
+
 def every_schedule(factory: Factory, scenario: Scenario) -> None:
-    engine = make(factory, scenario.model, scenario.sizes)
-    require_truth(factory, scenario, run(engine, scenario))
+    require_truth(factory, scenario, run_steps(factory, scenario))
 
 
 def after_prefix_hits(factory: Factory, scenario: Scenario) -> None:
@@ -63,9 +67,8 @@ def in_wide_batches(factory: Factory, scenario: Scenario) -> None:
 def batched_is_sequential(factory: Factory, scenario: Scenario) -> None:
     together = generate(factory, scenario)
     for request in scenario.requests:
-        require_equal(
-            factory, scenario, generate(factory, scenario, [request]), together, "in the batch", [request.request_id]
-        )
+        alone = generate(factory, scenario, [request])
+        require_equal(factory, scenario, alone, together, "in the batch", [request.request_id])
 
 
 def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
@@ -76,9 +79,9 @@ def chunked_is_whole(factory: Factory, scenario: Scenario) -> None:
 
 def other_order(factory: Factory, example: tuple[Scenario, list[int], tuple[Any, ...]]) -> None:
     scenario, order, ops = example
-    first = run(make(factory, scenario.model, scenario.sizes), scenario)
+    first = run_steps(factory, scenario)
     shuffled = replace(scenario, requests=tuple(scenario.requests[i] for i in order), ops=ops)
-    second = run(make(factory, scenario.model, scenario.sizes), shuffled)
+    second = run_steps(factory, shuffled)
     require_equal(factory, scenario, first, second, "in another order of arrival")
 
 
@@ -98,10 +101,13 @@ def other_sizes(factory: Factory, example: tuple[Scenario, dict[str, Any]]) -> N
 
 
 def preempted(factory: Factory, scenario: Scenario) -> None:
-    calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "preempt"))
-    undisturbed = run(make(factory, scenario.model, scenario.sizes), calm)
-    disturbed = run(make(factory, scenario.model, scenario.sizes), scenario)
+    undisturbed, disturbed = run_steps(factory, without(scenario, "preempt")), run_steps(factory, scenario)
     require_equal(factory, scenario, undisturbed, disturbed, "when it is preempted")
+
+
+def without(scenario: Scenario, kind: str) -> Scenario:
+    """The same without the disturbances of that kind."""
+    return replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != kind))
 
 
 def cold_is_warm(factory: Factory, scenario: Scenario) -> None:
@@ -121,14 +127,8 @@ def with_seed(request: Request) -> SamplingParams:
     return replace(request.params, seed=request.params.seed or 0)
 
 
-def forks(factory: Factory, scenario: Scenario) -> None:
-    require_truth(factory, scenario, run(make(factory, scenario.model, scenario.sizes), scenario))
-
-
 def aborts(factory: Factory, scenario: Scenario) -> None:
-    calm = replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != "abort"))
-    undisturbed = run(make(factory, scenario.model, scenario.sizes), calm)
-    disturbed = run(make(factory, scenario.model, scenario.sizes), scenario)
+    undisturbed, disturbed = run_steps(factory, without(scenario, "abort")), run_steps(factory, scenario)
     rest = [request.request_id for request in scenario.requests if request.request_id not in disturbed.aborted]
     require_equal(factory, scenario, undisturbed, disturbed, "when others are aborted", rest)
     whole, cut = Outcome(), Outcome()
@@ -169,13 +169,9 @@ def own_seed(factory: Factory, scenario: Scenario) -> None:
 def seeds_differ(factory: Factory, model: AnyModel) -> None:
     """The control of the property before: samples, seeds, names and positions draw noise of their own."""
     params = SamplingParams(temperature=1e6, n=2, max_tokens=12, ignore_eos=True)
-    requests = [
-        Request("a", (3, 4), replace(params, seed=1)),
-        Request("b", (3, 4), replace(params, seed=2)),
-        Request("c", (3, 4), params),
-        Request("d", (3, 4), params),
-    ]
-    outcome = generate(factory, Scenario(model, tuple(requests)))
+    seeds = {"a": 1, "b": 2, "c": None, "d": None}
+    requests = tuple(Request(name, (3, 4), replace(params, seed=seed)) for name, seed in seeds.items())
+    outcome = generate(factory, Scenario(model, requests))
     texts = [answer.token_ids for answers in outcome.completions.values() for answer in answers]
     if len(set(texts)) < len(texts):
         raise Violation(f"two samples at temperature 1e6 are equal: {texts}")
@@ -219,7 +215,7 @@ def memory_is_right(factory: Factory, scenario: Scenario) -> None:
 
 
 def progress(factory: Factory, scenario: Scenario) -> None:
-    run(make(factory, scenario.model, scenario.sizes), scenario)
+    run_steps(factory, scenario)
 
 
 def work_adds_up(factory: Factory, scenario: Scenario) -> None:
@@ -239,10 +235,9 @@ def replays(factory: Factory, scenario: Scenario) -> None:
         if name not in outcome.forks and name not in outcome.aborted:
             for index, answer in enumerate(answers):
                 sample = name if index == 0 else f"{name}#{index}"
-                if tuple(replayed.outputs.get(sample, ())) != answer.token_ids:
-                    raise Violation(
-                        f"request {sample}: {answer.token_ids}, the replay has {replayed.outputs.get(sample)}"
-                    )
+                outputs = replayed.outputs.get(sample)
+                if tuple(outputs or ()) != answer.token_ids:
+                    raise Violation(f"request {sample}: {answer.token_ids}, the replay has {outputs}")
 
 
 # --- what can't be met

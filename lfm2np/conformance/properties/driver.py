@@ -159,13 +159,17 @@ def require_completions(call: str, answers: Any) -> None:
 def require_grown(name: str, before: Sequence[Completion], now: Sequence[Completion]) -> None:
     """Violation where a token or a piece of text that was shown is taken back, or an answer changes after its end."""
     for index, (old, new) in enumerate(zip(before, now, strict=False)):
-        where = f"request {name}, sample {index}" if index else f"request {name}"
+        where = place_of(name, index)
         if new.token_ids[: len(old.token_ids)] != old.token_ids:
             raise Violation(f"{where}: tokens {old.token_ids} became {new.token_ids}: what was shown is taken back")
         if old.text is not None and new.text is not None and not new.text.startswith(old.text):
             raise Violation(f"{where}: text {old.text!r} became {new.text!r}: what was shown is taken back")
         if old.finish_reason is not None and new != old:
             raise Violation(f"{where}: had ended ({old.finish_reason}), and then changed")
+
+
+def place_of(name: str, index: int) -> str:
+    return f"request {name}, sample {index}" if index else f"request {name}"
 
 
 def step_bound(scenario: Scenario) -> int:
@@ -219,7 +223,7 @@ class Sample:
     aborted: bool = False
 
 
-def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Iterator[Sample]:
+def samples(scenario: Scenario, outcome: Outcome) -> Iterator[Sample]:
     """All of a run, forks included. Violation where there are too few of a request."""
     for request in scenario.requests:
         name = request.request_id
@@ -228,13 +232,14 @@ def samples(scenario: Scenario, outcome: Outcome, engine_seed: int = 0) -> Itera
             continue
         if len(answers) != request.params.n:
             raise Violation(f"request {name}: {len(answers)} samples, expected {request.params.n}")
-        seed = request_seed(request.params, engine_seed, name)
+        seed = request_seed(request.params, 0, name)
         for index, answer in enumerate(answers):
-            where = f"request {name}, sample {index}" if index else f"request {name}"
-            yield Sample(where, request, answer, [seed] * len(answer.token_ids), index, name in outcome.aborted)
+            yield Sample(
+                place_of(name, index), request, answer, [seed] * len(answer.token_ids), index, name in outcome.aborted
+            )
     for name, (parent, seed, taken) in outcome.forks.items():
         (answer,) = outcome.completions.get(name, [Completion(())])
-        parents_seed = request_seed(parent.params, engine_seed, parent.request_id)
+        parents_seed = request_seed(parent.params, 0, parent.request_id)
         seeds = [parents_seed if position < taken else seed for position in range(len(answer.token_ids))]
         yield Sample(f"fork {name}", parent, answer, seeds)
 
@@ -275,20 +280,22 @@ def require_logprobs(
 ) -> None:
     """Those that the engine gave: of its own tokens, and of the prompt."""
     numerics, prompt = loaded(model).truth_of(len(rows)).numerics, request.prompt_token_ids
+
+    def require(what: str, logprob: float, row: NDArray[np.float32], token: int) -> None:
+        expected = token_logprobs(numerics, row, token, 0).logprob
+        if logprob != expected:
+            raise Violation(f"{where}, {what}: log-probability {logprob}, expected {expected}")
+
     if answer.logprobs is not None:
         if len(answer.logprobs) != len(answer.token_ids):
             raise Violation(f"{where}: {len(answer.logprobs)} log-probabilities for {len(answer.token_ids)} tokens")
         for position, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
-            expected = token_logprobs(numerics, rows[len(prompt) - 1 + position], token, 0).logprob
-            if logprob != expected:
-                raise Violation(f"{where}, output token {position}: log-probability {logprob}, expected {expected}")
+            require(f"output token {position}", logprob, rows[len(prompt) - 1 + position], token)
     if answer.prompt_logprobs is not None and answer.finish_reason in ("stop", "length"):
         if len(answer.prompt_logprobs) != len(prompt) - 1:
             raise Violation(f"{where}: {len(answer.prompt_logprobs)} prompt log-probabilities of {len(prompt) - 1}")
-        for position, logprob in enumerate(answer.prompt_logprobs):
-            expected = token_logprobs(numerics, rows[position], prompt[position + 1], 0).logprob
-            if logprob != expected:
-                raise Violation(f"{where}, prompt token {position + 1}: log-probability {logprob}, expected {expected}")
+        for position, logprob in enumerate(answer.prompt_logprobs, start=1):
+            require(f"prompt token {position}", logprob, rows[position - 1], prompt[position])
 
 
 def require_equal(
@@ -303,13 +310,10 @@ def require_equal(
     requests = {request.request_id: request for request in scenario.requests}
     requests |= {name: parent for name, (parent, _, _) in first.forks.items()}
     for name in first.completions if names is None else names:
-        before, after, stops = (
-            first.completions[name],
-            second.completions[name],
-            stop_ids(scenario.model, requests[name]),
-        )
+        before, after = first.completions[name], second.completions[name]
+        stops = stop_ids(scenario.model, requests[name])
         for index, (a, b) in enumerate(zip(before, after, strict=True)):
-            where = f"request {name}, sample {index}" if index else f"request {name}"
+            where = place_of(name, index)
             if number_format is None and a != b:
                 raise Violation(f"{where}: {first_difference(a, b)} {how}")
             if len(b.token_ids) < len(a.token_ids) and not stops.intersection(b.token_ids[-1:]):

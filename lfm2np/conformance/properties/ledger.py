@@ -29,22 +29,17 @@ def require_ledger(scenario: Scenario, trace: Sequence[str], metrics: Mapping[st
     was asked; no position of it is left out, and none is computed twice but after a preemption. `cached_tokens` is what
     admissions skipped, `recomputed_tokens` what was computed before, of samples that were not aborted.
     """
-    counted = {
-        "scheduled_tokens": 0,
-        "sampled_tokens": 0,
-        "cached_tokens": 0,
-        "draft_tokens": 0,
-        "recomputed_tokens": 0,
-    }
+    names = ("scheduled_tokens", "sampled_tokens", "cached_tokens", "draft_tokens", "recomputed_tokens")
+    counted = dict.fromkeys(names, 0)
     lines: dict[str, Line] = {}
     ends: dict[int, int] = {}  # block -> the position of the checkpoint that it holds
     config = json.loads(trace[0])["config"]
     for text in trace[1:]:
         entry = json.loads(text)
         if entry["kind"] == "add":
-            names = [fork["request_id"] for fork in entry["forks"]]
-            lines[entry["request"]["request_id"]] = Line(forks=tuple(names))
-            lines |= {name: Line() for name in names}
+            forks = [fork["request_id"] for fork in entry["forks"]]
+            lines[entry["request"]["request_id"]] = Line(forks=tuple(forks))
+            lines |= {name: Line() for name in forks}
         if entry["kind"] == "step":
             _require_step(config, entry, lines, ends, counted)
     for name, count in counted.items():
@@ -92,9 +87,8 @@ def _require_step(
                 raise Violation(f"step {plan['step']}: request {name} enters at {entry['start']}, no border of a block")
             line.furthest = max(line.furthest, entry["start"])
         elif not line.is_new and entry["start"] != line.computed:
-            raise Violation(
-                f"step {plan['step']}: request {name} goes on at {entry['start']}, it stands at {line.computed}"
-            )
+            where = f"step {plan['step']}: request {name}"
+            raise Violation(f"{where} goes on at {entry['start']}, it stands at {line.computed}")
         answer = step["tokens"].get(name, [])
         kept = len(entry["token_ids"]) - entry["num_drafts"] + max(0, len(answer) - 1)
         stop = entry["start"] + kept

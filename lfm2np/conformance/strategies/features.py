@@ -20,6 +20,21 @@ PLAIN_FIELDS = (
 WORDS = (*FEATURES, *SIZES)
 DENSE = {name: getattr(TinyModel(), name) for name in OF_EXPERTS}
 OF_LFM2 = {name: getattr(TinyModel(), name) for name in OF_LFM3}
+FIELDS: dict[str, dict[str, Any]] = {  # of a drawn model, as an engine needs them that lacks the word
+    "biases": {"conv_bias": False},
+    "taps": {"taps": 3},
+    "overflow": {"overflows": False},
+    "constants": {"eps": 1e-5, "theta": 1e6},
+    "long-contexts": {"positions": TinyModel().positions},
+}
+PARAMETERS: dict[str, dict[str, Any]] = {  # and of requests
+    "sampling": {"temperature": 0.0, "n": 1},
+    "reference-noise": {"temperature": 0.0, "n": 1},
+    "samples": {"n": 1},
+    "stops": {"stop_token_ids": (), "ignore_eos": True},
+    "stop-strings": {"stop": (), "include_stop_str_in_output": False},
+    "logprobs": {"logprobs": None, "prompt_logprobs": None},
+}
 PROMISES = ("refusals", "overflow")  # what an engine lacks by doing otherwise, and not by raising
 HEAD_DIM, WIDTH = 64, 64  # of published checkpoints; their widths are multiples of it
 
@@ -43,7 +58,7 @@ def fit(example: Any, lacks: frozenset[str]) -> Any:
 
 def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
     """A drawn model as near to this one as the engine can run."""
-    changed: dict[str, Any] = {}
+    changed = changed_by(FIELDS, lacks)
     layers = model.layers
     if model.lfm3 and "lfm3" in lacks:
         model, layers = replace(model, **OF_LFM2), layers.replace("S", "A")
@@ -52,20 +67,12 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
     if "attention-only" in lacks and "c" not in layers:
         layers = "c" + layers
     changed["layers"] = layers
-    if "biases" in lacks:
-        changed["conv_bias"] = False
-    if "taps" in lacks:
-        changed["taps"] = 7 if model.lfm3 else 3
-    if "overflow" in lacks:
-        changed["overflows"] = False
+    if "taps" in lacks and model.lfm3:
+        changed["taps"] = 7
     if "untied" in lacks and (not model.overflows or "overflow" in lacks):
         changed["tied"] = True
-    if "constants" in lacks:
-        changed |= {"eps": 1e-5, "theta": 1e6}
     if model.experts:
         changed |= fitting_mixture(replace(model, layers=layers), lacks)
-    if "long-contexts" in lacks:
-        changed["positions"] = TinyModel().positions
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     if "odd-heads" in lacks and (heads % 2 or kv_heads % 2 or heads == kv_heads):
         heads, kv_heads = 4, 2
@@ -77,6 +84,10 @@ def fitting_model(model: TinyModel, lacks: frozenset[str]) -> TinyModel:
         widths = {"hidden_size": heads * head_dim, "vocab_size": WIDTH}
         changed |= {**widths, "feed_forward": 3 * WIDTH, "multiplier": 1.0}  # two thirds of it is a multiple, too
     return replace(model, heads=heads, kv_heads=kv_heads, head_dim=head_dim, **changed)
+
+
+def changed_by(table: Mapping[str, dict[str, Any]], lacks: frozenset[str]) -> dict[str, Any]:
+    return {name: value for word in table if word in lacks for name, value in table[word].items()}
 
 
 def fitting_mixture(model: TinyModel, lacks: frozenset[str]) -> dict[str, Any]:
@@ -98,16 +109,7 @@ def fitting_request(request: Request, lacks: frozenset[str]) -> Request:
     params, prompt = request.params, request.prompt_token_ids
     if "processors" in lacks:
         params = SamplingParams(**{name: getattr(params, name) for name in PLAIN_FIELDS})
-    if lacks & {"sampling", "reference-noise"}:
-        params = replace(params, temperature=0.0, n=1)
-    if "samples" in lacks:
-        params = replace(params, n=1)
-    if "stops" in lacks:
-        params = replace(params, stop_token_ids=(), ignore_eos=True)
-    if "stop-strings" in lacks:
-        params = replace(params, stop=(), include_stop_str_in_output=False)
-    if "logprobs" in lacks:
-        params = replace(params, logprobs=None, prompt_logprobs=None)
+    params = replace(params, **changed_by(PARAMETERS, lacks))
     if "long-contexts" in lacks:
         prompt = prompt[:LONGEST_PROMPT]
         params = replace(params, max_tokens=min(params.max_tokens or MOST_TOKENS, MOST_TOKENS))

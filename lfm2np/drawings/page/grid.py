@@ -1,12 +1,12 @@
-"""A matrix of a picture: numbers whose making can be followed; the script knows each kind of it (page.js, HOW)."""
+"""Matrices: of a picture, whose numbers can be followed to what they are made of; and of a recorded operation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lfm2np.drawings.page.markup import Markup, element, number
-from lfm2np.drawings.page.numbers import shape_text
 
 Row = Sequence[float | None]  # None is a number that there is not: an empty cell
 MOST_SIGNS = 6  # of a number in its cell
@@ -31,7 +31,7 @@ def grid(
     """A table of numbers, tinted by sign and size.
 
     key     its name within the picture, by which others say that they are made of it
-    how     the kind of its making, one of HOW in page.js; empty for weights
+    how     the kind of its making, one of HOW in page.js, whose script knows each; empty for weights
     of      the keys of what it is made of, each with `:offset` of a column where it is only a part
     head    names of groups of columns, and how many each has
     kept    that many of the first rows are of an earlier step
@@ -46,35 +46,28 @@ def grid(
     for index, row in enumerate(rows):
         label = element("th", labels[index], scope="row") if labels else None
         top = max((value for value in row if value is not None), default=None) if best else None
-        cells = [
-            cell(
-                value,
-                largest,
-                [*(["part"] * (column in borders)), *(["kept"] * (index < kept)), *(["top"] * (value == top))],
-            )
-            for column, value in enumerate(row)
-        ]
+        cells = []
+        for column, value in enumerate(row):
+            marks = {"part": column in borders, "kept": index < kept, "top": value == top}
+            cells.append(cell(value, largest, [name for name, is_marked in marks.items() if is_marked]))
         body.append(element("tr", label, cells))
     heads = [element("th", text, colspan=count, scope="colgroup") for text, count in head]
     corner = element("td") if labels else None
     shape = shape_text([len(rows), len(rows[0]) if rows else 0])
     attributes = {"data_" + name: value for name, value in data.items()}
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", f"{name} ", element("small", shape)),
-            element("thead", element("tr", corner, heads)) if head and not bare else None,
-            element("tbody", body),
-            data_m=key,
-            data_name=name,
-            data_how=how or None,
-            data_of=of or None,
-            class_="best" if best else None,
-            **attributes,
-        ),
-        class_=f"m {class_}".strip(),
+    drawn = element(
+        "table",
+        element("caption", f"{name} ", element("small", shape)),
+        element("thead", element("tr", corner, heads)) if head and not bare else None,
+        element("tbody", body),
+        data_m=key,
+        data_name=name,
+        data_how=how or None,
+        data_of=of or None,
+        class_="best" if best else None,
+        **attributes,
     )
+    return element("div", drawn, class_=f"m {class_}".strip())
 
 
 def cell(value: float | None, largest: float, classes: list[str]) -> Markup:
@@ -83,13 +76,8 @@ def cell(value: float | None, largest: float, classes: list[str]) -> Markup:
         return element("td", class_=" ".join(classes) or None)
     short, whole = number(value, 3), repr(value)
     short = short if len(short) <= MOST_SIGNS else number(value, 2)
-    tint = tint_of(value, largest)
-    return element(
-        "td",
-        short,
-        title=None if value == 0 or whole in (short, f"{short}.0") else whole,
-        class_=" ".join([*([tint] if tint else []), *classes]) or None,
-    )
+    title = None if value == 0 or whole in (short, f"{short}.0") else whole
+    return element("td", short, title=title, class_=f"{tint_of(value, largest)} {' '.join(classes)}".strip() or None)
 
 
 def tint_of(value: float, largest: float) -> str:
@@ -103,3 +91,39 @@ def tint_of(value: float, largest: float) -> str:
 def across(values: Sequence[Sequence[float]]) -> list[list[float]]:
     """The transposed matrix: weights as they stand above a product, a column for each of its columns."""
     return [list(column) for column in zip(*values, strict=True)]
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def matrix(name: str, tensor: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
+    """A tensor's numbers, at most those that were kept; rows are named by `labels` where there are as many."""
+    shape, values = tensor["shape"], tensor["values"]
+    width = math.prod(shape[1:])
+    whole = len(values) == shape[0] and (not values or len(values[0]) == width)
+    caption = f"{name}  [{shape_text(shape)}]" + ("" if whole else ", its first rows and columns")
+    rows = []
+    for index, row in enumerate(values):
+        label = labels[index] if len(labels) == shape[0] else str(index)
+        cells = [value_cell(value) for value in row]
+        rows.append(element("tr", element("th", label, scope="row"), cells))
+    return element("table", element("caption", caption), element("tbody", rows), class_="matrix")
+
+
+def value_cell(value: float) -> Markup:
+    """Three digits, and the whole number for the pointer where that is more."""
+    short, whole = number(value, 3), repr(value)
+    return element("td", short, title=None if whole in (short, f"{short}.0") else whole)
+
+
+def operation_body(operation: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:
+    """Inputs, output and the line of code of one operation."""
+    file, line, text = operation["source"]
+    parts = [matrix(name, tensor, labels) for name, tensor in operation["inputs"].items()]
+    arrow = element("span", "→", class_="arrow", aria_hidden="true")
+    return element(
+        "div",
+        element("div", parts, arrow, matrix("result", operation["output"], labels), class_="matrices"),
+        element("p", element("code", text), f" ({file}, line {line})", class_="source"),
+    )

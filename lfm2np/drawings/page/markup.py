@@ -42,15 +42,15 @@ def element(name: str, /, *children: object, **attributes: object) -> Markup:
     opened = " ".join(parts)
     if name in ("input", "br", "meta", "link", "hr", "col"):
         return Markup(f"<{opened}>")
-    return Markup(f"<{opened}>{joined(children)}</{name}>")
+    return Markup(f"<{opened}>{joined(*children)}</{name}>")
 
 
-def joined(children: Iterable[object]) -> Markup:
+def joined(*children: object) -> Markup:
     """One after another; lists are opened, None is nothing."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, list | tuple):
-            parts.append(joined(child))
+            parts.append(joined(*child))
         elif child is not None:
             parts.append(escaped(child))
     return Markup("".join(parts))
@@ -83,62 +83,15 @@ def table(
     for row in rows:
         first, *rest = list(row)
         body.append(element("tr", element("th", first, scope="row"), [element("td", cell) for cell in rest]))
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", caption),
-            element("thead", element("tr", [element("th", cell, scope="col") for cell in head])),
-            element("tbody", body),
-        ),
-        class_=f"scroll {class_}" if class_ else "scroll",
-        tabindex=0,
-        role="region",
-        aria_label=caption,
-    )
+    head_row = element("tr", [element("th", cell, scope="col") for cell in head])
+    whole = element("table", element("caption", caption), element("thead", head_row), element("tbody", body))
+    return scrolled(whole, caption, f"scroll {class_}" if class_ else "scroll")
 
 
-def scrolled(drawn: Markup, label: str) -> Markup:
+def scrolled(drawn: Markup, label: object, class_: str = "scroll") -> Markup:
     """Something that may be wider than the page, to be moved by pointer or keys."""
-    return element("div", drawn, class_="scroll", tabindex=0, role="region", aria_label=label)
+    return element("div", drawn, class_=class_, tabindex=0, role="region", aria_label=label)
 
 
 def details(summary: object, *children: object, **attributes: object) -> Markup:
     return element("details", element("summary", summary), children, **attributes)
-
-
-def figure(title: str, description: str, width: float, height: float, *shapes: object, class_: str = "") -> Markup:
-    """An SVG with a title and a description, as wide as there is room, never wider than drawn."""
-    identity = f"figure-{abs(hash_of(title + description)):x}"
-    return element(
-        "svg",
-        element("title", title, id=f"{identity}-t"),
-        element("desc", description, id=f"{identity}-d"),
-        shapes,
-        viewBox=f"0 0 {number(width)} {number(height)}",
-        style=f"width:{number(width / 16)}rem",
-        role="img",
-        aria_labelledby=f"{identity}-t {identity}-d",
-        class_=class_ or None,
-    )
-
-
-def hash_of(text: str) -> int:
-    """The same number in every process, unlike hash()."""
-    value = 0
-    for byte in text.encode("utf-8", "surrogatepass"):
-        value = (value * 131 + byte) % (1 << 31)
-    return value
-
-
-def rectangle(x: float, y: float, width: float, height: float, *children: object, **attributes: object) -> Markup:
-    sizes = {"x": number(x), "y": number(y), "width": number(width), "height": number(height)}
-    return element("rect", children, **sizes, **attributes)
-
-
-def words(x: float, y: float, text: object, anchor: str | None = None, **attributes: object) -> Markup:
-    return element("text", text, x=number(x), y=number(y), text_anchor=anchor, **attributes)
-
-
-def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> Markup:
-    return element("line", x1=number(x1), y1=number(y1), x2=number(x2), y2=number(y2), **attributes)

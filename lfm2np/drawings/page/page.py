@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from lfm2np.drawings.page.markup import Markup, element, joined
+from lfm2np.drawings.page.markup import Markup, element
 from lfm2np.drawings.page.view import NUM_COLOURS, View
 
 BUTTONS = (
@@ -109,16 +109,13 @@ def player(name: str, views: Sequence[View]) -> Markup:
     if steps == 0:
         return Markup("")
     what, start = PLAYERS[name], max(view.start for view in views if view.player == name)
+    buttons = [
+        element("button", text, type="button", class_=kind, aria_label=f"{label} {what}")
+        for kind, text, label in BUTTONS
+    ]
     return element(
         "div",
-        element(
-            "div",
-            [
-                element("button", text, type="button", class_=kind, aria_label=f"{label} {what}")
-                for kind, text, label in BUTTONS
-            ],
-            class_="buttons",
-        ),
+        element("div", buttons, class_="buttons"),
         element("input", type="range", min=0, max=steps - 1, value=steps - 1, aria_label=f"Step of {what}"),
         element("output", f"step {steps - 1} of {steps - 1}"),
         class_="player",
@@ -140,7 +137,7 @@ def patterns() -> Markup:
         ground = element("rect", width=gap, height=gap, class_=f"ground g{index}")
         fills.append(pattern(f"p{index}", gap, gap, (0, 45, 90, 135)[index % 4], ground, stripe))
     fills.append(pattern("waste", 5, 6, 45, element("line", x1=0, y1=0, x2=0, y2=6, class_="waste-line")))
-    return element("svg", element("defs", joined(fills)), width=0, height=0, class_="defs", aria_hidden="true")
+    return element("svg", element("defs", fills), width=0, height=0, class_="defs", aria_hidden="true")
 
 
 def pattern(identity: str, width: int, height: int, angle: int, *shapes: Markup) -> Markup:

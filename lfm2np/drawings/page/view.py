@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from lfm2np.drawings.page.markup import Markup, element, joined, number, rectangle, visible, words
+from lfm2np.drawings.page.markup import Markup, element, joined, number, visible
+from lfm2np.drawings.page.svg import rectangle, words
 from lfm2np.drawings.runs.run import Run, Step
 
 NUM_COLOURS = 8
-Task = tuple[str, Markup | str, str]  # of a worksheet: title, question, answer
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,26 @@ def fullest(run: Run) -> int:
     return max(run.steps, key=lambda step: (len(step.entries), step.num_tokens, -step.number)).number
 
 
+def view_without_steps(id: str, title: str, lesson: str, *body: object) -> View:
+    return View(id, title, lesson, joined(*body))
+
+
 def view_of_run(run: Run, player: str, id: str, title: str, lesson: str, *body: object) -> View:
     """The view of a run's steps, which first shows the fullest of them."""
-    return View(id, title, lesson, joined(body), player, len(run.steps), fullest(run))
+    return View(id, title, lesson, joined(*body), player, len(run.steps), fullest(run))
+
+
+def by_step(run: Run, drawn: Callable[[Step], object]) -> list[Markup]:
+    """What is drawn of each step, shown only at that step; without the script, at the last one."""
+    last = len(run.steps) - 1
+    return [
+        element("div", drawn(step), class_="at", data_step=step.number, hidden=step.number != last)
+        for step in run.steps
+    ]
+
+
+def step_text(step: Step, *text: object) -> Markup:
+    return element("p", element("strong", f"Step {step.number}. "), text)
 
 
 def row_labels(run: Run, step: Step) -> list[str]:
@@ -42,11 +59,6 @@ def row_labels(run: Run, step: Step) -> list[str]:
         for entry in step.entries
         for index, token in enumerate(entry.token_ids)
     ]
-
-
-def at_step(step: int, last: int, *children: object, name: str = "div") -> Markup:
-    """Shown only at this step; without the script, at the last one."""
-    return element(name, children, class_="at", data_step=step, hidden=step != last)
 
 
 def mark(step: int, *children: object, name: str = "g", class_: str = "") -> Markup:
@@ -68,29 +80,29 @@ def cell(
     return element("g", shapes)
 
 
-def short_names(names: Iterable[str], most: int = 2) -> dict[str, str]:
+def short_names(names: Iterable[str]) -> dict[str, str]:
     """Something for a small square: the name (of a sample without its #) where it is short, else its number from 1."""
     chosen = list(names)
     short = {name: visible(name.replace("#", "")) for name in chosen}
-    if all(len(text) <= most for text in short.values()) and len(set(short.values())) == len(chosen):
+    if all(len(text) <= 2 for text in short.values()) and len(set(short.values())) == len(chosen):
         return short
     return {name: str(index) for index, name in enumerate(chosen, start=1)}
 
 
-def legend(entries: Iterable[tuple[str, Markup]]) -> Markup:
+def legend(*entries: tuple[str, Markup]) -> Markup:
     """A list of samples and what they mean."""
-    return element(
-        "ul",
-        [
-            element("li", element("svg", sample, width=18, height=18, viewBox="0 0 18 18", aria_hidden="true"), text)
-            for text, sample in entries
-        ],
-        class_="legend",
-    )
+    size = {"width": 18, "height": 18, "viewBox": "0 0 18 18"}
+    items = [element("li", element("svg", sample, **size, aria_hidden="true"), text) for text, sample in entries]
+    return element("ul", items, class_="legend")
 
 
 def columns(count: int, width: float, left: float, top: float, bottom: float) -> Markup:
     """One band a step, brought out at its step."""
-    return joined(
-        mark(step, rectangle(left + step * width, top, width, bottom - top, class_="band")) for step in range(count)
-    )
+    bands = (rectangle(left + step * width, top, width, bottom - top, class_="band") for step in range(count))
+    return joined(*(mark(step, band) for step, band in enumerate(bands)))
+
+
+def step_numbers(count: int, width: float, left: float, y: float) -> list[Markup]:
+    """Below the columns, for at most some twenty of them."""
+    steps = range(0, count, max(1, count // 20))
+    return [words(left + (step + 0.5) * width, y, step, "middle", class_="tick") for step in steps]

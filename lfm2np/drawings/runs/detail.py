@@ -11,15 +11,21 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.drawings.runs.names import names_of, naming_experts
-from lfm2np.model.weights import ModelWeights
+from lfm2np.model.layers import expert_parts
+from lfm2np.model.weights import (
+    FeedForwardWeights,
+    LayerWeights,
+    ModelWeights,
+    named_weights,
+    tensors_of,
+)
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix
@@ -40,9 +46,8 @@ class Kept:
     cached: int = 64  # of keys and values, which later steps find in the cache
 
 
-ALL_OF_PAPER = Kept(
-    numbers=128, calls=16, cached=2**14
-)  # whatever a step of the hand model computes, if it has 8 rows at most
+# Whatever a step of the hand model computes, if it has 8 rows at most.
+ALL_OF_PAPER = Kept(numbers=128, calls=16, cached=2**14)
 
 
 class Detail:
@@ -197,3 +202,52 @@ def called_from() -> list[Any]:
     path = Path(frame.f_code.co_filename)
     name = path.relative_to(PACKAGE.parent).as_posix() if path.is_relative_to(PACKAGE.parent) else path.name
     return [name, frame.f_lineno, linecache.getline(str(path), frame.f_lineno).strip()]
+
+
+# --- what a weight is called: experts' weights get their names when the network first asks for them
+
+
+@dataclass(frozen=True)
+class Named:
+    """A weight's layer, None for those after the last, its name in the checkpoint, and the expert that it is of."""
+
+    layer: int | None
+    name: str
+    expert: int | None = None
+
+
+Names = dict[int, Named]  # by id()
+
+
+def names_of(weights: ModelWeights) -> Names:
+    """Of all weights but experts'."""
+    found = {id(weights.final_norm): Named(None, "embedding_norm"), id(weights.head): Named(None, "lm_head")}
+    for index, layer in enumerate(weights.layers):
+        found |= {id(weight): Named(index, shown(names)) for names, weight in named_weights(layer)}
+    return found
+
+
+def shown(names: tuple[str, ...]) -> str:
+    """Tensors of one product: "self_attn.q_proj, k_proj, v_proj"."""
+    first, *others = (name.removesuffix(".weight") for name in names)
+    return ", ".join([first, *(other.rpartition(".")[2] for other in others)])
+
+
+def naming_experts(weights: ModelWeights, names: Names) -> ModelWeights:
+    """The same weights; an expert enters `names` when it is used."""
+    layers = tuple(layer_naming_experts(index, layer, names) for index, layer in enumerate(weights.layers))
+    return replace(weights, layers=layers)
+
+
+def layer_naming_experts(index: int, layer: LayerWeights, names: Names) -> LayerWeights:
+    mixture = layer.feed_forward
+    if isinstance(mixture, FeedForwardWeights):
+        return layer
+
+    def expert(number: int) -> FeedForwardWeights:
+        expert_weights = mixture.expert(number)
+        for tensors, field in zip(expert_parts(number), tensors_of(expert_weights), strict=True):
+            names[id(getattr(expert_weights, field))] = Named(index, shown(tensors), number)
+        return expert_weights
+
+    return replace(layer, feed_forward=replace(mixture, expert=expert))

@@ -55,13 +55,9 @@ def leak(model: Model, coming: Sequence[Coming], step: int, words: Mapping[int, 
         engine, plan = before_step(model, coming, step, **sizes)
         with inject(BROKEN[what]) if what in BROKEN else nullcontext():
             found[what] = dict(forward(model.weights, model.config, model.numerics, engine.cache, plan).logits)
+        ids = {name: request.token_ids for name, request in engine.scheduler.requests.items()}
         shares = tuple(
-            Share(
-                entry.request_id,
-                tuple(engine.scheduler.requests[entry.request_id].token_ids[: entry.stop]),
-                entry.start,
-                entry.stop,
-            )
+            Share(entry.request_id, tuple(ids[entry.request_id][: entry.stop]), entry.start, entry.stop)
             for entry in plan.scheduled
         )
     return Leak(shares, model.config.conv_L_cache, found, words)

@@ -1,8 +1,9 @@
-"""What attention finds in the blocks: keys and values by block and place, followed through a run's steps."""
+"""What stands in the blocks, followed through a run's steps: keys and values as attention finds them, and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lfm2np.drawings.runs.derive import num_kept
 from lfm2np.drawings.runs.run import Run, Step
@@ -65,3 +66,42 @@ def context(cells: Cells, layer: int, table: Sequence[int], stop: int, size: int
     layer_cells = cells.get(layer, {})
     found = [layer_cells[table[position // size], position % size] for position in range(stop)]
     return [key for key, _ in found], [value for _, value in found]
+
+
+# --- tokens
+
+
+@dataclass(frozen=True)
+class Contents:
+    """After a step. What a block holds stays there when nobody owns it any more, until another owner writes to it."""
+
+    tokens: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # block -> place -> token
+    written: frozenset[tuple[int, int]] = frozenset()  # block and place, by this step
+
+
+def contents(run: Run) -> Iterator[Contents]:
+    """For each step what stands there after it; of an abandoned one what stood there before."""
+    tokens: dict[int, dict[int, int]] = {}
+    size = int(run.config["block_size"])
+    for step in run.steps:
+        for kind, source, destination in step.moves:
+            pair = moved(kind, source, destination)
+            if pair is not None:
+                tokens[pair[1]] = dict(tokens.get(pair[0], {}))
+        written = set() if step.abandoned else write_tokens(tokens, step, size)
+        yield Contents({block: dict(slots) for block, slots in tokens.items() if block >= 0}, frozenset(written))
+
+
+def write_tokens(tokens: dict[int, dict[int, int]], step: Step, size: int) -> set[tuple[int, int]]:
+    """Puts a step's tokens, but rejected drafts, in their places; returns these."""
+    written = set()
+    for entry in step.entries:
+        for index in range(num_kept(step, entry)):
+            number, place = divmod(entry.start + index, size)
+            block = entry.block_table[number]
+            slots = tokens.setdefault(block, {})
+            for later in [one for one in slots if one >= place]:  # of its last owner
+                del slots[later]
+            slots[place] = entry.token_ids[index]
+            written.add((block, place))
+    return written

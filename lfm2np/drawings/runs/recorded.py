@@ -44,9 +44,7 @@ class DetailedTrace:
         self._detail.taken()
         outputs = engine.step()
         operations = self._detail.taken()
-        ids = {token_id for request in requests.values() for token_id in request.token_ids} | set(
-            range(len(self._words))
-        )
+        ids = {*range(len(self._words)), *(token_id for request in requests.values() for token_id in request.token_ids)}
         ids -= self._told
         self._told |= ids
         if engine.trace is not None:

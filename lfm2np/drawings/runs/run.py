@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lfm2np.errors import RequestError
@@ -27,6 +27,9 @@ class Entry:
     @property
     def stop(self) -> int:
         return self.start + len(self.token_ids)
+
+
+ENTRY_FIELDS = tuple(each.name for each in fields(Entry))
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
             elif kind in ("step", "abandon"):
                 steps.append(step_from(line, len(steps)))
             elif kind == "detail":
-                steps[-1] = with_detail(steps[-1], line)
+                steps[-1] = replace(steps[-1], operations=tuple(line["operations"]))
                 texts |= {int(one): word for one, word in line["texts"].items()}
             elif kind in ("add", "fork"):
                 for asked in asked_from(line, len(steps)):
@@ -118,20 +121,13 @@ def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
     return Run(header["config"], header, requests, tuple(steps), tuple(events), texts, tuple(schedule))
 
 
+def plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def step_from(line: Mapping[str, Any], number: int) -> Step:
     plan = line["plan"]
-    entries = tuple(
-        Entry(
-            request_id=one["request_id"],
-            start=one["start"],
-            token_ids=tuple(one["token_ids"]),
-            block_table=tuple(one["block_table"]),
-            slot=one["slot"],
-            num_drafts=one["num_drafts"],
-            samples=tuple(one["samples"]),
-        )
-        for one in plan["scheduled"]
-    )
+    entries = tuple(Entry(**{name: plain(one[name]) for name in ENTRY_FIELDS}) for one in plan["scheduled"])
     return Step(
         number=number,
         entries=entries,
@@ -140,15 +136,9 @@ def step_from(line: Mapping[str, Any], number: int) -> Step:
         preempted=tuple(plan["preempted"]),
         tokens={name: tuple(ids) for name, ids in line.get("tokens", {}).items()},
         finished=line.get("finished", {}),
-        waiting=line.get("waiting", 0),
-        running=line.get("running", 0),
-        free_blocks=line.get("free_blocks", 0),
+        **{name: line.get(name, 0) for name in ("waiting", "running", "free_blocks")},
         abandoned=line["kind"] == "abandon",
     )
-
-
-def with_detail(step: Step, line: Mapping[str, Any]) -> Step:
-    return replace(step, operations=tuple(line["operations"]))
 
 
 def asked_from(line: Mapping[str, Any], arrival: int) -> list[Asked]:

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
-from lfm2np.drawings.page.view import View, at_step, cell, legend, mark, short_names, view_of_run
+from lfm2np.drawings.page.markup import Markup, counted, element, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, rectangle, words
+from lfm2np.drawings.page.view import View, by_step, cell, legend, mark, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.policies import Outcome, Pass, under
 from lfm2np.drawings.runs.run import Run, Step
@@ -30,7 +21,6 @@ def batching(run: Run, player: str = "hand") -> View:
     by_requests = under(run, "request-level", policy="static")
     drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
     by_tokens = under(run, "token-level", policy="fcfs")
-    last = len(run.steps) - 1
     cells = by_requests.rows + by_requests.padding
     return view_of_run(
         run,
@@ -41,12 +31,10 @@ def batching(run: Run, player: str = "hand") -> View:
         "nothing: short prompts wait for long ones, finished requests for the longest answer, and nobody may join. By "
         "tokens there is no rectangle.",
         legend(
-            [
-                ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
-                ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
-                ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
-                ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
-            ]
+            ("a token of a prompt", cell(1, 1, 16, 16, 0, "a")),
+            ("a generated token goes in", cell(1, 1, 16, 16, 0, "a", "decode")),
+            ("computed again", cell(1, 1, 16, 16, 0, "a", "recomputed")),
+            ("wasted: computed, and thrown away", wasted(1, 1, 16, "")),
         ),
         element(
             "div",
@@ -62,7 +50,7 @@ def batching(run: Run, player: str = "hand") -> View:
             + ". A column is a step, a row a slot. Where a prompt of n tokens joins B - 1 requests that decode "
             "one token each, a rectangle pads (n - 1)(B - 1) cells; the flat array none.",
         ),
-        [at_step(step.number, last, rows_of(run, step)) for step in run.steps],
+        by_step(run, lambda step: rows_of(run, step)),
     )
 
 

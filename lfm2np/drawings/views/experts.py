@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    joined,
-    number,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
-from lfm2np.drawings.page.view import View, at_step, cell, legend, short_names, view_of_run
+from lfm2np.drawings.page.markup import Markup, counted, element, joined, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, rectangle, words
+from lfm2np.drawings.page.view import View, by_step, cell, legend, short_names, step_text, view_of_run
 from lfm2np.drawings.runs.derive import DECODE, Moment, colours, moments
 from lfm2np.drawings.runs.routes import Reading, Routes, by_decodes, read_evenly, readings, routes
 from lfm2np.drawings.runs.run import Run, Step
@@ -27,7 +16,7 @@ MOST_DRAWN = 64  # steps with a figure; a longer run has one for every so many
 
 def experts(run: Run) -> View:
     """`run` is of a model with a mixture of experts, with detail."""
-    states, last = moments(run), len(run.steps) - 1
+    states = moments(run)
     found = readings(run, states)
     every = -(-len(run.steps) // MOST_DRAWN)
     first = next(layers[0] for layers in map(routes, run.steps) if layers)
@@ -41,13 +30,11 @@ def experts(run: Run) -> View:
         "one product over the tokens of the step that chose it, whichever request they are of: a prompt gives it many "
         "rows, a decode of few requests one or two, and its weights are read all the same.",
         legend(
-            [
-                ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
-                ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
-            ]
+            ("a token of the flat array; a row of the expert that it chose", cell(1, 1, 16, 16, 0, "a")),
+            ("a decode", cell(1, 1, 16, 16, 0, "a", "decode")),
         ),
         element("p", f"Every {every}. step is drawn; the tables have all.") if every > 1 else None,
-        [at_step(step.number, last, of_step(run, step, states, step.number % every == 0)) for step in run.steps],
+        by_step(run, lambda step: of_step(run, step, states, step.number % every == 0)),
         element("h3", "How many experts a step reads"),
         element("p", why(first, per_token)),
         decodes_table(found, first, per_token),
@@ -71,18 +58,13 @@ def of_step(run: Run, step: Step, states: dict[str, list[Moment]], with_figure: 
     if not layers:
         return element("p", f"Step {step.number} computed nothing.")
     return joined(
-        [
-            element(
-                "p",
-                element("strong", f"Step {step.number}. "),
-                f"{counted(step.num_tokens, 'token')} of {counted(len(step.entries), 'request')}; block "
-                f"{layers[0].layer} reads {counted(layers[0].num_read, 'expert')} for {layers[0].num_choices} choices.",
-            ),
-            scrolled(chart(run, step, states, layers[0]), f"Experts of block {layers[0].layer}")
-            if with_figure
-            else None,
-            rows_table(step, layers),
-        ]
+        step_text(
+            step,
+            f"{counted(step.num_tokens, 'token')} of {counted(len(step.entries), 'request')}; block "
+            f"{layers[0].layer} reads {counted(layers[0].num_read, 'expert')} for {layers[0].num_choices} choices.",
+        ),
+        scrolled(chart(run, step, states, layers[0]), f"Experts of block {layers[0].layer}") if with_figure else None,
+        rows_table(step, layers),
     )
 
 
@@ -147,17 +129,8 @@ def decodes_table(found: list[Reading], first: Routes, per_token: int) -> Markup
 
 def steps_table(found: list[Reading]) -> Markup:
     head = ["step", "prefill tokens", "decodes", "choices", "experts read", "of", "rows of one, on average", "the most"]
-    rows = [
-        [
-            step.step,
-            step.prefills,
-            step.decodes,
-            step.choices,
-            step.read,
-            step.held,
-            number(step.choices / step.read, 3),
-            step.most_rows,
-        ]
-        for step in found
-    ]
+    rows = []
+    for step in found:
+        figures = [step.step, step.prefills, step.decodes, step.choices, step.read, step.held]
+        rows.append([*figures, number(step.choices / step.read, 3), step.most_rows])
     return table("All sparse blocks of each step together", head, rows, class_="reads")

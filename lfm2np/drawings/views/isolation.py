@@ -6,21 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    element,
-    figure,
-    joined,
-    line,
-    number,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
-from lfm2np.drawings.page.view import View, legend
+from lfm2np.drawings.page.markup import Markup, counted, element, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
+from lfm2np.drawings.page.view import View, legend, view_without_steps
 from lfm2np.drawings.runs.leaks import ATTENTION, BROKEN, CONVOLUTION, SOUND, Leak
 
 SIDE, LEFT, TOP = 14.0, 74.0, 20.0
@@ -40,53 +28,39 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> V
     """`of` says whose step it is; without one, that there is none."""
     if leak is None:
         none = "In no step of these requests does one begin behind another, so nobody could see anybody."
-        return View("isolation", "Who can see whom", LESSON, element("p", none))
-    return View(
-        id="isolation",
-        title="Who can see whom",
-        lesson=LESSON,
-        body=joined(
-            [
-                element(
-                    "fieldset",
-                    element("legend", "The step, as it was computed"),
-                    [
-                        element(
-                            "label",
-                            element("input", type="radio", name="leak", value=index, checked=index == 0),
-                            f" {what if what != SOUND else 'sound: each request by itself'}",
-                        )
-                        for index, what in enumerate(CHOICES)
-                    ],
-                    class_="choices needs-script",
-                ),
-                element("p", step_text(leak, of)),
-                legend(
-                    [
-                        ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
-                        (
-                            "sees what is kept of an earlier step: keys and values, or the state",
-                            rectangle(5, 5, 8, 8, class_="sees"),
-                        ),
-                        ("sees a token of another request: a leak", rectangle(2, 2, 14, 14, class_="sees leak")),
-                    ]
-                ),
-                [choice(leak, index, what) for index, what in enumerate(CHOICES)],
-                element(
-                    "p",
-                    f"A convolution of {leak.taps} taps reaches {leak.taps - 1} rows back. Packed without a state of "
-                    f"its own, the first {leak.taps - 1} rows of a prompt take in the last rows of the request before "
-                    "it, and every block above spreads that further; no mask of attention can mend it. To see the "
-                    "fault: ",
-                    element("code", "lfm2np faults convolution-crosses-requests --show"),
-                    ".",
-                ),
-            ]
+        return view_without_steps("isolation", "Who can see whom", LESSON, element("p", none))
+    buttons = []
+    for index, what in enumerate(CHOICES):
+        button = element("input", type="radio", name="leak", value=index, checked=index == 0)
+        buttons.append(element("label", button, f" {what if what != SOUND else 'sound: each request by itself'}"))
+    return view_without_steps(
+        "isolation",
+        "Who can see whom",
+        LESSON,
+        element("fieldset", element("legend", "The step, as it was computed"), buttons, class_="choices needs-script"),
+        element("p", requests_text(leak, of)),
+        legend(
+            ("sees a token of this step", rectangle(2, 2, 14, 14, class_="sees")),
+            (
+                "sees what is kept of an earlier step: keys and values, or the state",
+                rectangle(5, 5, 8, 8, class_="sees"),
+            ),
+            ("sees a token of another request: a leak", rectangle(2, 2, 14, 14, class_="sees leak")),
+        ),
+        [choice(leak, index, what) for index, what in enumerate(CHOICES)],
+        element(
+            "p",
+            f"A convolution of {leak.taps} taps reaches {leak.taps - 1} rows back. Packed without a state of "
+            f"its own, the first {leak.taps - 1} rows of a prompt take in the last rows of the request before "
+            "it, and every block above spreads that further; no mask of attention can mend it. To see the "
+            "fault: ",
+            element("code", "lfm2np faults convolution-crosses-requests --show"),
+            ".",
         ),
     )
 
 
-def step_text(leak: Leak, of: str) -> str:
+def requests_text(leak: Leak, of: str) -> str:
     """What the requests of the step do."""
     told = []
     for share in leak.shares:
@@ -101,17 +75,16 @@ def choice(leak: Leak, index: int, what: str) -> Markup:
     attention = attention_leaks(leak) if what == ATTENTION else no_leaks(leak)
     convolution = convolution_leaks(leak) if what == CONVOLUTION else no_leaks(leak)
     how = "sound" if what == SOUND else what
+    if sum(share.stop - share.start for share in leak.shares) > MOST_ROWS:
+        drawn = element("p", "This step has too many rows to draw.")
+    else:
+        masks = picture(leak, "Attention: its mask", how, "looks at", None, attention)
+        reach = picture(leak, "Convolution: its reach", how, "takes in", leak.taps, convolution)
+        drawn = element("div", masks, reach, class_="pair")
     return element(
         "div",
         element("h3", "Sound" if what == SOUND else f"Broken: {what}"),
-        element("p", "This step has too many rows to draw.")
-        if sum(share.stop - share.start for share in leak.shares) > MOST_ROWS
-        else element(
-            "div",
-            picture(leak, "Attention: its mask", how, "looks at", None, attention),
-            picture(leak, "Convolution: its reach", how, "takes in", leak.taps, convolution),
-            class_="pair",
-        ),
+        drawn,
         changed_text(leak, what),
         logits_table(leak, what),
         class_="choice",
@@ -131,11 +104,9 @@ def picture(leak: Leak, title: str, how: str, verb: str, reach: int | None, leak
             first = 0 if reach is None else max(0, position - reach + 1)
             told = f"{visible(share.name)} at position {position} {verb}"
             for seen in range(first, position + 1):
-                inset = 1.0 if seen >= share.start else 4.0
-                where = "" if seen >= share.start else ", from before this step"
-                shapes.append(
-                    square(LEFT + (lefts[index] + seen) * SIDE, y, inset, f"{told} its {seen}{where}", "sees")
-                )
+                inset, where = (1.0, "") if seen >= share.start else (4.0, ", from before this step")
+                text = f"{told} its {seen}{where}"
+                shapes.append(square(LEFT + (lefts[index] + seen) * SIDE, y, inset, text, "sees"))
             for other, seen in leaks(index, position):
                 text = f"LEAKS: {told} position {seen} of {visible(leak.shares[other].name)}"
                 shapes.append(square(LEFT + (lefts[other] + seen) * SIDE, y, 1.0, text, "sees leak"))
@@ -201,16 +172,12 @@ def logits_table(leak: Leak, what: str) -> Markup:
     """The three largest logits of each request's last row, and what they should be."""
     rows = []
     for name in (share.name for share in leak.shares):
-        row = leak.logits[what][name][-1]
-        truth = leak.logits[SOUND][name][-1]
+        row, truth = leak.logits[what][name][-1], leak.logits[SOUND][name][-1]
         top = np.argsort(-row, kind="stable")[:3]
         said = [f"{visible(leak.words.get(int(one), str(one)))} {number(float(row[one]), 5)}" for one in top]
         right = int(np.argmax(truth))
-        verdict = (
-            "the right token"
-            if int(top[0]) == right
-            else f"WRONG: it should be {visible(leak.words.get(right, str(right)))}"
-        )
+        wrong = f"WRONG: it should be {visible(leak.words.get(right, str(right)))}"
+        verdict = "the right token" if int(top[0]) == right else wrong
         rows.append([visible(name), *said, number(float(np.max(np.abs(row - truth))), 3), verdict])
     head = ["request", "largest logit", "second", "third", "largest difference of all logits", ""]
     return table("Logits of the next token", head, rows)

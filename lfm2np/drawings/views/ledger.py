@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from lfm2np.drawings.page.grid import operation_body, shape_text
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, table
-from lfm2np.drawings.page.numbers import operation_body, shape_text
-from lfm2np.drawings.page.view import View, at_step, row_labels, view_of_run
+from lfm2np.drawings.page.view import View, by_step, row_labels, step_text, view_of_run, view_without_steps
 from lfm2np.drawings.runs.detail import EXPERT, PRODUCT, REQUEST, ROW
 from lfm2np.drawings.runs.routes import is_sparse, routes
 from lfm2np.drawings.runs.run import Operation, Run, Step
@@ -29,10 +29,9 @@ MOST_WITH_NUMBERS = 64  # steps whose numbers are in the page; a longer run show
 
 
 def ledger(run: Run) -> View:
-    last = len(run.steps) - 1
     if not any(step.operations for step in run.steps):
         body = element("p", "This run was recorded without --trace-detail, so its operations are not known.")
-        return View("ledger", "What is batched and what is not", "", body)
+        return view_without_steps("ledger", "What is batched and what is not", "", body)
     every = -(-len(run.steps) // MOST_WITH_NUMBERS)
     quiz = element(
         "p",
@@ -49,7 +48,7 @@ def ledger(run: Run) -> View:
         element("dl", [[element("dt", name), element("dd", CLASSES[name])] for name in classes(run)]),
         quiz,
         element("p", f"The numbers of every {every}. step are here, the sizes of all.") if every > 1 else None,
-        [at_step(step.number, last, of_step(run, step, step.number % every == 0)) for step in run.steps],
+        by_step(run, lambda step: of_step(run, step, step.number % every == 0)),
     )
 
 
@@ -64,25 +63,19 @@ def of_step(run: Run, step: Step, with_numbers: bool) -> Markup:
     known = classes(run)
     labels = labels_of(run, step)
     return joined(
+        step_text(
+            step, f"{counted(step.num_tokens, 'token')} of {counted(len(step.entries), 'request')} in one flat array."
+        ),
+        shares(step, known),
         [
             element(
-                "p",
-                element("strong", f"Step {step.number}. "),
-                f"{counted(step.num_tokens, 'token')} of {counted(len(step.entries), 'request')} in one flat array.",
-            ),
-            shares(step, known),
-            [
-                element(
-                    "div",
-                    element("h3", title),
-                    element(
-                        "ul", [item(group, labels, with_numbers, known) for group in grouped(chosen)], class_="ledger"
-                    ),
-                )
-                for title, chosen in blocks(step.operations)
-                if chosen
-            ],
-        ]
+                "div",
+                element("h3", title),
+                element("ul", [item(group, labels, with_numbers, known) for group in grouped(chosen)], class_="ledger"),
+            )
+            for title, chosen in blocks(step.operations)
+            if chosen
+        ],
     )
 
 
@@ -91,11 +84,9 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
     tokens, layers = row_labels(run, step), {route.layer: route for route in routes(step)}
 
     def labels(operation: Operation) -> list[str]:
-        return (
-            [tokens[row] for row in layers[operation["layer"]].tokens_of(operation["expert"])]
-            if "expert" in operation
-            else tokens
-        )
+        if "expert" not in operation:
+            return tokens
+        return [tokens[row] for row in layers[operation["layer"]].tokens_of(operation["expert"])]
 
     return labels
 
@@ -103,18 +94,14 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
 def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
     """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
-    layers = {
-        operation["layer"]: kinds[operation["operation"]] for operation in operations if operation["operation"] in kinds
-    }
+    layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
     sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
     first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
     groups = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
             kind = layers[layer] + (", mixture of experts" if layer in sparse else "")
-            groups.append(
-                (f"Block {layer}: {kind}", [operation for operation in operations if operation["layer"] == layer])
-            )
+            groups.append((f"Block {layer}: {kind}", [one for one in operations if one["layer"] == layer]))
     if sparse and not sparse & set(first):
         layer_operations = [operation for operation in operations if operation["layer"] == min(sparse)]
         start = next(index for index, operation in enumerate(layer_operations) if operation["name"] == "ffn_norm")
@@ -178,11 +165,8 @@ def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
 def sizes_text(operation: Operation) -> str:
     inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in operation["inputs"].values())
     context = f" over {operation['context']} positions" if "context" in operation else ""
-    return (
-        f"{inputs} → [{shape_text(operation['output']['shape'])}]{context}"
-        if inputs
-        else f"[{shape_text(operation['output']['shape'])}]"
-    )
+    output = f"[{shape_text(operation['output']['shape'])}]"
+    return f"{inputs} → {output}{context}" if inputs else output
 
 
 def shares(step: Step, known: Sequence[str]) -> Markup:

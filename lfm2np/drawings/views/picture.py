@@ -19,6 +19,7 @@ Weights = Mapping[str, Any]  # by name in the checkpoint, NumPy arrays
 PRODUCT, ROW, REQUEST = "c0", "c1", "c2"  # classes of operations, as in page.css
 MOST_ROWS = 8  # of a step that is drawn
 EPS = "0.00001"
+EMBEDDINGS = "embeddings, a column for each word"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,7 @@ class Stage:
         if len(self.run.requests) > 1:
             return row_labels(self.run, self.step)
         (entry,) = self.step.entries
-        return [
-            f"{entry.start + index} {visible(self.run.word(token_id))}"
-            for index, token_id in enumerate(entry.token_ids)
-        ]
+        return [f"{place} {visible(self.run.word(id_))}" for place, id_ in enumerate(entry.token_ids, entry.start)]
 
     @property
     def starts(self) -> list[int]:
@@ -58,6 +56,12 @@ class Stage:
     def name(self, index: int) -> str:
         """Of the request with that place in the step, for captions."""
         return f" of {visible(self.step.entries[index].request_id)}" if len(self.step.entries) > 1 else ""
+
+
+def values(operation: Operation, of: str = "") -> list[list[float]]:
+    """Of its output, or of the input with that name."""
+    found: list[list[float]] = (operation["inputs"][of] if of else operation["output"])["values"]
+    return found
 
 
 def row(*parts: object) -> Markup:
@@ -81,7 +85,7 @@ def normed(stage: Stage, key: str, name: str, of: str, weight: str, made: Operat
     """Rows, or heads of `size` channels, divided by their root mean square."""
     return stack(
         weights(f"{key}w", "weight", stage.weight(weight)),
-        grid(key, name, made["output"]["values"], "norm", f"{of} {key}w", class_=ROW, size=size, eps=EPS),
+        grid(key, name, values(made), "norm", f"{of} {key}w", class_=ROW, size=size, eps=EPS),
     )
 
 
@@ -91,7 +95,7 @@ def product(key: str, name: str, of: str, above: Sequence[Sequence[float]], made
     made_of = f"{of} {key}w"
     return stack(
         weights(f"{key}w", more.pop("called", "weights"), above, head=head),
-        grid(key, name, made["output"]["values"], "linear", made_of, class_=PRODUCT, head=head, bare=True, **more),
+        grid(key, name, values(made), "linear", made_of, class_=PRODUCT, head=head, bare=True, **more),
     )
 
 
@@ -99,20 +103,13 @@ def tokens_in(stage: Stage) -> list[Markup]:
     table = stage.weight("embed_tokens")
     words = [f"{index} {visible(stage.run.word(index))}" for index in range(len(table))]
     (made,) = stage.of(None, "embed")
-    ids = [token for entry in stage.step.entries for token in entry.token_ids]
+    ids = " ".join(str(token) for entry in stage.step.entries for token in entry.token_ids)
     return [
         row(
             weights("table", "embeddings, a row for each word", table, labels=words),
             sign("\u2192"),
             grid(
-                "x",
-                "x, a row for each token",
-                made["output"]["values"],
-                "embed",
-                "table",
-                labels=stage.labels,
-                class_=ROW,
-                ids=" ".join(map(str, ids)),
+                "x", "x, a row for each token", values(made), "embed", "table", labels=stage.labels, class_=ROW, ids=ids
             ),
         )
     ]
@@ -123,7 +120,7 @@ def block(stage: Stage, layer: int) -> list[Markup]:
     first = stage.of(layer, "rms_norm")[0]
     hidden = first["inputs"]["x"]["shape"][1]
     begin = [
-        grid("x", "x", first["inputs"]["x"]["values"], "embed" if layer == 0 else "before", labels=stage.labels),
+        grid("x", "x", values(first, "x"), "embed" if layer == 0 else "before", labels=stage.labels),
         sign("\u2192"),
         normed(stage, "n", "normed", "x", f"layers.{layer}.operator_norm", first, hidden),
         sign("\u00d7"),
@@ -140,22 +137,11 @@ def convolution(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
     above = across(stage.weight(f"layers.{layer}.conv.in_proj"))
     windows, mixed = [], []
     for index, one in enumerate(stage.of(layer, "convolve")):
-        history, u = one["inputs"]["history"]["values"], one["inputs"]["u"]["values"]
-        name = f"u, gate_in \u00d7 value{stage.name(index)}"
-        windows.append(
-            grid(
-                f"u{index}",
-                name,
-                [*history, *u],
-                "multiply",
-                f"p:0 p:{2 * hidden}",
-                class_=ROW,
-                kept=len(history),
-                skip=len(history),
-                row=stage.starts[index],
-            )
-        )
-        mixed += one["output"]["values"]
+        history = values(one, "history")
+        name, rows = f"u, gate_in \u00d7 value{stage.name(index)}", [*history, *values(one, "u")]
+        places: dict[str, Any] = {"kept": len(history), "skip": len(history), "row": stage.starts[index]}
+        windows.append(grid(f"u{index}", name, rows, "multiply", f"p:0 p:{2 * hidden}", class_=ROW, **places))
+        mixed += values(one)
     taps = across(stage.weight(f"layers.{layer}.conv.conv"))
     of = " ".join([*(f"u{index}" for index in range(len(windows))), "taps"])
     starts = " ".join(map(str, stage.starts))
@@ -169,11 +155,11 @@ def convolution(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
                 grid("v", "convolved", mixed, "convolve", of, class_=REQUEST, starts=starts),
             ),
             sign("\u2192"),
-            grid("y", "\u00d7 gate_out", gated["output"]["values"], "multiply", f"v:0 p:{hidden}", class_=ROW),
+            grid("y", "\u00d7 gate_out", values(gated), "multiply", f"v:0 p:{hidden}", class_=ROW),
             sign("\u00d7"),
             product("o", "out_proj", "y", across(stage.weight(f"layers.{layer}.conv.out_proj")), out),
             sign("+ x ="),
-            grid("r", "x", stage.of(layer, "add")[0]["output"]["values"], "add", "x o", class_=ROW),
+            grid("r", "x", values(stage.of(layer, "add")[0]), "add", "x o", class_=ROW),
         ),
     ]
 
@@ -188,46 +174,32 @@ def attention(stage: Stage, layer: int, begin: list[Markup]) -> list[Markup]:
     name = f"layers.{layer}.self_attn"
     above = across([line for one in ("q", "k", "v") for line in stage.weight(f"{name}.{one}_proj")])
     parts = [("queries", q), ("keys", kv), ("values", kv)]
-    angles = [
-        grid(key, text, q_turned["inputs"][key]["values"], "angle")
-        for key, text in (("cos", "cosine"), ("sin", "sine"))
-    ]
+    angles = [grid(key, text, values(q_turned, key), "angle") for key, text in (("cos", "cosine"), ("sin", "sine"))]
     of, seen, words = [], [], []
     for index, one in enumerate(stage.of(layer, "attend")):
-        drawn, keys = attended(stage, layer, index, q_turned["output"]["values"], (heads, groups, size))
+        drawn, keys = attended(stage, layer, index, values(q_turned), (heads, groups, size))
         seen.append(row(*drawn))
         of += keys
-        words += one["output"]["values"]
-    starts = " ".join(map(str, stage.starts))
+        words += values(one)
+    sizes = {"size": size, "heads": heads, "groups": groups, "starts": " ".join(map(str, stage.starts))}
     return [
         row(*begin, product("p", "q, k, v", "n", above, projected, head=parts, called="q_proj, k_proj, v_proj")),
         row(
             *angles,
             normed(stage, "qn", "queries, normed", "p:0", f"{name}.q_layernorm", q_normed, size),
             sign("\u21bb"),
-            grid("q", "rotated", q_turned["output"]["values"], "rotate", "qn cos sin", class_=ROW, size=size),
+            grid("q", "rotated", values(q_turned), "rotate", "qn cos sin", class_=ROW, size=size),
             normed(stage, "kn", "keys, normed", f"p:{q}", f"{name}.k_layernorm", k_normed, size),
             sign("\u21bb"),
-            grid("k", "rotated", k_turned["output"]["values"], "rotate", "kn cos sin", class_=ROW, size=size),
+            grid("k", "rotated", values(k_turned), "rotate", "kn cos sin", class_=ROW, size=size),
         ),
         *seen,
         row(
-            grid(
-                "a",
-                "attended",
-                words,
-                "weigh",
-                " ".join(of),
-                class_=REQUEST,
-                size=size,
-                heads=heads,
-                groups=groups,
-                starts=starts,
-            ),
+            grid("a", "attended", words, "weigh", " ".join(of), class_=REQUEST, **sizes),
             sign("\u00d7"),
             product("o", "out_proj", "a", across(stage.weight(f"{name}.out_proj")), out),
             sign("+ x ="),
-            grid("r", "x", stage.of(layer, "add")[0]["output"]["values"], "add", "x o", class_=ROW),
+            grid("r", "x", values(stage.of(layer, "add")[0]), "add", "x o", class_=ROW),
         ),
     ]
 
@@ -244,13 +216,14 @@ def attended(
     (stored,) = stage.of(layer, "cache_entries")
     own = slice(first, first + len(entry.token_ids))
     block_size = int(stage.run.config["block_size"])
-    keys, values = context(stage.cells, layer, entry.block_table, entry.start, block_size)
-    keys, values = (
-        [*before, *stored["inputs"][what]["values"][own]] for before, what in ((keys, "keys"), (values, "values"))
-    )
+    cached_keys, cached_values = context(stage.cells, layer, entry.block_table, entry.start, block_size)
+    keys = [*cached_keys, *values(stored, "keys")[own]]
     drawn = [
         grid(f"{letter}{index}", f"{what}{stage.name(index)}", rows, "cached", kept=entry.start)
-        for letter, what, rows in (("K", "keys", keys), ("V", "values", values))
+        for letter, what, rows in (
+            ("K", "keys", keys),
+            ("V", "values", [*cached_values, *values(stored, "values")[own]]),
+        )
     ]
     names = []
     for head in range(heads):
@@ -304,11 +277,11 @@ def feed_forward(stage: Stage, layer: int, hidden: int) -> Markup:
         sign("\u00d7"),
         product("g", "w1, w3", "fn", above, wide, head=[("gate", width), ("up", width)], called="w1, w3"),
         sign("\u2192"),
-        grid("h", "swiglu", swiglu["output"]["values"], "swiglu", f"g:0 g:{width}", class_=ROW),
+        grid("h", "swiglu", values(swiglu), "swiglu", f"g:0 g:{width}", class_=ROW),
         sign("\u00d7"),
         product("d", "w2", "h", across(stage.weight(f"{name}.feed_forward.w2")), narrow, called="w2"),
         sign("+ x ="),
-        grid("z", "x", last["output"]["values"], "add", "r d", class_=ROW),
+        grid("z", "x", values(last), "add", "r d", class_=ROW),
     )
 
 
@@ -326,23 +299,14 @@ def tokens_out(stage: Stage) -> list[Markup]:
     ]
     return [
         row(
-            grid("x", "x", made["inputs"]["x"]["values"], "before", labels=stage.labels),
+            grid("x", "x", values(made, "x"), "before", labels=stage.labels),
             sign("\u2192"),
             normed(stage, "n", "normed", "x", "embedding_norm", made, hidden),
         ),
         row(
-            grid("l", "rows that need a token", head["inputs"]["x"]["values"], "picked", "n"),
+            grid("l", "rows that need a token", values(head, "x"), "picked", "n"),
             sign("\u00d7"),
-            product(
-                "t",
-                "logits",
-                "l",
-                across(table),
-                head,
-                head=words,
-                called="embeddings, a column for each word",
-                best=True,
-            ),
+            product("t", "logits", "l", across(table), head, head=words, called=EMBEDDINGS, best=True),
         ),
         element("p", "The largest logit is the next token: ", element("strong", ", ".join(said)), "."),
     ]

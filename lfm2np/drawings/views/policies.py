@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    details,
-    element,
-    figure,
-    joined,
-    rectangle,
-    scrolled,
-    table,
-    words,
-)
-from lfm2np.drawings.page.view import View
+from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table
+from lfm2np.drawings.page.svg import figure, rectangle, words
+from lfm2np.drawings.page.view import View, view_without_steps
 from lfm2np.drawings.runs.policies import Outcome, one_after_another, under
 from lfm2np.drawings.runs.run import Run
 
@@ -30,46 +21,28 @@ CHOSEN = (
 
 def policies(run: Run) -> View:
     outcomes = [under(run, title, policy=policy) for title, policy, _ in CHOSEN]
-    return View(
-        id="policies",
-        title="The same work under each policy",
-        lesson="No policy changes a token. What changes is how many steps it takes, how much padding a rectangle "
+    return view_without_steps(
+        "policies",
+        "The same work under each policy",
+        "No policy changes a token. What changes is how many steps it takes, how much padding a rectangle "
         "would need, and how long each request waits for its first token.",
-        body=joined(
-            [
-                element("p", "The real scheduler once more, with every sequence by itself and without drafts."),
-                element("dl", [[element("dt", title), element("dd", text)] for title, _, text in CHOSEN]),
-                summary(run, outcomes),
-                scrolled(chart(outcomes), "Steps by policy"),
-                gains(run, outcomes),
-                details("Steps until the first and the last token, by request", waits(outcomes)),
-            ]
-        ),
+        element("p", "The real scheduler once more, with every sequence by itself and without drafts."),
+        element("dl", [[element("dt", title), element("dd", text)] for title, _, text in CHOSEN]),
+        summary(outcomes),
+        scrolled(chart(outcomes), "Steps by policy"),
+        gains(run, outcomes),
+        details("Steps until the first and the last token, by request", waits(outcomes)),
     )
 
 
-def summary(run: Run, outcomes: Sequence[Outcome]) -> Markup:
-    head = [
-        "policy",
-        "steps",
-        "rows computed",
-        "cells that padding would add",
-        "mean steps to first token",
-        "longest",
-        "mean steps to the end",
-    ]
-    rows = [
-        [
-            outcome.name,
-            outcome.steps,
-            outcome.rows,
-            outcome.padding,
-            f"{sum(outcome.first.values()) / len(outcome.first):.1f}",
-            max(outcome.first.values()),
-            f"{sum(outcome.last.values()) / len(outcome.last):.1f}",
-        ]
-        for outcome in outcomes
-    ]
+def summary(outcomes: Sequence[Outcome]) -> Markup:
+    work = ["policy", "steps", "rows computed", "cells that padding would add"]
+    head = [*work, "mean steps to first token", "longest", "mean steps to the end"]
+    rows = []
+    for outcome in outcomes:
+        first, last = outcome.first.values(), outcome.last.values()
+        waiting = [f"{sum(first) / len(first):.1f}", max(first), f"{sum(last) / len(last):.1f}"]
+        rows.append([outcome.name, outcome.steps, outcome.rows, outcome.padding, *waiting])
     return table("The same requests, scheduled by each policy", head, rows)
 
 
@@ -84,9 +57,8 @@ def chart(outcomes: Sequence[Outcome]) -> Markup:
         shapes.append(words(LEFT - 8, base - TALL / 2, outcome.name, "end", class_="label"))
         for step, computed in enumerate(outcome.passes):
             tall = TALL * computed.rows / most
-            title = element(
-                "title", f"{outcome.name}, step {step}: {computed.rows} rows of {len(computed.batch)} requests"
-            )
+            text = f"{outcome.name}, step {step}: {computed.rows} rows of {len(computed.batch)} requests"
+            title = element("title", text)
             shapes.append(rectangle(LEFT + step * SIDE, base - tall, SIDE - 1.5, tall, title, class_="bar"))
     for step in range(0, longest, 10):
         shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 8, step, "middle", class_="tick"))
@@ -102,20 +74,15 @@ def gains(run: Run, outcomes: Sequence[Outcome]) -> Markup:
         ["one after another, with a cache", passes, f"{cached:,}", "1", f"{uncached / cached:.1f}"],
         ["continuous", best.steps, f"{best.rows:,}", f"{passes / best.steps:.1f}", f"{uncached / best.rows:.1f}"],
     ]
+    head = ["", "passes of the network", "rows computed", "times fewer passes", "times fewer rows"]
     return joined(
-        [
-            table(
-                "Against one request after another",
-                ["", "passes of the network", "rows computed", "times fewer passes", "times fewer rows"],
-                rows,
-            ),
-            element(
-                "p",
-                "A pass reads all weights once, whatever it computes: with few rows that is most of its cost, so fewer "
-                "passes are nearly as many times faster. Without a cache every pass computes the whole sequence again. "
-                "A published pipeline for LFM2 claims 16 times for five prompts; it depends on the lengths.",
-            ),
-        ]
+        table("Against one request after another", head, rows),
+        element(
+            "p",
+            "A pass reads all weights once, whatever it computes: with few rows that is most of its cost, so fewer "
+            "passes are nearly as many times faster. Without a cache every pass computes the whole sequence again. "
+            "A published pipeline for LFM2 claims 16 times for five prompts; it depends on the lengths.",
+        ),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import Markup, figure, joined, number, scrolled, table, visible, words
-from lfm2np.drawings.page.view import View, at_step, cell, short_names, view_of_run
+from lfm2np.drawings.page.markup import Markup, joined, number, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, words
+from lfm2np.drawings.page.view import View, by_step, cell, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Run, Step
 
@@ -11,7 +12,6 @@ SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 
 
 def positions(run: Run, player: str = "hand") -> View:
-    last = len(run.steps) - 1
     return view_of_run(
         run,
         player,
@@ -19,7 +19,7 @@ def positions(run: Run, player: str = "hand") -> View:
         "Decoding at different positions",
         "Requests of one step stand at different positions. The flat array carries each row's own position: it "
         "gives the angle of its rotation and how far back it may look.",
-        joined([at_step(step.number, last, of_step(run, step)) for step in run.steps]),
+        by_step(run, lambda step: of_step(run, step)),
     )
 
 
@@ -38,10 +38,8 @@ def of_step(run: Run, step: Step) -> Markup:
             index += 1
     head = ["row", "request", "token", "position = angle of the first pair", "its cosine", "its sine", "may look at"]
     return joined(
-        [
-            scrolled(chart(run, step), f"Mask rows of step {step.number}"),
-            table(f"Step {step.number}: positions and angles (in radians)", head, rows),
-        ]
+        scrolled(chart(run, step), f"Mask rows of step {step.number}"),
+        table(f"Step {step.number}: positions and angles (in radians)", head, rows),
     )
 
 
@@ -58,27 +56,11 @@ def chart(run: Run, step: Step) -> Markup:
             shapes.append(words(LEFT - 8, y + SIDE / 2, label, "end", class_="label"))
             for at in range(longest):
                 sees = at <= position
-                x = LEFT + at * SIDE
                 kind = "decode" if at == position else "" if sees else "unseen"
                 title = f"{label} {'looks at' if sees else 'does not look at'} position {at}"
-                shapes.append(
-                    cell(
-                        x + 1,
-                        y + 1,
-                        SIDE - 2,
-                        SIDE - 2,
-                        numbers[entry.request_id] if sees else None,
-                        str(at) if sees else "",
-                        kind,
-                        title,
-                    )
-                )
+                x, colour = LEFT + at * SIDE + 1, numbers[entry.request_id] if sees else None
+                shapes.append(cell(x, y + 1, SIDE - 2, SIDE - 2, colour, str(at) if sees else "", kind, title))
             row += 1
     description = "A line for each row of the flat array; filled squares are the positions that it attends to."
-    return figure(
-        f"Who looks how far back in step {step.number}",
-        description,
-        LEFT + SIDE * max(longest, 8) + 8,
-        TOP + SIDE * row + 8,
-        shapes,
-    )
+    title, width = f"Who looks how far back in step {step.number}", LEFT + SIDE * max(longest, 8) + 8
+    return figure(title, description, width, TOP + SIDE * row + 8, shapes)

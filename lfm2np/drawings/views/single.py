@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, element, joined, visible
-from lfm2np.drawings.page.view import View, at_step
+from lfm2np.drawings.page.view import View, by_step, step_text
 from lfm2np.drawings.runs.derive import Moment, moments
 from lfm2np.drawings.runs.paged import before_steps
 from lfm2np.drawings.runs.run import Run, Step
@@ -14,20 +14,13 @@ from lfm2np.drawings.views.picture import MOST_ROWS, Stage, Weights, block, toke
 __all__ = ["Weights", "single"]
 
 KINDS = {"convolve": "convolution", "attend": "attention"}
-KEYS = (
-    ("c0", "one product over all tokens"),
-    ("c1", "row by row"),
-    ("c2", "per request"),
-)
+KEYS = (("c0", "one product over all tokens"), ("c1", "row by row"), ("c2", "per request"))
 
 
 def single(run: Run, weights: Weights, player: str = "single") -> View:
     """`run` is of the hand model, with the detail of every step."""
-    last, kinds = len(run.steps) - 1, layers_of(run)
-    stages, states = zip(run.steps, before_steps(run), strict=True), moments(run)
-    drawn = [
-        at_step(step.number, last, of_step(Stage(run, step, weights, cells), kinds, states)) for step, cells in stages
-    ]
+    kinds, cells, states = layers_of(run), before_steps(run), moments(run)
+    drawn = by_step(run, lambda step: of_step(Stage(run, step, weights, next(cells)), kinds, states))
     alone = len(run.requests) == 1
     return View(
         id="single",
@@ -36,24 +29,22 @@ def single(run: Run, weights: Weights, player: str = "single") -> View:
         if alone
         else "All tokens of a step are the rows of one matrix. Only the convolution and attention ask whose they are.",
         body=joined(
-            [
-                chooser(kinds),
-                element(
-                    "p",
-                    "Point at a number, tap it, or go to it by Tab and arrow keys: what it is made of lights up, and "
-                    "its sum stands here.",
-                    class_="readout needs-script",
-                    role="status",
-                ),
-                drawn,
-                element("p", [element("span", text, class_=f"key {class_}") for class_, text in KEYS], class_="legend"),
-                element(
-                    "p",
-                    f"This model fits on paper: {counted(len(kinds), 'block')}, hidden size 4, two heads, whole "
-                    "numbers as weights, ten words. A product has its weights above it and its rows at the left; "
-                    "dashed cells were there before the step.",
-                ),
-            ]
+            chooser(kinds),
+            element(
+                "p",
+                "Point at a number, tap it, or go to it by Tab and arrow keys: what it is made of lights up, and "
+                "its sum stands here.",
+                class_="readout needs-script",
+                role="status",
+            ),
+            drawn,
+            element("p", [element("span", text, class_=f"key {class_}") for class_, text in KEYS], class_="legend"),
+            element(
+                "p",
+                f"This model fits on paper: {counted(len(kinds), 'block')}, hidden size 4, two heads, whole "
+                "numbers as weights, ten words. A product has its weights above it and its rows at the left; "
+                "dashed cells were there before the step.",
+            ),
         ),
         player=player,
         num_steps=len(run.steps),
@@ -62,30 +53,19 @@ def single(run: Run, weights: Weights, player: str = "single") -> View:
 
 def layers_of(run: Run) -> dict[int, str]:
     """Layer -> convolution or attention."""
-    found: dict[int, str] = {}
-    for step in run.steps:
-        found |= {
-            operation["layer"]: KINDS[operation["operation"]]
-            for operation in step.operations
-            if operation["operation"] in KINDS
-        }
-    return found
+    operations = (operation for step in run.steps for operation in step.operations)
+    return {one["layer"]: KINDS[one["operation"]] for one in operations if one["operation"] in KINDS}
 
 
 def chooser(kinds: Mapping[int, str]) -> Markup:
     """The network as a row of buttons: tokens, its blocks, the next token."""
-    names = {
-        "in": "tokens",
-        **{str(layer): f"{layer} {kind}" for layer, kind in kinds.items()},
-        "out": "next token",
-    }
+    names = {"in": "tokens", **{str(layer): f"{layer} {kind}" for layer, kind in kinds.items()}, "out": "next token"}
     arrow = element("span", "\u2192", class_="to", aria_hidden="true")
     parts: list[object] = []
     for value, name in names.items():
         parts += [arrow if parts else None, element("button", name, type="button", value=value, aria_pressed="false")]
-    return element(
-        "div", parts, class_="parts needs-script", role="group", aria_label="Parts of the network", data_first="0"
-    )
+    more = {"role": "group", "aria_label": "Parts of the network", "data_first": "0"}
+    return element("div", parts, class_="parts needs-script", **more)
 
 
 def of_step(stage: Stage, kinds: Mapping[int, str], states: Mapping[str, Sequence[Moment]]) -> Markup:
@@ -93,30 +73,16 @@ def of_step(stage: Stage, kinds: Mapping[int, str], states: Mapping[str, Sequenc
     if not step.entries:
         return element("p", element("strong", f"Step {step.number} "), "computed nothing.")
     if step.num_tokens > MOST_ROWS:
-        return joined(
-            [
-                sentence(stage.run, step, states),
-                element(
-                    "p",
-                    f"{step.num_tokens} rows are too many for a picture, which has at most {MOST_ROWS}: a smaller "
-                    "budget of tokens cuts the prompts.",
-                ),
-            ]
-        )
+        many = f"{step.num_tokens} rows are too many for a picture, which has at most {MOST_ROWS}: a smaller budget of "
+        return joined(sentence(stage.run, step, states), element("p", f"{many}tokens cuts the prompts."))
     parts = {"in": ("Tokens", tokens_in(stage))}
     parts |= {str(layer): (f"Block {layer}: {kind}", block(stage, layer)) for layer, kind in kinds.items()}
     parts["out"] = ("The next token", tokens_out(stage))
-    return joined(
-        [
-            sentence(stage.run, step, states),
-            [
-                element(
-                    "div", element("h3", title), element("div", drawn, class_="picture"), class_="part", data_part=name
-                )
-                for name, (title, drawn) in parts.items()
-            ],
-        ]
-    )
+    pictures = [
+        element("div", element("h3", title), element("div", drawn, class_="picture"), class_="part", data_part=name)
+        for name, (title, drawn) in parts.items()
+    ]
+    return joined(sentence(stage.run, step, states), *pictures)
 
 
 def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Markup:
@@ -125,11 +91,10 @@ def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Ma
     for entry in step.entries:
         going = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids)
         said = " ".join(visible(run.word(one)) for one in step.tokens.get(entry.request_id, ()))
-        positions = (
-            f"position {entry.start}" if len(entry.token_ids) == 1 else f"positions {entry.start} to {entry.stop - 1}"
-        )
+        several = len(entry.token_ids) > 1
+        positions = f"positions {entry.start} to {entry.stop - 1}" if several else f"position {entry.start}"
         name = f"{visible(entry.request_id)}: " if len(run.requests) > 1 else ""
         phase = states[entry.request_id][step.number].state
         out = f", out comes \u201c{said}\u201d" if said else ""
         sentences.append(f"{name}{phase} of \u201c{going}\u201d at {positions}{out}")
-    return element("p", element("strong", f"Step {step.number}. "), "; ".join(sentences) + ".")
+    return step_text(step, "; ".join(sentences) + ".")

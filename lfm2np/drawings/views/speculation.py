@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    details,
-    element,
-    figure,
-    joined,
-    line,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
+from lfm2np.drawings.page.markup import Markup, details, element, joined, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
+from lfm2np.drawings.page.view import (
+    View,
+    by_step,
+    cell,
+    columns,
+    legend,
+    step_numbers,
+    step_text,
+    view_of_run,
+    view_without_steps,
 )
-from lfm2np.drawings.page.view import View, at_step, cell, columns, legend
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Entry, Run, Step
 
 SIDE, LEFT, TOP = 22.0, 120.0, 16.0
 ROUTE_TOP, ROUTE_TALL, WIDE, BOX = 20.0, 62.0, 110.0, 84.0
+LESSON = "Guesses are checked in one pass and change how long it takes, never what comes out."
 
 
 def speculation(run: Run) -> View:
-    last = len(run.steps) - 1
-    drafted = any(entry.num_drafts for step in run.steps for entry in step.entries)
-    body: list[object] = [
-        element(
-            "p",
-            "A drafter proposes tokens; one step computes them all as if they were right, and keeps those that are. A "
-            "rejected draft leaves nothing: its keys, values and state are not written, so there is nothing to undo.",
-        )
-    ]
-    if not drafted:
-        body.append(element("p", "This run was made without a drafter: try lfm2np generate --speculative ngram."))
-    else:
-        body += [
-            legend(
-                [
-                    ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
-                    ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
-                    ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
-                ]
-            ),
-            scrolled(chart(run), "Drafts by step"),
-            [at_step(step.number, last, routes_of(run, step), now(run, step)) for step in run.steps],
-            details("The numbers of the figure", totals(run)),
-        ]
-    return View(
-        id="speculation",
-        title="Speculation",
-        lesson="Guesses are checked in one pass and change how long it takes, never what comes out.",
-        body=joined(body),
-        player="main" if drafted else "none",
-        num_steps=len(run.steps) if drafted else 0,
+    about = element(
+        "p",
+        "A drafter proposes tokens; one step computes them all as if they were right, and keeps those that are. A "
+        "rejected draft leaves nothing: its keys, values and state are not written, so there is nothing to undo.",
+    )
+    if not any(entry.num_drafts for step in run.steps for entry in step.entries):
+        none = element("p", "This run was made without a drafter: try lfm2np generate --speculative ngram.")
+        return view_without_steps("speculation", "Speculation", LESSON, about, none)
+    return view_of_run(
+        run,
+        "main",
+        "speculation",
+        "Speculation",
+        LESSON,
+        about,
+        legend(
+            ("a step's own token", cell(1, 1, 16, 16, 0, "1", "decode")),
+            ("3 drafts, 2 of them accepted", cell(1, 1, 16, 16, 0, "2/3", "accepted")),
+            ("drafts, none accepted", cell(1, 1, 16, 16, 0, "0/2", "rejected")),
+        ),
+        scrolled(chart(run), "Drafts by step"),
+        by_step(run, lambda step: [routes_of(run, step), now(run, step)]),
+        details("The numbers of the figure", totals(run)),
     )
 
 
@@ -85,8 +77,7 @@ def chart(run: Run) -> Markup:
             x, y = LEFT + step.number * SIDE + 1, TOP + names.index(entry.request_id) * SIDE + 1
             title = f"step {step.number}, {visible(entry.request_id)}: {entry.num_drafts} drafts, {taken} accepted"
             shapes.append(cell(x, y, SIDE - 2, SIDE - 2, numbers[entry.request_id], letter, kind, title))
-    for number in range(0, len(run.steps), max(1, len(run.steps) // 20)):
-        shapes.append(words(LEFT + (number + 0.5) * SIDE, bottom + 12, number, "middle", class_="tick"))
+    shapes += step_numbers(len(run.steps), SIDE, LEFT, bottom + 12)
     width = LEFT + SIDE * len(run.steps) + 10
     return figure("Drafts by step", "Accepted of proposed drafts, by request and step.", width, bottom + 24, shapes)
 
@@ -103,7 +94,7 @@ def now(run: Run, step: Step) -> Markup:
             said = visible(run.word(answer[index])) if index < len(answer) else "(nothing)"
             rows.append([visible(entry.request_id), index + 1, visible(run.word(draft)), said, fate])
     if not rows:
-        return element("p", element("strong", f"Step {step.number}. "), "No drafts.")
+        return step_text(step, "No drafts.")
     head = ["request", "draft", "the guess", "the network says", "what becomes of it"]
     return table(f"Drafts of step {step.number}", head, rows)
 
@@ -123,7 +114,7 @@ def routes_of(run: Run, step: Step) -> Markup:
     """Each request's guesses as a line that goes on while the network agrees, and branches off where it does not."""
     drafting = [entry for entry in step.entries if entry.num_drafts]
     if not drafting:
-        return joined([])
+        return joined()
     most = max(entry.num_drafts for entry in drafting)
     shapes: list[object] = []
     for row, entry in enumerate(drafting):

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lfm2np.drawings.page.markup import (
-    Markup,
-    counted,
-    details,
-    element,
-    figure,
-    joined,
-    line,
-    rectangle,
-    scrolled,
-    table,
-    visible,
-    words,
-)
-from lfm2np.drawings.page.view import View, at_step, cell, columns, legend, view_of_run
+from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, scrolled, table, visible
+from lfm2np.drawings.page.svg import figure, line, rectangle, words
+from lfm2np.drawings.page.view import View, by_step, cell, columns, legend, step_numbers, step_text, view_of_run
 from lfm2np.drawings.runs.derive import (
     DECODE,
     ENDED,
@@ -54,15 +42,11 @@ def timeline(run: Run) -> View:
         "timeline",
         "Timeline",
         "A step takes what fits: decodes of some requests and chunks of others' prompts, up to one budget.",
-        legend((text, sample(kind)) for kind, text in MEANINGS.items()),
+        legend(*((text, cell(1, 1, 16, 16, 0, LETTERS[kind], kind)) for kind, text in MEANINGS.items())),
         scrolled(chart(run, states, numbers), "Timeline"),
-        [at_step(step.number, len(run.steps) - 1, sentence(run, states, step.number)) for step in run.steps],
+        by_step(run, lambda step: sentence(run, states, step)),
         details("The numbers of the figure", numbers_table(run, states)),
     )
-
-
-def sample(kind: str) -> Markup:
-    return cell(1, 1, 16, 16, 0, LETTERS[kind], kind)
 
 
 def chart(run: Run, states: dict[str, list[Moment]], numbers: Mapping[str, int]) -> Markup:
@@ -80,8 +64,7 @@ def chart(run: Run, states: dict[str, list[Moment]], numbers: Mapping[str, int])
                 x = LEFT + step * SIDE
                 shapes.append(cell(x + 1, y + 1, SIDE - 2, SIDE - 2, numbers[name], letter, now.state, title))
     shapes.append(budget(run, bottom + 12))
-    for step in range(0, len(run.steps), max(1, len(run.steps) // 20)):
-        shapes.append(words(LEFT + (step + 0.5) * SIDE, height - 6, step, "middle", class_="tick"))
+    shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 6)
     description = "A row for each request and a column for each step; numbers are tokens that the step computed."
     return figure("Timeline of the run", description, width, height, shapes)
 
@@ -99,27 +82,21 @@ def budget(run: Run, top: float) -> Markup:
         y = top + BARS - BARS * most / largest
         shapes.append(line(LEFT, y, LEFT + SIDE * len(run.steps), y, class_="limit"))
         shapes.append(words(LEFT - 8, y, f"budget {most}", "end", class_="tick"))
-    return joined(shapes)
+    return joined(*shapes)
 
 
-def sentence(run: Run, states: dict[str, list[Moment]], number: int) -> Markup:
-    step = run.steps[number]
+def sentence(run: Run, states: dict[str, list[Moment]], step: Step) -> Markup:
     gets = "gets" if len(step.entries) == 1 else "get"
     budget = run.config["max_num_batched_tokens"]
     parts = [f"{counted(len(step.entries), 'request')} {gets} {counted(step.num_tokens, 'token')} of {budget}"]
     for what, names in (("admitted", step.admitted), ("preempted", step.preempted), ("finished", tuple(step.finished))):
         if names:
             parts.append(f"{what}: {', '.join(map(visible, names))}")
-    again = sum(line_[number].recomputed for line_ in states.values())
+    again = sum(line_[step.number].recomputed for line_ in states.values())
     if again:
         parts.append(f"{counted(again, 'token')} computed again")
     end = "; the step was abandoned" if step.abandoned else ""
-    return element("p", element("strong", f"Step {number}. "), "; ".join(parts) + end + ".")
-
-
-def after(step: Step) -> list[object]:
-    """What the trace says of the end of a step: nothing of one that was abandoned."""
-    return ["\u2013"] * 3 if step.abandoned else [step.waiting, step.running, step.free_blocks]
+    return step_text(step, "; ".join(parts) + end + ".")
 
 
 def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
@@ -132,5 +109,6 @@ def numbers_table(run: Run, states: dict[str, list[Moment]]) -> Markup:
             else ""
             for state in states.values()
         ]
-        rows.append([step.number, step.num_tokens, *shares, *after(step)])
+        after: list[object] = ["\u2013"] * 3 if step.abandoned else [step.waiting, step.running, step.free_blocks]
+        rows.append([step.number, step.num_tokens, *shares, *after])
     return table("Tokens by step and request: P prefill, R recomputed, d decode, q queued, x preempted", head, rows)

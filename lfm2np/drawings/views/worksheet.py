@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lfm2np.drawings.page.markup import element, joined, number, visible
-from lfm2np.drawings.page.view import Task, View
+from lfm2np.drawings.page.markup import Markup, counted, element, number, visible
+from lfm2np.drawings.page.view import View, row_labels, view_without_steps
 from lfm2np.drawings.runs.policies import answers
-from lfm2np.drawings.runs.run import Run, Step
-from lfm2np.drawings.views.worksheet_experts import of_experts
+from lfm2np.drawings.runs.routes import routes
+from lfm2np.drawings.runs.run import Operation, Run, Step
+
+Task = tuple[str, Markup | str, str]  # title, question, answer
+FEW_TOKENS = 12  # of a step whose choices are listed
 
 
 def worksheet(alone: Run, together: Run, weights: Mapping[str, Any], run: Run) -> View:
     """`alone` has one request, `together` several; both with detail, of the hand model. Of `run` are the experts."""
     tasks = [*of_one_token(alone, weights), *of_a_batch(together), *of_experts(run)]
-    return View(
-        id="worksheet",
-        title="Worksheet",
-        lesson="Work these out with a pencil; all numbers are of the runs above, to three digits.",
-        body=joined(
-            [
-                element(
-                    "ol",
-                    [element("li", element("strong", title), " ", question) for title, question, _ in tasks],
-                    class_="tasks",
-                ),
-                element(
-                    "section",
-                    element("h3", "Answers"),
-                    element(
-                        "ol", [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]
-                    ),
-                    class_="answers",
-                ),
-            ]
-        ),
+    questions = [element("li", element("strong", title), " ", question) for title, question, _ in tasks]
+    answer_list = [element("li", element("strong", title), f" {answer}") for title, _, answer in tasks]
+    return view_without_steps(
+        "worksheet",
+        "Worksheet",
+        "Work these out with a pencil; all numbers are of the runs above, to three digits.",
+        element("ol", questions, class_="tasks"),
+        element("section", element("h3", "Answers"), element("ol", answer_list), class_="answers"),
     )
 
 
@@ -134,3 +125,100 @@ def of_a_batch(run: Run) -> list[Task]:
             f"{len(known) * (prompt + answer)} cells, {len(known) * (prompt + answer) - needed} of them padding",
         ),
     ]
+
+
+# --- experts, on the numbers of a recorded run of a model that has them
+
+
+@dataclass(frozen=True)
+class Routed:
+    """One token's way through a router, all numbers recorded. N experts, K of a token."""
+
+    step: Step
+    layer: int
+    row: int
+    scores: list[float]  # [N]
+    preferred: list[float]  # [N], with the bias where there is one
+    chosen: tuple[int, ...]  # [K]
+    weights: list[float]  # [K]
+    rule: Operation  # of the weights
+
+    @property
+    def margin(self) -> float:
+        """Between the last that is chosen and the first that is not; 0 where all are."""
+        ranked = sorted(self.preferred, reverse=True)
+        return ranked[len(self.chosen) - 1] - ranked[len(self.chosen)] if len(ranked) > len(self.chosen) else 0.0
+
+
+def of_experts(run: Run) -> list[Task]:
+    """Nothing for a dense model."""
+    return [*of_a_router(run), *of_a_step(run)]
+
+
+def of_a_router(run: Run) -> list[Task]:
+    """Of the token whose choice is the clearest to three digits; where none is recorded whole, nothing."""
+    found = max(routed(run), key=lambda one: one.margin, default=None)
+    if found is None:
+        return []
+    token = row_labels(run, found.step)[found.row]
+    chosen = " and ".join(map(str, found.chosen))
+    score_text = ", ".join(number(found.scores[expert], 3) for expert in found.chosen)
+    weight_text = ", ".join(number(weight, 3) for weight in found.weights)
+    biased = found.scores != found.preferred
+    plus, without = (" plus the bias", " (without the bias)") if biased else ("", "")
+    rule = "Each is divided by their sum" if found.rule["normalised"] else "They stay as they are"
+    factor = f", then multiplied by {number(found.rule['factor'])}" if found.rule["factor"] != 1 else ""
+    return [
+        (
+            "A router.",
+            f"Step {found.step.number}, token \u201c{token}\u201d, block {found.layer}: the experts' scores{plus} are "
+            f"{', '.join(number(one, 3) for one in found.preferred)}, from expert 0 on. To which "
+            f"{counted(len(found.chosen), 'expert')} does it go?",
+            chosen,
+        ),
+        (
+            "Their weights.",
+            f"The scores of {chosen}{without} are {score_text}. {rule}{factor}. How much does each expert's "
+            "output count?",
+            weight_text,
+        ),
+    ]
+
+
+def of_a_step(run: Run) -> list[Task]:
+    """Rows of the products, and weights that are read, of the step with the most requests that has few tokens."""
+    few = [step for step in run.steps if step.num_tokens <= FEW_TOKENS and routes(step)]
+    if not few:
+        return []
+    step = max(few, key=lambda one: (len(one.entries), one.num_tokens))
+    layer = routes(step)[0]
+    shown = zip(row_labels(run, step), layer.chosen, strict=True)
+    text = "; ".join(f"\u201c{token}\u201d {', '.join(map(str, sorted(own)))}" for token, own in shown)
+    rows = {expert: count for expert, count in enumerate(layer.rows) if count}
+    return [
+        (
+            "Products of experts.",
+            f"In step {step.number}, block {layer.layer}, the tokens (request, position, text) go to these experts: "
+            f"{text}. How many experts compute, and over how many rows each?",
+            f"{len(rows)}: " + ", ".join(f"expert {expert} over {counted(rows[expert], 'row')}" for expert in rows),
+        ),
+        (
+            "Weights that are read.",
+            f"How often would experts' weights be read there if each of the {counted(step.num_tokens, 'token')} were "
+            "computed by itself, and how often together?",
+            f"{layer.num_choices} times, and {layer.num_read} times",
+        ),
+    ]
+
+
+def routed(run: Run) -> Iterator[Routed]:
+    """Tokens whose scores are all in the trace."""
+    for step in run.steps:
+        for layer in routes(step):
+            mine = {one["operation"]: one for one in reversed(step.operations) if one["layer"] == layer.layer}
+            scores, weights = mine["sigmoid"]["output"]["values"], mine["shares"]["output"]["values"]
+            preferred = mine["best"]["inputs"]["preferred"]["values"]
+            for row, chosen in enumerate(layer.chosen):
+                if row < min(map(len, (scores, weights, preferred))) and len(scores[row]) == layer.num_experts:
+                    numbers = scores[row], preferred[row], chosen, weights[row]
+                    yield Routed(step, layer.layer, row, *numbers, mine["shares"])

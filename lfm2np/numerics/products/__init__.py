@@ -1,5 +1,1 @@
-"""How activations are multiplied by weights: product.py has the ways and the rule, tiles.py one way more.
-
-fastest.py finds the fastest by the clock, where all have the same bits; blas.py asks what kernels BLAS has.
-Part of the room of numerics/, whose arithmetics use it; imports its pieces.py only.
-"""
+"""How activations are multiplied by weights: the ways, the rule that chooses one, and what BLAS this process has."""

@@ -6,12 +6,10 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import ChatBody
-from lfm2np.serve.replies.shared import Progress, PromptLogprobs, Usage, prompt_logprobs_told
-from lfm2np.serve.replies.token_texts import token_bytes, token_name
+from lfm2np.serve.replies.shared import Answers, PromptLogprobs, Sent, Usage, token_bytes, token_name
 
 
 class TopLogprob(TypedDict):
@@ -59,60 +57,40 @@ class Chat(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs | None]
 
 
-class Chats:
+class Chats(Answers):
     """The choices of one call, which has one conversation."""
 
     kind = "chat.completion"
     kind_of_piece = "chat.completion.chunk"
-    counts_new = True
+    body: ChatBody
 
-    def __init__(self, model: LoadedModel, body: ChatBody) -> None:
-        self._model, self._body = model, body
-        self._told: dict[int, Progress] = {}
-
-    def more(self, prompt_index: int, output: RequestOutput) -> list[ChatChoice]:
-        """What is new of each sample, as pieces."""
-        found = []
-        for sample in output.outputs:
-            progress = self._told.setdefault(sample.index, Progress())
-            if progress.has_news(sample):
-                found.append(self._piece(progress, sample))
-        return found
-
-    def _piece(self, progress: Progress, sample: CompletionOutput) -> ChatChoice:
-        delta: Delta = {} if progress.is_begun else {"role": "assistant"}
-        delta["content"] = (sample.text or "")[progress.num_characters :]
-        logprobs = (sample.logprobs or ())[progress.num_tokens :]
+    def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> ChatChoice:
+        delta: Delta = {} if sent.is_begun else {"role": "assistant"}
+        delta["content"] = (sample.text or "")[sent.num_characters :]
+        logprobs = (sample.logprobs or ())[sent.num_tokens :]
         choice: ChatChoice = {
             "index": sample.index,
             "delta": delta,
-            "logprobs": {"content": list(map(self._token, logprobs)), "refusal": None} if self._body.logprobs else None,
+            "logprobs": {"content": list(map(self._token, logprobs)), "refusal": None} if self.body.logprobs else None,
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(sample.token_ids[progress.num_tokens :])
-        progress.note(sample)
+        if self.body.return_token_ids:
+            choice["token_ids"] = list(sample.token_ids[sent.num_tokens :])
         return choice
 
     def whole(self, choice: ChatChoice) -> ChatChoice:
-        """A piece that is all there is, as a message."""
+        """As a message."""
         delta = choice.pop("delta")
         return {**choice, "message": {"role": "assistant", "content": delta.get("content", ""), "refusal": None}}
 
     def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
-        """Of the answer as a whole, as its choices share their prompt."""
-        fields: dict[str, Any] = {}
-        if self._body.return_token_ids:
-            fields["prompt_token_ids"] = list(output.prompt_token_ids)
-        count = self._body.prompt_logprobs
-        if count is not None and output.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs, count)
-        return fields
+        """The choices share their prompt."""
+        return self.about_prompt(output)
 
     def _token(self, chosen: TokenLogprobs) -> TokenLogprob:
         return {**self._one(chosen.token_id, chosen.logprob), "top_logprobs": [self._one(*pair) for pair in chosen.top]}
 
     def _one(self, token_id: int, logprob: float) -> TopLogprob:
-        name = token_name(self._model, token_id, bool(self._body.return_tokens_as_token_ids))
-        return {"token": name, "logprob": logprob, "bytes": token_bytes(self._model, token_id)}
+        name = token_name(self.model, token_id, bool(self.body.return_tokens_as_token_ids))
+        return {"token": name, "logprob": logprob, "bytes": token_bytes(self.model, token_id)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NotRequired
+from typing import NotRequired, cast
 
 from typing_extensions import TypedDict
 
@@ -11,8 +11,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.serve.bodies import CompletionBody
-from lfm2np.serve.replies.shared import Progress, PromptLogprobs, Usage, prompt_logprobs_told
-from lfm2np.serve.replies.token_texts import TokenTexts
+from lfm2np.serve.replies.shared import Answers, PromptLogprobs, Sent, TokenTexts, Usage
 
 
 class Logprobs(TypedDict):
@@ -43,58 +42,32 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
 
 
-class Sample(Progress):
-    """How much of a choice has been sent."""
+class Completions(Answers):
+    """The choices of one call, each with what was asked for of its prompt."""
 
-    def __init__(self, index: int, texts: TokenTexts) -> None:
-        super().__init__()
-        self.index, self.texts = index, texts
-
-
-class Completions:
-    """The choices of one call, numbered over its prompts and their samples."""
-
-    kind = "text_completion"
-    kind_of_piece = kind
+    kind = kind_of_piece = "text_completion"
+    body: CompletionBody
 
     def __init__(self, model: LoadedModel, body: CompletionBody) -> None:
-        self._model, self._body = model, body
-        self._samples: dict[tuple[int, int], Sample] = {}
+        super().__init__(model, body)
         self.counts_new = body.max_tokens != 0
 
-    def more(self, prompt_index: int, output: RequestOutput) -> list[Choice]:
-        """What is new of each sample of a prompt."""
-        found = []
-        for sample in output.outputs:
-            progress = self._sample(prompt_index, sample.index, len(output.outputs))
-            if progress.has_news(sample):
-                found.append(self._choice(progress, output, sample))
-        return found
-
-    def _sample(self, prompt_index: int, index: int, count: int) -> Sample:
-        key = prompt_index, index
-        if key not in self._samples:
-            texts = TokenTexts(self._model, bool(self._body.return_tokens_as_token_ids))
-            self._samples[key] = Sample(prompt_index * count + index, texts)
-        return self._samples[key]
-
-    def _choice(self, progress: Sample, output: RequestOutput, sample: CompletionOutput) -> Choice:
-        body, ids = self._body, list(sample.token_ids[progress.num_tokens :]) if self.counts_new else []
-        text = (sample.text or "")[progress.num_characters :] if self.counts_new else ""
+    def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> Choice:
+        body, ids = self.body, list(sample.token_ids[sent.num_tokens :]) if self.counts_new else []
+        text = (sample.text or "")[sent.num_characters :] if self.counts_new else ""
         wants_logprobs = body.logprobs is not None
         logprobs: Logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        if not progress.is_begun and body.echo:
+        if not sent.is_begun and body.echo:
             text = self._prompt_text(output) + text
             if wants_logprobs:
-                add_logprobs(
-                    logprobs, progress.texts, output.prompt_token_ids, output.prompt_logprobs or (), body.logprobs or 0
-                )
-                progress.texts.end()
+                of_prompt = output.prompt_token_ids, output.prompt_logprobs or ()
+                add_logprobs(logprobs, sent.texts, *of_prompt, body.logprobs or 0)
+                sent.texts.end()
         if wants_logprobs and self.counts_new:
-            chosen = (sample.logprobs or ())[progress.num_tokens :]
-            add_logprobs(logprobs, progress.texts, ids, chosen, body.logprobs or 0)
+            chosen = (sample.logprobs or ())[sent.num_tokens :]
+            add_logprobs(logprobs, sent.texts, ids, chosen, body.logprobs or 0)
         choice: Choice = {
-            "index": progress.index,
+            "index": sent.index,
             "text": text,
             "logprobs": logprobs if wants_logprobs else None,
             "finish_reason": sample.finish_reason,
@@ -104,29 +77,13 @@ class Completions:
             choice |= {"finish_reason": "length", "stop_reason": None}
         if body.return_token_ids:
             choice["token_ids"] = ids
-        if not progress.is_begun:
-            self._add_prompt(choice, output)
-        progress.note(sample)
+        if not sent.is_begun:
+            choice |= cast(Choice, self.about_prompt(output))
         return choice
-
-    def whole(self, choice: Choice) -> Choice:
-        """A piece that is all there is."""
-        return choice
-
-    def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
-        """Of the answer as a whole: a completion's are its choices'."""
-        return {}
-
-    def _add_prompt(self, choice: Choice, output: RequestOutput) -> None:
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(output.prompt_token_ids)
-        count = self._body.prompt_logprobs
-        if count is not None and output.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs_told(self._model, output.prompt_logprobs, count)
 
     def _prompt_text(self, output: RequestOutput) -> str:
         """As its tokens spell it, so that offsets fit whatever came: special tokens have none."""
-        return self._model.tokenizer.decode(output.prompt_token_ids) if self._model.has_tokenizer else ""
+        return self.model.tokenizer.decode(output.prompt_token_ids) if self.model.has_tokenizer else ""
 
 
 def add_logprobs(
@@ -138,6 +95,5 @@ def add_logprobs(
         told["tokens"].append(texts.name(token_id))
         told["token_logprobs"].append(None if logprob is None else logprob.logprob)
         every = {} if logprob is None else {**dict(logprob.top[:count]), logprob.token_id: logprob.logprob}
-        told["top_logprobs"].append(
-            None if logprob is None else {texts.name(key): value for key, value in every.items()}
-        )
+        named = {texts.name(key): value for key, value in every.items()}
+        told["top_logprobs"].append(None if logprob is None else named)

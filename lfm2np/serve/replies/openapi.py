@@ -40,13 +40,12 @@ def openapi() -> dict[str, Any]:
     chat = operation(schemas, "Answer a conversation", ChatBody, Chat, tuple(REFUSED), streams=True)
     named = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     one_model = operation(schemas, "The model", None, ModelTold, ("401", "404", "421"))
+    text = {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    metrics = {"200": text, **refused(schemas, ("401", "421"))}
     return {
         "openapi": "3.1.0",
         "info": {"title": "lfm2np serve", "version": lfm2np.__version__},
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}, {}],
         "paths": {
             "/v1/completions": {"post": completion},
@@ -60,12 +59,7 @@ def openapi() -> dict[str, Any]:
             },
             "/version": {"get": operation(schemas, "Version and fingerprint", None, dict[str, str], ("401", "421"))},
             "/health": {"get": operation(schemas, "Whether the engine runs", None, dict[str, str], ("503",))},
-            "/metrics": {
-                "get": {
-                    "summary": "Prometheus' text format",
-                    "responses": {"200": texts(), **refused(schemas, ("401", "421"))},
-                }
-            },
+            "/metrics": {"get": {"summary": "Prometheus' text format", "responses": metrics}},
         },
     }
 
@@ -81,20 +75,14 @@ def operation(
         "responses": {"200": {"description": "Done.", "content": content}, **refused(schemas, statuses)},
     }
     if body is not None:
-        found["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema_of(schemas, body)}},
-        }
+        content = {"application/json": {"schema": schema_of(schemas, body)}}
+        found["requestBody"] = {"required": True, "content": content}
     return found
 
 
 def refused(schemas: dict[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of(schemas, ErrorReply)}}
     return {status: {"description": REFUSED[status], "content": content} for status in statuses}
-
-
-def texts() -> dict[str, Any]:
-    return {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def schema_of(schemas: dict[str, Any], kind: Any) -> dict[str, Any]:

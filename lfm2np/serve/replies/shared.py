@@ -1,17 +1,18 @@
-"""What both kinds of answers share: counts, prompts' log-probabilities, who answers; and the errors."""
+"""What both kinds of answers share: news of each sample, counts, tokens as texts, who answers; and the errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NotRequired
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
 import lfm2np
 from lfm2np.checkpoint.loaded import LoadedModel
+from lfm2np.checkpoint.tokenizer import TextStream
 from lfm2np.engine.outputs import CompletionOutput, RequestOutput
 from lfm2np.sampling.logprobs import TokenLogprobs
-from lfm2np.serve.replies.token_texts import token_name
+from lfm2np.serve.bodies import Sampled
 
 
 class PromptDetails(TypedDict):
@@ -89,10 +90,11 @@ TYPES = {
 }
 
 
-class Progress:
+class Sent:
     """How much of a sample has been sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, texts: TokenTexts) -> None:
+        self.index, self.texts = index, texts
         self.num_tokens = self.num_characters = 0
         self.is_begun = self.is_ended = False
 
@@ -104,6 +106,53 @@ class Progress:
         """All output so far has been sent."""
         self.num_tokens, self.num_characters = len(sample.token_ids), len(sample.text or "")
         self.is_begun, self.is_ended = True, sample.finish_reason is not None
+
+
+class Answers:
+    """How the outputs of a call's jobs are sent. Its choices are numbered over its prompts and their samples."""
+
+    kind: str
+    kind_of_piece: str
+    counts_new = True  # False where a token is computed that is not sent
+
+    def __init__(self, model: LoadedModel, body: Sampled) -> None:
+        self.model, self.body = model, body
+        self._sent: dict[tuple[int, int], Sent] = {}
+
+    def more(self, prompt_index: int, output: RequestOutput) -> list[Any]:
+        """What is new of each sample of a prompt, as pieces."""
+        found = []
+        for sample in output.outputs:
+            key = prompt_index, sample.index
+            if key not in self._sent:
+                texts = TokenTexts(self.model, bool(self.body.return_tokens_as_token_ids))
+                self._sent[key] = Sent(prompt_index * len(output.outputs) + sample.index, texts)
+            sent = self._sent[key]
+            if sent.has_news(sample):
+                found.append(self.piece(sent, output, sample))
+                sent.note(sample)
+        return found
+
+    def piece(self, sent: Sent, output: RequestOutput, sample: CompletionOutput) -> Any:
+        raise NotImplementedError
+
+    def whole(self, choice: Any) -> Any:
+        """A piece that is all there is."""
+        return choice
+
+    def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+        """Of the answer as a whole, beside its choices."""
+        return {}
+
+    def about_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """What was asked for of the prompt's tokens."""
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(output.prompt_token_ids)
+        count = self.body.prompt_logprobs
+        if count is not None and output.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs_told(self.model, output.prompt_logprobs, count)
+        return fields
 
 
 def error_reply(status: int, message: str, param: str | None = None) -> ErrorReply:
@@ -144,3 +193,56 @@ def prompt_logprobs_told(model: LoadedModel, told: Sequence[TokenLogprobs | None
         }
         for logprobs in told
     ]
+
+
+# --- tokens as texts: what each adds to an answer, where, and how it is called by itself
+
+
+class TokenTexts:
+    """Of one sequence, token after token.
+
+    length  characters that the tokens so far complete
+    """
+
+    def __init__(self, model: LoadedModel, as_ids: bool) -> None:
+        self._model, self._as_ids = model, as_ids
+        self._stream: TextStream | None = model.tokenizer.stream() if model.has_tokenizer else None
+        self.length = 0
+
+    def push(self, token_id: int) -> int:
+        """Where this token's text begins: characters before it."""
+        start = self.length
+        if self._stream is not None:
+            self.length += len(self._stream.push(token_id))
+        return start
+
+    def end(self) -> None:
+        """Of a text: another goes on behind it."""
+        if self._stream is not None:
+            self.length += len(self._stream.finish())
+            self._stream = self._model.tokenizer.stream()
+
+    def name(self, token_id: int) -> str:
+        return token_name(self._model, token_id, self._as_ids)
+
+
+def token_name(model: LoadedModel, token_id: int, as_id: bool = False) -> str:
+    """A token as a text of its own: "token_id:7" if asked for, or where it has none; no two tokens share one.
+
+    Bytes that are no whole characters are told as OpenAI's completions do: "bytes:\\\\xe2\\\\x82".
+    """
+    if as_id or not model.has_tokenizer:
+        return f"token_id:{token_id}"
+    spelled = model.tokenizer.token_bytes(token_id)
+    if not spelled:
+        return model.tokenizer.token(token_id) or f"token_id:{token_id}"
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def token_bytes(model: LoadedModel, token_id: int) -> list[int] | None:
+    """What it adds to a text; None for a token that adds nothing."""
+    spelled = model.tokenizer.token_bytes(token_id) if model.has_tokenizer else b""
+    return list(spelled) or None

@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_values import FORMATS, as_stored, drawn_bits, float4, float8, grouped, number, packed
 
-from lfm2np.checkpoint.packed.codes import BITS, FLOAT4, FLOAT8, packed_words, unpacked
-from lfm2np.checkpoint.packed.rows import FLOAT32_MAX, PackedRows, bad_group
+from lfm2np.checkpoint.packed.rows import (
+    BITS,
+    FLOAT4,
+    FLOAT8,
+    FLOAT32_MAX,
+    PackedRows,
+    bad_group,
+    packed_words,
+    unpacked,
+)
 from lfm2np.checkpoint.stored import StoredTensor, require_finite, widen
 from lfm2np.errors import CheckpointError
 
