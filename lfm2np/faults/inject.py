@@ -14,6 +14,7 @@ from typing import Any
 from lfm2np.errors import RequestError
 from lfm2np.faults.cache import FAULTS as CACHE
 from lfm2np.faults.edits import Edit, Fault, Variant
+from lfm2np.faults.lfm3 import FAULTS as LFM3
 from lfm2np.faults.mixture import FAULTS as MIXTURE
 from lfm2np.faults.model import FAULTS as MODEL
 from lfm2np.faults.pool import FAULTS as POOL
@@ -77,7 +78,7 @@ def edited_code(function: FunctionType, edit: Edit) -> CodeType:
 
 __all__ = ["FAULTS", "VARIANTS", "by_name"]
 
-FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL, *MIXTURE)
+FAULTS: tuple[Fault, ...] = (*STATE, *CACHE, *POOL, *SCHEDULING, *SAMPLING, *TEXTS, *MODEL, *MIXTURE, *LFM3)
 
 
 def by_name(name: str) -> Fault | Variant:

@@ -42,6 +42,21 @@ VARIANTS: tuple[Variant, ...] = (
         Edit("lfm2np.network.step:convolve", FORWARD_SEGMENTS, "for segment in reversed(segments):"),
     ),
     edited(
+        "windows-masked-not-cut",
+        "Rows of windowed layers multiply with all keys that are there, and those outside the window are hidden.",
+        Edit("lfm2np.numerics.attention:spans", "start = 0 if window is None else", "start = 0 if True else"),
+        Edit("lfm2np.numerics.attention:stacked_scores", "if span.tokens > 1:", "if True:"),
+    ),
+    edited(
+        "heads-times-gates-the-other-way-round",
+        "The gate is multiplied with the head.",
+        Edit(
+            "lfm2np.reference:attention",
+            "numerics.multiply(mixed, gates[..., None])",
+            "numerics.multiply(gates[..., None], mixed)",
+        ),
+    ),
+    edited(
         "batch-in-reverse-order",
         "The last request of a step stands first in the flat batch.",
         Edit("lfm2np.network.step:make_segments", "in plan.scheduled:", "in reversed(plan.scheduled):"),
