@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared import formats, work
 from lfm2np.cli.shared.parser import Commands, add, add_command
@@ -96,7 +97,7 @@ def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
     with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
+        model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
     with work.place_of(arguments, model) as place, progress_bars(SCORING) as shown:
         if arguments.target.endswith(".jsonl") and ":" not in arguments.target:
             return judged_file(model, arguments, place, shown), place
@@ -150,8 +151,9 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
     if record is None:
         words = ["lfm2np", "locate", "dump.safetensors", "--format", recorded_format(arguments)]
         words += [] if arguments.model is None else ["--model", arguments.model]
+        words += [] if arguments.rope == READINGS[0] else ["--rope", arguments.rope]
         return replace(result, cause=cause_to_dump(result, target, shlex.join(words)))
-    config = read_config(path)
+    config = read_config(path, arguments.rope)
     with progress_bar("locating", "recording") as show:
         found = cause_of(result, target, record, read_tensors(path, config), config, show)
     return replace(result, cause=found)

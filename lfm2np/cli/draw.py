@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.cli.shared.terminal import print_result, progress_bar, read_file
 from lfm2np.drawings import demo
 from lfm2np.drawings.draw import draw
@@ -37,8 +37,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise RequestError("--tokenizer goes with --model")
     with progress_bar("loading") as show:
         trained = load(None, "exact", show)
-        named = arguments.tokenizer
-        model = trained if arguments.model is None else load(arguments.model, "exact", show, tokenizer=named)
+        model = trained
+        if arguments.model is not None:
+            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
     chosen = read(arguments, model)
     if arguments.terminal:
         last = len(chosen.steps) - 1
@@ -85,7 +86,7 @@ def add_draw(commands: Commands) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     add(source, "TRACE", "file written by generate --trace", nargs="?")
     add(source, "--demo", "a run that shows every feature")
-    add(parser, "--model DIR", "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
+    add_model(parser, "for --demo: checkpoint directory, or a GGUF file (the trained fixture)")
     add(parser, "--tokenizer DIR", f"for --model: {TOKENIZER_HELP}")
     add(parser, "--partial", PARTIAL)
     target = parser.add_mutually_exclusive_group(required=True)

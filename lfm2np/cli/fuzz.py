@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         require_numbers(arguments)
         require_place(Path(arguments.out))
         with progress_bar("loading") as show:
-            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer)
+            model = load(arguments.model, "exact", show, tokenizer=arguments.tokenizer, rope=arguments.rope)
         with work.place_of(arguments, model) as place, player_of(arguments, model) as (player, started):
             findings, counts = fuzzed(arguments, model, place, player, started)
     except RequestError as error:

@@ -21,7 +21,7 @@ def run_info(arguments: argparse.Namespace) -> None:
         show_trusted(arguments.json)
         return
     path = checkpoint_path(arguments.model)
-    config = read_config(path)
+    config = read_config(path, arguments.rope)
     tensors = read_tensors(path, config)
     with progress_bar("proving bounds") as show:
         bounds = summary.proved_bounds(tensors, config, show)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import read_config, read_tensors
 from lfm2np.checkpoint.loaded import checkpoint_path
-from lfm2np.cli.shared.parser import Commands, add, add_command
+from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump, read_names
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     DumpError, ConfigError and CheckpointError (3) for files that can't be read or don't fit each other.
     """
     path = checkpoint_path(arguments.model)
-    config = read_config(path)
+    config = read_config(path, arguments.rope)
     tensors = read_tensors(path, config)
     names = read_names(Path(arguments.names), config) if arguments.names is not None else {}
     dump = read_dump(Path(arguments.dump), config, names)
@@ -116,7 +116,8 @@ def dump_as_json(output: str, dump: Dump) -> dict[str, object]:
 def add_record(commands: Commands) -> None:
     text = "write an engine's activations of one request, for `lfm2np locate`"
     example = "lfm2np record transformers: --prompt-ids 1,17,42 -o dump.safetensors"
-    parser = add_command(commands, "record", run_record, text, example, exit_codes=RECORD_EXIT_CODES)
+    parser = add_command(commands, "record", run_record, text, example, model=False, exit_codes=RECORD_EXIT_CODES)
+    add(parser, "--model DIR", MODEL_HELP)
     add(parser, "TARGET", FORMS)
     add(parser, "-o --output FILE", "the dump to write", required=True)
     ids = "token ids, separated by commas or spaces; may be repeated: another request, run together with the first"

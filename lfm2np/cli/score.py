@@ -151,7 +151,7 @@ MERGE_EXAMPLE = """lfm2np score --requests part-1.jsonl --results results-1.json
 def run_merge(arguments: argparse.Namespace) -> None:
     """ProofError (1) for results that differ: between files, from their own SHA-256, or from what is computed here."""
     with progress_bar("loading") as show:
-        model = load(arguments.model, "exact", show)
+        model = load(arguments.model, "exact", show, rope=arguments.rope)
     entries = merged(arguments.files, model)
     if not entries:
         raise RequestError(f"{', '.join(arguments.files)}: no results, expected at least one")

@@ -6,8 +6,9 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.cli.shared import work
-from lfm2np.cli.shared.parser import MODEL_HELP, TOKENIZER_HELP, Commands, add, add_command
+from lfm2np.cli.shared.parser import TOKENIZER_HELP, Commands, add, add_command, add_model
 from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
@@ -96,7 +97,13 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 def loaded(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
-        return load(getattr(arguments, "model", None), "exact", show, tokenizer=arguments.tokenizer)
+        return load(
+            getattr(arguments, "model", None),
+            "exact",
+            show,
+            tokenizer=arguments.tokenizer,
+            rope=getattr(arguments, "rope", READINGS[0]),
+        )
 
 
 def counted(known: VectorSet) -> dict[str, int]:
@@ -127,7 +134,7 @@ def add_vectors(commands: Commands) -> None:
         ("verify", "compute a set again and compare bit for bit, or check an engine's recorded responses"),
     ):
         sub = kinds.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        add(sub, "--model DIR", MODEL_HELP, default=argparse.SUPPRESS)
+        add_model(sub, default=argparse.SUPPRESS)
         add(sub, "--tokenizer DIR", TOKENIZER_HELP)
         add(sub, "--json", "print one JSON object", default=argparse.SUPPRESS)
         work.add_options(sub)

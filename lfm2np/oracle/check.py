@@ -17,6 +17,7 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
 from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
+from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
@@ -200,6 +201,8 @@ def judged(
     more = dict([drawn] if drawn else [])
     pairs = agreement.with_mismatches(pairs, positions, tokenizer, model.config.eos_token_ids, more)
     verdict = total(model, format_name, pairs, positions, scoring, known, every_constant)
+    if reading := reading_cause(model, format_name, pairs, positions):
+        verdict = with_causes(verdict, [reading])
     if not positions and abilities.refused:  # why nothing could be judged
         verdict = replace(verdict, reasons=(*verdict.reasons, f"probed as {'; '.join(abilities.refused)}"))
     return Checked(abilities, format_name, tuple(pairs), tuple(not_put), tuple(positions), verdict)

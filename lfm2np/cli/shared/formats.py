@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def format_of(arguments: argparse.Namespace, engine: str) -> Taken:
     """The format's name, and for auto the reason. RequestError if it can't be derived, or is impossible."""
     path = checkpoint_path(arguments.model)
-    config = read_config(path)
+    config = read_config(path, arguments.rope)
     has_input_roundings = bool(input_roundings(path, config))
     if arguments.format != AUTO:
         if FORMATS[arguments.format].inputs == "stated" and not has_input_roundings:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
+from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.target import TargetError
 
@@ -22,6 +23,10 @@ EXIT_CODES = """exit codes:
 KINDS = {"N": int, "K": int, "P": int, "S": float, "T": float, "R": float}  # of values, by their letter in the help
 Command = Callable[[argparse.Namespace], None]
 MODEL_HELP = "checkpoint directory, or a GGUF file (default: the trained fixture)"
+ROPE_HELP = (
+    'how an LFM3\'s partial rotation is read that config.json labels "default": as it was trained (default), or as '
+    "transformers computes it"
+)
 TOKENIZER_HELP = "directory with the tokenizer.json and chat template to use instead of the checkpoint's"
 
 
@@ -56,6 +61,12 @@ def add(parser: argparse._ActionsContainer, words: str, text: str, **more: Any) 
     parser.add_argument(*names, help=text, **more)
 
 
+def add_model(parser: argparse._ActionsContainer, text: str = MODEL_HELP, **more: Any) -> None:
+    """--model, and how its config.json is read where there are two readings."""
+    add(parser, "--model DIR", text, **more)
+    add(parser, "--rope", ROPE_HELP, choices=READINGS, **({"default": READINGS[0]} | more))
+
+
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
 
 
@@ -81,7 +92,7 @@ def add_command(
         parser.usage_exit_code = TargetError.exit_code
     parser.set_defaults(run=run)
     if model:
-        add(parser, "--model DIR", MODEL_HELP)
+        add_model(parser)
     if tokenizer:
         add(parser, "--tokenizer DIR", TOKENIZER_HELP)
     add(parser, "--json", "print one JSON object")

@@ -18,7 +18,9 @@ from lfm2np.numerics import NAMES, TRUTH
 def load_model(arguments: argparse.Namespace) -> Model:
     with progress_bar("loading") as show:
         named = getattr(arguments, "tokenizer", None)  # of commands that take text
-        return load(arguments.model, arguments.numerics, show, arguments.weights, named, arguments.prepared)
+        return load(
+            arguments.model, arguments.numerics, show, arguments.weights, named, arguments.prepared, arguments.rope
+        )
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
