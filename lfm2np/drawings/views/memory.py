@@ -184,7 +184,7 @@ def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Mark
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
 
 
-HEAD, BODY, GAP, TOP = 18.0, 24.0, 10.0, 4.0
+HEAD, BODY, GAP, MAP_TOP = 18.0, 24.0, 10.0, 4.0
 MOST_BLOCKS = 64  # that are drawn
 WIDE = 860.0  # of the map, more where a single block is wider
 SLOT = 70.0
@@ -214,9 +214,9 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
     across = max(1, int(WIDE // (width + GAP)))
     shapes = []
     for block in range(shown):
-        x, y = (block % across) * (width + GAP), TOP + (block // across) * (HEAD + BODY + GAP)
+        x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
         shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
-    bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
+    bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
     shapes.append(slots(run, pool.slots, bottom + 8))
     title = f"Memory in step {step.number}"
     text = (
