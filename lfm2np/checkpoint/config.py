@@ -162,7 +162,6 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
 
 
 def named(problem: ConfigError, source: object) -> ConfigError:
-    """The problem with the file that it is in."""
     text = str(problem)
     return ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}")
 
@@ -213,7 +212,6 @@ def effective_width(raw: _Raw) -> int:
 
 
 def parse_mixture(raw: _Raw) -> MixtureConfig:
-    """From the parsed config.json of an lfm2_moe."""
     for key in raw:
         if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
             known = f"expected one of {list(MIXTURE_KEYS)}"

@@ -54,7 +54,6 @@ def less_waste(start: Settings, settings: Settings, outcome: Outcome, again: Aga
 
 
 def why_wasted(settings: Settings, run: Run | None) -> str:
-    """What most of it comes from."""
     assert run is not None
     if settings.policy == "static":
         return "members that have ended keep their rows"
@@ -99,7 +98,6 @@ def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: A
 
 
 def behind(run: Run, name: str) -> str:
-    """Where its prompt began behind another request."""
     for step in run.steps:
         names = [entry.request_id for entry in step.entries]
         if name in names[1:] and step.entries[names.index(name)].start == 0:

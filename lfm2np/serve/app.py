@@ -185,7 +185,6 @@ async def document(service: Service, request: Request) -> Response:
 
 
 async def not_served(request: Request, problem: Exception) -> Response:
-    """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {problem.detail.lower()}; /openapi.json tells what is served"
     status = problem.status_code if problem.status_code in TYPES else 400
@@ -193,6 +192,5 @@ async def not_served(request: Request, problem: Exception) -> Response:
 
 
 async def failed(request: Request, problem: Exception) -> Response:
-    """A defect of the server: this call ends."""
     LOG.error("%s: %s: %s", request.url.path, type(problem).__name__, problem)
     return JSONResponse(error_reply(500, f"{type(problem).__name__}: a defect of the server"), 500)

@@ -38,7 +38,6 @@ def mixtures() -> st.SearchStrategy[Mixture]:
 
 
 def mixed(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Its examples, with experts."""
     return st.tuples(strategy, mixtures()).map(lambda pair: with_experts(*pair))
 
 
@@ -56,7 +55,6 @@ def with_experts(example: Any, mixture: Mixture) -> Any:
 
 
 def has_model(example: Any) -> bool:
-    """Whether a drawn model stands in it."""
     if isinstance(example, tuple):
         return any(map(has_model, example))
     return isinstance(example.model if isinstance(example, Scenario) else example, TinyModel)

@@ -70,7 +70,6 @@ def owners_legend(run: Run) -> list[tuple[str, Markup]]:
 
 
 def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
-    """A row a block, a column a step."""
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
     used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
@@ -262,7 +261,6 @@ def of_block(run: Run, block: int, at: tuple[float, float, float], pool: Pool, h
 
 
 def between(x: float, y: float, place: float, count: int) -> str:
-    """The lines between so many tokens."""
     return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
 
 

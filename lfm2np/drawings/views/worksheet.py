@@ -87,7 +87,6 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
 
 
 def of_a_batch(run: Run) -> list[Task]:
-    """Blocks, masks and padding of the requests that ran together."""
     size = int(run.config["block_size"])
     step = max(run.steps, key=lambda one: (len(one.entries), one.num_tokens))
     entry = max(step.entries, key=lambda one: one.stop)
