@@ -30,15 +30,7 @@ from lfm2np.serve.metrics import Metrics
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
-from lfm2np.serve.replies.shared import (
-    TYPES,
-    Detokenized,
-    ModelTold,
-    Tokenized,
-    TokenizerTold,
-    error_reply,
-    token_name,
-)
+from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply, token_name
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, rectangle, words
@@ -53,7 +53,7 @@ def memory(run: Run) -> View:
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        map_legend(owners_legend(run)),
+        map_legend(run),
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
         by_step(run, of_step),
         element("h3", "All steps"),
@@ -61,12 +61,6 @@ def memory(run: Run) -> View:
         growth(run),
         details("The numbers of the figure", pool_table(run, owned)),
     )
-
-
-def owners_legend(run: Run) -> list[tuple[str, Markup]]:
-    """Which letter or number stands for which request, where that is not its name."""
-    numbers, names = colours(run), short_names(run.requests)
-    return [(visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in names.items() if name != short]
 
 
 def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
@@ -172,10 +166,8 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
 def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
     rows = []
     for step, owners in zip(run.steps, owned, strict=True):
-        shared, free = (
-            sum(len(names) > 1 for names in owners.values()),
-            "\u2013" if step.abandoned else step.free_blocks,
-        )
+        shared = sum(len(names) > 1 for names in owners.values())
+        free = "\u2013" if step.abandoned else step.free_blocks
         rows.append([step.number, len(owners), shared, free, len(step.moves)])
     return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)
 
@@ -189,14 +181,16 @@ WIDE = 860.0  # of the map, more where a single block is wider
 SLOT = 70.0
 
 
-def map_legend(owners: Iterable[tuple[str, Markup]]) -> Markup:
+def map_legend(run: Run) -> Markup:
+    numbers, names = colours(run), short_names(run.requests)
+    owners = [(name, short) for name, short in names.items() if name != short]
     return legend(
         ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
         ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
         ("free", cell(1, 1, 16, 16, None, "")),
         ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
         ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
-        *owners,
+        *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
     )
 
 

@@ -78,11 +78,7 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
             f"Which {len(history)} numbers of channel {channel} are kept for the next token?",
             listed(column[1:]),
         ),
-        (
-            "The next token.",
-            f"The logits are {', '.join(candidates)}. Which token is next?",
-            visible(run.word(best)),
-        ),
+        ("The next token.", f"The logits are {', '.join(candidates)}. Which token is next?", visible(run.word(best))),
     ]
 
 
