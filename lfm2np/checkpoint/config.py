@@ -17,7 +17,7 @@ from typing import Any
 from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.packed.settings import without_settings
-from lfm2np.checkpoint.strict_json import is_present, read_object
+from lfm2np.checkpoint.strict_json import is_present, read_object, require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import (
     ATTENTION,
@@ -177,15 +177,14 @@ def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
         _require_known(raw)
         config = _build(raw, source, rope)
         for key, name in (ECHOES | (MIXTURE_ECHOES if config.mixture else {})).items():
-            if raw.get(key) is not None and not same(raw[key], getattr(config, name)):
-                raise ConfigError(f"{key}: {show(raw[key])}, expected {name}={getattr(config, name)}")
+            value, own = raw.get(key), getattr(config, name)
+            require(value is None or same(value, own), key, value, f"{name}={own}")
     except ConfigError as problem:
         raise named(problem, source) from None
     return config
 
 
 def named(problem: ConfigError, source: object) -> ConfigError:
-    """The problem with the file that it is in."""
     text = str(problem)
     return ConfigError(text if text.startswith(f"{source}: ") else f"{source}: {text}")
 
@@ -236,14 +235,13 @@ def effective_width(raw: _Raw) -> int:
 
 
 def parse_mixture(raw: _Raw) -> MixtureConfig:
-    """From the parsed config.json of an lfm2_moe."""
     for key in raw:
         if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
             known = f"expected one of {list(MIXTURE_KEYS)}"
             raise ConfigError(f"{show(key)}: {show(raw[key])}: not a key of LFM2's router, {known}")
     for key, allowed in DENSE_ONLY.items():
-        if key in raw and not any(same(raw[key], value) for value in allowed):
-            raise ConfigError(f"{key}: {show(raw[key])}, expected {show(allowed[0])} or no such key in an lfm2_moe")
+        is_right = key not in raw or any(same(raw[key], value) for value in allowed)
+        require(is_right, key, raw.get(key), f"{show(allowed[0])} or no such key in an lfm2_moe")
     fields: dict[str, Any] = {key: check(key, raw.get(key, value)) for key, (check, value) in MIXTURE_KEYS.items()}
     mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
     if local is not None and not same(local, mixture.num_experts):
@@ -257,16 +255,14 @@ def _require_known(raw: _Raw) -> None:
         raise ConfigError(f"model_type: {show(model_type)}, expected one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
     for key, allowed in ONLY.items():
-        if model_type == "lfm3" and key in LFM3_ONLY:
-            continue
-        if key in raw and not any(same(raw[key], value) for value in allowed):
-            raise ConfigError(f"{key}: {show(raw[key])} is not implemented, expected {show(allowed[0])} or no such key")
+        is_done = key not in raw or any(same(raw[key], value) for value in allowed)
+        if not (model_type == "lfm3" and key in LFM3_ONLY):
+            require_done(is_done, key, raw.get(key), f"{show(allowed[0])} or no such key")
     for key in ("num_experts", "num_local_experts") if model_type != "lfm2_moe" else ():
-        if raw.get(key) is not None and not same(raw[key], 0):
-            raise ConfigError(f"{key}: {show(raw[key])}, expected no such key, or model_type 'lfm2_moe'")
+        is_right = raw.get(key) is None or same(raw[key], 0)
+        require(is_right, key, raw.get(key), "no such key, or model_type 'lfm2_moe'")
     for key in ("dtype", "torch_dtype"):  # the dtype of each tensor is read from the weight file
-        if raw.get(key) is not None and not isinstance(raw[key], str):
-            raise ConfigError(f"{key}: {show(raw[key])}, expected a string or null")
+        require(isinstance(raw.get(key), str | None), key, raw.get(key), "a string or null")
 
 
 def _require_causal(raw: _Raw) -> None:
@@ -303,10 +299,8 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
         if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
             raise ConfigError(f"full_attn_idxs: {show(indices)}, expected a list of integers or null")
         for index in indices:
-            if not 0 <= index < layers:
-                raise ConfigError(f"full_attn_idxs: {show(index)}, expected 0 to num_hidden_layers-1={layers - 1}")
-        if len(set(indices)) != len(indices):
-            raise ConfigError(f"full_attn_idxs: {show(indices)}, expected no index twice")
+            require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
+        require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
         from_indices = tuple(ATTENTION if i in set(indices) else CONV for i in range(layers))
     named = raw.get("layer_types")
     if named is None and raw["model_type"] == "lfm3":
@@ -350,8 +344,7 @@ def _theta_of(key: str, value: object, top: float) -> float:
             raise ConfigError(f"{key}.conv: {show(value['conv'])}, expected null or the same as full_attention")
         return _theta_of(f"{key}.full_attention", dict(inner), top)
     for name in ("rope_type", "type"):
-        if name in value and value[name] != "default":
-            raise ConfigError(f"{key}.{name}: {show(value[name])} is not implemented, expected 'default'")
+        require_done(value.get(name, "default") == "default", f"{key}.{name}", value.get(name), "'default'")
     unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
     if unknown:
         raise ConfigError(f"{key}.{show(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")

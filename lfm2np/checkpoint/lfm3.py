@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.model.config_values import require_bool, require_real, require_size
@@ -51,8 +52,7 @@ def default_layer_types(layers: int) -> tuple[str, ...]:
 def lfm3_fields(raw: Mapping[str, object], layer_types: tuple[str, ...], reading: str) -> dict[str, Any]:
     """The fields of ModelConfig that an LFM3 has beside an LFM2, and its rotations."""
     for key in REFUSED:
-        if raw.get(key) is not None:
-            raise ConfigError(f"{key}: {show(raw[key])}, expected no such key in an lfm3")
+        require(raw.get(key) is None, key, raw.get(key), "no such key in an lfm3")
     window = raw.get("sliding_window", 256)
     kinds = tuple(kind for kind in (ATTENTION, SLIDING) if kind in layer_types)
     return {
@@ -85,10 +85,9 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
         if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
             raise ConfigError(f"{key}.{show(name)}: not a parameter of LFM3's rotations")
     label = entry.get("rope_type", entry.get("type", "default"))
-    if label not in ("default", "proportional"):
-        raise ConfigError(f"{key}.rope_type: {show(label)}, expected 'default' or 'proportional'")
-    if not any(same(entry.get("factor"), value) for value in (None, 1.0, 1)):
-        raise ConfigError(f"{key}.factor: {show(entry['factor'])} is not implemented, expected 1.0 or no such key")
+    require(label in ("default", "proportional"), f"{key}.rope_type", label, "'default' or 'proportional'")
+    is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
+    require_done(is_one, f"{key}.factor", entry.get("factor"), "1.0 or no such key")
     if "rope_theta" not in entry:
         raise ConfigError(f"{key}.rope_theta: absent, expected a number")
     factor = entry.get("partial_rotary_factor")

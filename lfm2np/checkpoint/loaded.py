@@ -95,7 +95,6 @@ class LoadedModel:
         return replace(self, numerics=arithmetic, weights=weights, where_weights="resident", prepared_directory=None)
 
     def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt, checked."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return require_ids(ids, self.config.vocab_size)
 

@@ -49,7 +49,6 @@ class StoredTensor:
 
     @property
     def arrays(self) -> Iterator[Array]:
-        """What the file holds of it."""
         return self.values.arrays() if isinstance(self.values, PackedRows) else iter([self.values])
 
     @property
@@ -59,12 +58,10 @@ class StoredTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers that it holds."""
         kind, shape = QUANTISED.get(self.dtype), self.values.shape
         return shape if kind is None else (*shape[:-1], shape[-1] // kind.size * kind.weights)
 
     def wrong(self, text: str) -> CheckpointError:
-        """What is to be raised for it."""
         return CheckpointError(f"{self.source}: {self.name}: {text}")
 
     def rows(self, index: Any) -> Weights:

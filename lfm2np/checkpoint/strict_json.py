@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from lfm2np.errors import Lfm2npError
+from lfm2np.errors import ConfigError, Lfm2npError
+from lfm2np.values import show
 
 MAX_JSON_BYTES = 16 * 2**20
 
@@ -93,3 +94,15 @@ def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[
         return found
 
     return build
+
+
+def require(is_right: bool, key: str, value: object, expected: str) -> None:
+    """ConfigError names the key, the value and what was expected."""
+    if not is_right:
+        raise ConfigError(f"{key}: {show(value)}, expected {expected}")
+
+
+def require_done(is_done: bool, key: str, value: object, expected: str) -> None:
+    """The same of what has a meaning elsewhere."""
+    if not is_done:
+        raise ConfigError(f"{key}: {show(value)} is not implemented, expected {expected}")

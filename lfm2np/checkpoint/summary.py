@@ -113,7 +113,6 @@ def as_json(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
 
 
 def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: list[Bound]) -> str:
-    """The same for a person."""
     letters = "".join(LETTERS[kind] for kind in config.layer_types)
     windowed = ", S = attention in a window" if config.layers_of(SLIDING) else ""
     states = state_numbers(config)
@@ -153,7 +152,6 @@ def as_text(config: ModelConfig, tensors: Mapping[str, StoredTensor], bounds: li
 
 
 def rounding_told(bounds: Sequence[Bound]) -> str:
-    """Of all products, for a person."""
     count = sum(bound.rounded_weights for bound in bounds)
     if not count:
         return "none: exact arithmetic holds every bit of every matrix"

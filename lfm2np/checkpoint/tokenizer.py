@@ -122,7 +122,6 @@ class Tokenizer:
             return entry.encode("utf-8")
 
     def stream(self) -> TextStream:
-        """A decoder for one request's tokens as they come."""
         return TextStream(self)
 
     @property
@@ -227,7 +226,6 @@ def require_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def require_text(text: object, name: str) -> None:
-    """A string that has a UTF-8 form."""
     if not isinstance(text, str):
         raise RequestError(f"{name}: {show(text)}, expected a string")
     try:

@@ -135,11 +135,7 @@ def prepared(tensors: Mapping[str, StoredTensor], numerics: Numerics, streamed: 
 
 
 def layer_weights(
-    index: int,
-    config: ModelConfig,
-    tensors: Mapping[str, StoredTensor],
-    values: Mapping[str, Any],
-    prepare: Prepare,
+    index: int, config: ModelConfig, tensors: Mapping[str, StoredTensor], values: Mapping[str, Any], prepare: Prepare
 ) -> LayerWeights:
     """`values` holds matrices, by their first tensor, and vectors; `prepare` makes the matrices of experts."""
     prefix, kind = f"model.layers.{index}.", config.layer_types[index]

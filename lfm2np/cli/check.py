@@ -92,7 +92,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def checked(arguments: argparse.Namespace) -> tuple[Checked, Place]:
-    """The result of the check, and the place that scored."""
     if arguments.at_once is not None and arguments.at_once < 1:
         raise RequestError(f"--at-once {arguments.at_once}: expected at least 1")
     cases = None if arguments.cases is None else known_cases(arguments.cases)
@@ -160,7 +159,6 @@ def located(result: Checked, arguments: argparse.Namespace, record: Record | Non
 
 
 def judged_file(model: Model, arguments: argparse.Namespace, place: Place, shown: ProgressOf) -> Checked:
-    """The result of a file of recorded responses."""
     abilities, pairs = FileTarget(arguments.target).probe(), recorded(arguments.target).pairs()
     taken, known = formats.format_of(arguments, abilities.engine), Known(place=place)
     needed = as_far_as_needed(pairs, until_wrong(model, taken.name, known)) if arguments.first else pairs

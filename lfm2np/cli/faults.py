@@ -46,7 +46,6 @@ def run_faults(arguments: argparse.Namespace) -> None:
 
 
 def tried(chosen: Sequence[Fault | Variant], profile: str, jobs: int) -> Iterator[dict[str, Any]]:
-    """Each in a process of its own, as they end."""
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(try_one, change, profile) for change in chosen]
         try:
@@ -134,7 +133,6 @@ def add_faults(commands: Commands) -> None:
 
 
 def run_conformance(arguments: argparse.Namespace) -> None:
-    """Prints all properties."""
     require_hypothesis()
     from lfm2np.conformance.catalogue import ALL
 

@@ -83,7 +83,6 @@ def require_numbers(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def player_of(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[Player, StartedServer | None]]:
-    """The way to the engine, and its process if it is started here."""
     from lfm2np.fuzz.play_http import HttpPlayer
     from lfm2np.fuzz.started import StartedServer, answers
 
@@ -125,7 +124,6 @@ def local_player(arguments: argparse.Namespace, model: Model) -> Player:
 def fuzzed(
     arguments: argparse.Namespace, model: Model, place: Place, player: Player, started: StartedServer | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Each finding, as in its folder, and the figures of the run."""
     from lfm2np.fuzz.campaign import Campaign, Counts
     from lfm2np.fuzz.hand_over import Context, hand_over
 

@@ -32,7 +32,6 @@ def run_info(arguments: argparse.Namespace) -> None:
 
 
 def show_trusted(as_json: bool) -> None:
-    """The files that have to be trusted, whatever the checkpoint."""
     files = trusted.trusted_files()
     if as_json:
         print(json.dumps([asdict(file) for file in files]))

@@ -15,7 +15,7 @@ from lfm2np.checkpoint.loaded import checkpoint_path
 from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
-from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump, read_names
+from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
 from lfm2np.oracle.locate.locate import Report, locate
 from lfm2np.oracle.locate.spread import PRECISIONS
 from lfm2np.oracle.locate.words import as_text, shortened, why_inconclusive
@@ -96,21 +96,19 @@ def run_record(arguments: argparse.Namespace) -> None:
     content = record(prompts, arguments.request, arguments.max_tokens)
     dump = parse_dump(content, arguments.target, config)
     write_whole(arguments.output, content)
-    fields = {"target": arguments.target, "model": str(path), **dump_as_json(arguments.output, dump)}
-    sizes = ", ".join(map(str, dump.steps.sizes))
-    content_text = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
-    print_result(arguments, fields, f"{arguments.output}: {content_text}")
-
-
-def dump_as_json(output: str, dump: Dump) -> dict[str, object]:
-    return {
-        "output": output,
+    fields = {
+        "target": arguments.target,
+        "model": str(path),
+        "output": arguments.output,
         "token_ids": dump.token_ids.tolist(),
         "steps": list(dump.steps.sizes),
         "format": dump.format,
         "tensors": {name: list(values.shape) for name, values in dump.tensors.items()},
         "unknown": list(dump.unknown),
     }
+    sizes = ", ".join(map(str, dump.steps.sizes))
+    content_text = f"{len(dump.token_ids)} tokens, in steps of {sizes}; {len(dump.tensors)} tensors"
+    print_result(arguments, fields, f"{arguments.output}: {content_text}")
 
 
 def add_record(commands: Commands) -> None:

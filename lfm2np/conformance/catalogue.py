@@ -53,7 +53,6 @@ def overflowing(draw: st.DrawFn) -> tuple[Scenario, int, bool]:
 
 
 def sequences(lengths: Lengths | None = None) -> st.SearchStrategy[tuple[Any, ...]]:
-    """A model and tokens for it."""
     if lengths is None:
         return st.tuples(models(), token_ids())
     few = replace(lengths, longest=min(lengths.longest, PLAIN_LENGTH))

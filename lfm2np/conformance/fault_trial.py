@@ -36,7 +36,6 @@ def suite() -> tuple[Property | Machine, ...]:
 
 
 def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
-    """Which property catches it first."""
     properties = suite()
     with inject(fault):
         for name in dict.fromkeys(("quick", profile)):
@@ -48,7 +47,6 @@ def try_fault(fault: Fault, profile: str) -> dict[str, Any]:
 
 
 def try_variant(name: str, profile: str) -> dict[str, Any]:
-    """Whether anything flags it."""
     variant = by_name(name)
     assert not isinstance(variant, Fault)
 

@@ -175,8 +175,6 @@ class Run:
 
 @dataclass(frozen=True)
 class Trial:
-    """One property on one engine."""
-
     prop: Property | Machine
     factory: Factory
     chosen: settings
@@ -329,7 +327,6 @@ def _run_machine(machine: Machine, factory: Factory, chosen: settings, adapt: Ca
 
 
 def totals() -> str:
-    """What this process compared so far."""
     return f"compared: {TOTALS.runs:,} runs of an engine ({TOTALS.steps:,} steps counted, {TOTALS.tokens:,} tokens)"
 
 
@@ -369,7 +366,6 @@ def described(error: BaseException) -> str:
 
 
 def script_of(property_id: str, factory: Factory, example: Any) -> str:
-    """A few lines that show the failure again."""
     number_format = format_of(factory)
     made_by = factory.factory if isinstance(factory, Rounding) else factory
     engine = f"{made_by.__module__}:{made_by.__qualname__}"

@@ -69,7 +69,6 @@ def views_of(run: Run, beside: Still, opening: Sequence[View], isolated: View) -
 
 
 def draw(run: Run, trained: Model, source: str, command: str, progress: Progress = lambda done, count: None) -> str:
-    """The page of a recorded run."""
     beside = still(trained)
     progress(1, 3)
     isolated = isolation(demo.leaking(trained))

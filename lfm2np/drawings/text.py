@@ -21,7 +21,6 @@ def as_text(run: Run, number: int, colour: bool) -> str:
 
 
 def plan(run: Run, step: Step) -> str:
-    """A line a request: what it computes."""
     budget = run.config["max_num_batched_tokens"]
     lines = [
         f"step {step.number} of {len(run.steps) - 1}: {step.num_tokens} of {budget} tokens, "
@@ -88,7 +87,6 @@ def timeline(run: Run, number: int, colour: bool) -> str:
 
 
 def sign_of(names: Sequence[str], name: str) -> str:
-    """A letter for each request, in order of arrival."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
     return letters[names.index(name) % len(letters)]
 

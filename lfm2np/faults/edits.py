@@ -34,8 +34,6 @@ class Fault:
 
 
 def in_section(section: str) -> Callable[..., Fault]:
-    """What makes the faults of a section."""
-
     def fault(name: str, sentence: str, *edits: Edit, seen_in: tuple[str, ...] = ()) -> Fault:
         return Fault(name, section, sentence, seen_in, edits)
 

@@ -40,7 +40,6 @@ def limits_of(seconds: float = SECONDS) -> Limits:
 
 
 def make_app(worker: Worker, limits: Limits) -> Starlette:
-    """The application of one worker, which its maker ends."""
     access = Access("lab", None, limits, (HOST,))
 
     @asynccontextmanager
@@ -112,7 +111,6 @@ def sentence(status: int, text: str) -> Response:
 
 
 async def not_served(request: Request, problem: Exception) -> Response:
-    """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
     message = sentence(problem.status_code, f"{request.method} {request.url.path[:200]!r}: the page is at /")
     message.headers.update(problem.headers or {})

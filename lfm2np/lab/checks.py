@@ -1,4 +1,7 @@
-"""How the engine judges an answer: one function a lesson, from the settings it started from and what a run did."""
+"""How the engine judges an answer: one function a lesson, from the settings it started from and what a run did.
+
+It returns a sentence about a right answer, and raises Wrong for another one.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ STEPS_OF_ONE = 7
 MOST_WASTED, MOST_STATIC_STEPS = 19, 25
 MOST_ROWS, MOST_WAIT = 8, 3
 LEAST_PLAIN_STEPS = 6
+OF_THE_ENGINE = ("policy", "budget", "slots", "chunked", "block_size", "num_blocks", "prefix_caching")
 
 
 @dataclass(frozen=True)
@@ -25,37 +29,38 @@ class Verdict:
     sentence: str
 
 
-def one_request(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    if moved := what_moved(start, settings, may=("budget", "chunked", "block_size", "num_blocks", "slots", "policy")):
-        return Verdict(False, moved)
+class Wrong(Exception):
+    """The sentence of a run that is not what was asked for."""
+
+
+def expect(condition: object, sentence: str) -> None:
+    if not condition:
+        raise Wrong(sentence)
+
+
+def one_request(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    expect_moved_only(start, settings, ("budget", "chunked", "block_size", "num_blocks", "slots", "policy"))
     assert outcome.run is not None
     shares = [step.num_tokens for step in outcome.run.steps]
     prefill = sum(not step.tokens for step in outcome.run.steps) + 1
     seen = (
         f"The run took {counted(len(shares), 'step')}, {prefill} for the prompt and {len(shares) - prefill} for decodes"
     )
-    if len(shares) != STEPS_OF_ONE:
-        return Verdict(False, f"{seen}; expected {STEPS_OF_ONE} steps.")
-    return Verdict(True, f"{seen}: the prompt went in as chunks of {' and '.join(map(str, shares[:prefill]))} rows.")
+    expect(len(shares) == STEPS_OF_ONE, f"{seen}; expected {STEPS_OF_ONE} steps.")
+    return f"{seen}: the prompt went in as chunks of {' and '.join(map(str, shares[:prefill]))} rows."
 
 
-def less_waste(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    may = ("policy", "budget", "slots", "chunked", "block_size", "num_blocks", "prefix_caching")
-    if moved := what_moved(start, settings, may):
-        return Verdict(False, moved)
-    assert outcome.counts is not None
-    counts = outcome.counts
+def less_waste(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    expect_moved_only(start, settings, OF_THE_ENGINE)
+    assert outcome.counts is not None and outcome.run is not None
+    counts, why = outcome.counts, why_wasted(settings, outcome.run)
     seen = f"{settings.policy} takes {counted(counts.steps, 'step')} and wastes {counted(counts.wasted, 'cell')}"
-    if counts.steps > MOST_STATIC_STEPS:
-        return Verdict(False, f"{seen}: expected at most {MOST_STATIC_STEPS} steps.")
-    if counts.wasted > MOST_WASTED:
-        return Verdict(False, f"{seen}: expected at most {MOST_WASTED} cells; {why_wasted(settings, outcome.run)}.")
-    return Verdict(True, f"{seen}: who has ended leaves, and what is long and what is short are seldom in one step.")
+    expect(counts.steps <= MOST_STATIC_STEPS, f"{seen}: expected at most {MOST_STATIC_STEPS} steps.")
+    expect(counts.wasted <= MOST_WASTED, f"{seen}: expected at most {MOST_WASTED} cells; {why}.")
+    return f"{seen}: who has ended leaves, and what is long and what is short are seldom in one step."
 
 
-def why_wasted(settings: Settings, run: Run | None) -> str:
-    """What most of it comes from."""
-    assert run is not None
+def why_wasted(settings: Settings, run: Run) -> str:
     if settings.policy == "static":
         return "members that have ended keep their rows"
     prompts = mixed = 0
@@ -72,34 +77,26 @@ def why_wasted(settings: Settings, run: Run | None) -> str:
     return "a step that takes prompts of several lengths is a rectangle as wide as the longest"
 
 
-def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    if settings.model != start.model:
-        return Verdict(False, f"The model is {settings.model}; the lesson is about the model {start.model}.")
-    if settings.fault != start.fault:
-        return Verdict(
-            False,
-            f"The fault is {settings.fault or 'gone'}; the question is how to hide {start.fault} while it is there.",
-        )
+def hidden_fault(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    other_model = f"The model is {settings.model}; the lesson is about the model {start.model}."
+    expect(settings.model == start.model, other_model)
+    now = f"The fault is {settings.fault or 'gone'}"
+    expect(settings.fault == start.fault, f"{now}; the question is how to hide {start.fault} while it is there.")
     known = {asked.prompt for asked in start.requests}
-    if sum(asked.prompt in known for asked in settings.requests) < 2:
-        return Verdict(
-            False, "At least two requests with the lesson's prompts have to stay: who is alone can't be harmed."
-        )
-    wrong = [name for name, changed in outcome.changed.items() if changed.tokens or changed.logits]
-    if wrong:
-        name = wrong[0]
-        what = "tokens" if outcome.changed[name].tokens else "logits, though the same tokens,"
-        assert outcome.run is not None
-        return Verdict(False, f"Request {name} has other {what} than without the fault{behind(outcome.run, name)}.")
-    return Verdict(
-        True,
+    too_few = "At least two requests with the lesson's prompts have to stay: who is alone can't be harmed."
+    expect(sum(asked.prompt in known for asked in settings.requests) >= 2, too_few)
+    assert outcome.run is not None
+    for name, changed in outcome.changed.items():
+        what = "tokens" if changed.tokens else "logits, though the same tokens,"
+        sentence = f"Request {name} has other {what} than without the fault{behind(outcome.run, name)}."
+        expect(not changed.tokens and not changed.logits, sentence)
+    return (
         "Every token and every logit is the same with the fault and without it: in no step does a prompt begin right "
-        "behind another request. A test that runs like this would never find the bug.",
+        "behind another request. A test that runs like this would never find the bug."
     )
 
 
 def behind(run: Run, name: str) -> str:
-    """Where its prompt began behind another request."""
     for step in run.steps:
         names = [entry.request_id for entry in step.entries]
         if name in names[1:] and step.entries[names.index(name)].start == 0:
@@ -107,41 +104,33 @@ def behind(run: Run, name: str) -> str:
     return ""
 
 
-def quick_and_even(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    may = ("policy", "budget", "slots", "chunked", "block_size", "num_blocks", "prefix_caching")
-    if moved := what_moved(start, settings, may):
-        return Verdict(False, moved)
+def quick_and_even(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    expect_moved_only(start, settings, OF_THE_ENGINE)
     assert outcome.run is not None
     largest = max(outcome.run.steps, key=lambda step: step.num_tokens)
-    if largest.num_tokens > MOST_ROWS:
-        return Verdict(False, f"Step {largest.number} has {largest.num_tokens} rows, expected at most {MOST_ROWS}.")
+    rows = f"Step {largest.number} has {largest.num_tokens} rows, expected at most {MOST_ROWS}."
+    expect(largest.num_tokens <= MOST_ROWS, rows)
     waits: dict[str, int] = {}
     for step in outcome.run.steps:
         for name in step.tokens:
             waits.setdefault(name, step.number - outcome.run.requests[name].arrival)
     slowest = max(waits, key=lambda name: waits[name])
+    few = f"No step has more than {largest.num_tokens} rows"
     seen = f"request {slowest} has its first token {counted(waits[slowest], 'step')} after it came"
-    if waits[slowest] > MOST_WAIT:
-        return Verdict(
-            False, f"No step has more than {largest.num_tokens} rows, but {seen}, expected at most {MOST_WAIT}."
-        )
-    return Verdict(True, f"No step has more than {largest.num_tokens} rows, and the slowest, {seen}.")
+    expect(waits[slowest] <= MOST_WAIT, f"{few}, but {seen}, expected at most {MOST_WAIT}.")
+    return f"{few}, and the slowest, {seen}."
 
 
-def smallest_pool(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    if moved := what_moved(start, settings, may=("num_blocks",)):
-        return Verdict(False, moved)
-    seen = first_preemption(outcome)
-    blocks = settings.num_blocks
-    if seen:
-        return Verdict(False, f"With {blocks} blocks {seen}.")
+def smallest_pool(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    expect_moved_only(start, settings, ("num_blocks",))
+    seen, blocks = first_preemption(outcome), settings.num_blocks
+    expect(not seen, f"With {blocks} blocks {seen}.")
     try:
         fewer = first_preemption(again(replace(settings, num_blocks=blocks - 1)))
     except Problems:
         fewer = "a request alone does not fit"
-    if not fewer:
-        return Verdict(False, f"With {blocks} blocks nobody is preempted, but neither is with {blocks - 1}.")
-    return Verdict(True, f"With {blocks} blocks nobody is preempted, and with {blocks - 1} {fewer}.")
+    expect(fewer, f"With {blocks} blocks nobody is preempted, but neither is with {blocks - 1}.")
+    return f"With {blocks} blocks nobody is preempted, and with {blocks - 1} {fewer}."
 
 
 def first_preemption(outcome: Outcome) -> str:
@@ -152,37 +141,32 @@ def first_preemption(outcome: Outcome) -> str:
     return ""
 
 
-def steps_saved(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
-    if settings.fault:
-        return Verdict(False, f"The fault is {settings.fault}; the lesson is about a sound engine.")
-    if len(settings.requests) < len(start.requests):
-        return Verdict(False, f"There is {counted(len(settings.requests), 'request')}, expected at least two.")
-    if not settings.drafts:
-        return Verdict(False, "There are no drafts: every token takes a step of its request.")
+def steps_saved(start: Settings, settings: Settings, outcome: Outcome, again: Again) -> str:
+    requests = len(settings.requests)
+    expect(not settings.fault, f"The fault is {settings.fault}; the lesson is about a sound engine.")
+    expect(requests >= len(start.requests), f"There is {counted(requests, 'request')}, expected at least two.")
+    expect(settings.drafts, "There are no drafts: every token takes a step of its request.")
     plain = again(replace(settings, drafts=0))
     if plain.stopped or plain.counts is None or outcome.counts is None:
-        return Verdict(False, f"Without drafts: {plain.stopped}")
-    if plain.tokens != outcome.tokens:
-        return Verdict(False, "The tokens are not the same as without drafts.")
+        raise Wrong(f"Without drafts: {plain.stopped}")
+    expect(plain.tokens == outcome.tokens, "The tokens are not the same as without drafts.")
     steps, without = outcome.counts.steps, plain.counts.steps
     seen = f"The same tokens take {counted(steps, 'step')} with drafts and {without} without"
-    if without < LEAST_PLAIN_STEPS:
-        return Verdict(False, f"{seen}: expected at least {LEAST_PLAIN_STEPS} without.")
-    if 3 * (without - steps) < without:
-        return Verdict(False, f"{seen}: expected at most {without - -(-without // 3)} with drafts.")
-    return Verdict(True, f"{seen}: a third or more is saved.")
+    expect(without >= LEAST_PLAIN_STEPS, f"{seen}: expected at least {LEAST_PLAIN_STEPS} without.")
+    most = without - -(-without // 3)
+    expect(steps <= most, f"{seen}: expected at most {most} with drafts.")
+    return f"{seen}: a third or more is saved."
 
 
-def what_moved(start: Settings, settings: Settings, may: tuple[str, ...]) -> str:
-    """A sentence where something changed that has to stay; "" where nothing did."""
+def expect_moved_only(start: Settings, settings: Settings, may: tuple[str, ...]) -> None:
+    """Wrong, where something changed that has to stay."""
     for field in fields(Settings):
         old, new = getattr(start, field.name), getattr(settings, field.name)
         if field.name in (*may, "lesson") or old == new:
             continue
         if field.name == "requests":
-            return requests_moved(old, new)
-        return f"{query_name(field.name)} is {told(new) or 'none'}, and has to stay {told(old) or 'none'}."
-    return ""
+            raise Wrong(requests_moved(old, new))
+        raise Wrong(f"{query_name(field.name)} is {told(new) or 'none'}, and has to stay {told(old) or 'none'}.")
 
 
 def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:
@@ -190,10 +174,8 @@ def requests_moved(old: tuple[Asked, ...], new: tuple[Asked, ...]) -> str:
         return f"There {'is' if len(new) == 1 else 'are'} {counted(len(new), 'request')}; the lesson has {len(old)}."
     index = next(index for index, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
     name, was, now = NAMES[index], old[index], new[index]
-    for what in ("prompt", "max_tokens", "arrival"):
-        if getattr(was, what) != getattr(now, what):
-            return (
-                f"The {what.replace('max_', 'number of ')} of request {name} is {show(getattr(now, what))}, and has to "
-                f"stay {show(getattr(was, what))}."
-            )
-    return ""
+    what = next(what for what in ("prompt", "max_tokens", "arrival") if getattr(was, what) != getattr(now, what))
+    return (
+        f"The {what.replace('max_', 'number of ')} of request {name} is {show(getattr(now, what))}, and has to "
+        f"stay {show(getattr(was, what))}."
+    )

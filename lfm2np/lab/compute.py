@@ -80,21 +80,10 @@ class Outcome:
     tokens: Mapping[str, tuple[int, ...]]  # by request, of the run
 
 
-def compute(settings: Settings, models: Models) -> Outcome:
-    """Runs it, and once more without the fault; with the numbers of every operation."""
-    computed = run_engine(settings, models, with_detail=True)
+def compute(settings: Settings, models: Models, is_drawn: bool = True) -> Outcome:
+    """Runs it, and once more without the fault. Not drawn: without numbers of operations and without a leaking step."""
+    computed = run_engine(settings, models, with_detail=is_drawn)
     sound = run_engine(replace(settings, fault=""), models) if settings.fault else computed
-    return outcome_of(settings, computed, sound, leaking_step(settings, models))
-
-
-def compute_plainly(settings: Settings, models: Models) -> Outcome:
-    """The same without numbers of operations and without a leaking step: for what is counted and not drawn."""
-    computed = run_engine(settings, models)
-    sound = run_engine(replace(settings, fault=""), models) if settings.fault else computed
-    return outcome_of(settings, computed, sound, None)
-
-
-def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking: Leak | None) -> Outcome:
     changed = {}
     if settings.fault:
         for name in NAMES[: len(settings.requests)]:
@@ -107,7 +96,7 @@ def outcome_of(settings: Settings, computed: Computed, sound: Computed, leaking:
         run=computed.run,
         sound=sound.run if settings.fault else None,
         changed=changed,
-        leaking=leaking,
+        leaking=leaking_step(settings, models) if is_drawn else None,
         counts=counts_of(settings, computed.run) if computed.run else None,
         stopped=computed.stopped,
         tokens=computed.tokens,

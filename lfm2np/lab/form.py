@@ -84,7 +84,6 @@ def form(typed: Typed, problems: Problem, outcome: Outcome | None) -> Markup:
 
 
 def row_of(index: int, row: Row, problems: Problem, outcome: Outcome | None) -> Markup:
-    """One request: its colour, its fields, and what it said."""
     name = NAMES[index]
     swatch = element("svg", cell(1, 1, 16, 16, index, name), viewBox="0 0 18 18", class_="swatch", aria_hidden="true")
     defaults = {"arrival": Asked("").arrival, "tokens": Asked("").max_tokens}
@@ -132,7 +131,6 @@ def answer_of(name: str, outcome: Outcome | None) -> Sequence[str]:
 
 
 def default(name: str) -> str:
-    """Of one of LABELS, as a form sends it."""
     setting = NUMBERS[name][0] if name in NUMBERS else CHOICES[name][0] if name in CHOICES else SWITCHES[name]
     return told(getattr(DEFAULT, setting))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lfm2np.lab import checks
-from lfm2np.lab.checks import Again, Verdict
+from lfm2np.lab.checks import Again, Verdict, Wrong
 from lfm2np.lab.compute import Outcome
 from lfm2np.lab.settings import Asked, Settings
 
@@ -26,12 +26,15 @@ class Lesson:
     view: str
     question: str
     hint: str
-    judge: Callable[[Settings, Settings, Outcome, Again], Verdict]  # start, settings, their outcome, again
+    judge: Callable[[Settings, Settings, Outcome, Again], str]  # start, settings, their outcome, again
 
     def check(self, settings: Settings, outcome: Outcome, again: Again) -> Verdict:
         if outcome.stopped or outcome.run is None:
             return Verdict(False, f"{outcome.stopped} So it can't be judged.")
-        return self.judge(self.start, settings, outcome, again)
+        try:
+            return Verdict(True, self.judge(self.start, settings, outcome, again))
+        except Wrong as wrong:
+            return Verdict(False, str(wrong))
 
 
 ONE = Lesson(

@@ -98,12 +98,9 @@ def token_ids(prompt: str, of: Chosen) -> list[int]:
 
 
 class UnknownWord(Lfm2npError):
-    """A word that the paper model does not have."""
-
     exit_code = 2
 
 
 def all_token_ids(settings: Settings, models: Models) -> dict[str, list[int]]:
-    """By the requests' names."""
     of = models.by_name[settings.model]
     return {NAMES[index]: token_ids(asked.prompt, of) for index, asked in enumerate(settings.requests)}

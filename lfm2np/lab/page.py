@@ -15,7 +15,7 @@ from lfm2np.drawings.views.isolation import isolation
 from lfm2np.drawings.views.positions import positions
 from lfm2np.drawings.views.single import single
 from lfm2np.lab.checks import Again, Verdict
-from lfm2np.lab.compute import Outcome, compute, compute_plainly
+from lfm2np.lab.compute import Outcome, compute
 from lfm2np.lab.form import Problem, form, told_problem
 from lfm2np.lab.lessons import LESSONS, Lesson
 from lfm2np.lab.models import Models, fitting_problems, understand
@@ -194,6 +194,6 @@ def again_with(models: Models) -> Again:
         problems = fitting_problems(settings, models)
         if problems:
             raise Problems(problems)
-        return compute_plainly(settings, models)
+        return compute(settings, models, is_drawn=False)
 
     return again

@@ -56,8 +56,6 @@ class Problems(Lfm2npError):
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, and the step at which it comes."""
-
     prompt: str
     arrival: int = 0
     max_tokens: int = 8
@@ -272,13 +270,11 @@ def query_of(settings: Settings) -> str:
 
 
 def query_name(own: str) -> str:
-    """What a setting is called in a link."""
     names = {**SWITCHES, **{name: pair[0] for name, pair in (*NUMBERS.items(), *CHOICES.items())}}
     return next(name for name, known in names.items() if known == own)
 
 
 def told(value: object) -> str:
-    """A setting's value as a link has it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

@@ -63,12 +63,10 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
         child = self._child
         return child.pid if child is not None and child.poll() is None else None
 
     def kept(self, query: str) -> Reply | None:
-        """The page of a link that was asked for lately."""
         with self._state:
             if query in self._kept:
                 self._kept.move_to_end(query)

@@ -44,13 +44,7 @@ from lfm2np.numerics.grids import (
     sum_exponent,
     to_units,
 )
-from lfm2np.numerics.integers import (
-    LOW_SHARE_BITS,
-    MOST_BITS,
-    SHARE_BITS,
-    VALUE_BITS,
-    AttentionScale,
-)
+from lfm2np.numerics.integers import LOW_SHARE_BITS, MOST_BITS, SHARE_BITS, VALUE_BITS, AttentionScale
 from lfm2np.numerics.matrix import Grid, Matrix, Rows, Streamed, Weights
 from lfm2np.numerics.pieces import PRODUCTS, elementwise, over_pieces, pieces, row_size
 from lfm2np.numerics.products.fastest import about, fastest

@@ -30,15 +30,7 @@ from lfm2np.serve.metrics import Metrics
 from lfm2np.serve.replies.chats import Chats
 from lfm2np.serve.replies.completions import Completions
 from lfm2np.serve.replies.openapi import openapi
-from lfm2np.serve.replies.shared import (
-    TYPES,
-    Detokenized,
-    ModelTold,
-    Tokenized,
-    TokenizerTold,
-    error_reply,
-    token_name,
-)
+from lfm2np.serve.replies.shared import TYPES, Detokenized, ModelTold, Tokenized, TokenizerTold, error_reply, token_name
 from lfm2np.serve.service import Service, Settings
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
@@ -185,7 +177,6 @@ async def document(service: Service, request: Request) -> Response:
 
 
 async def not_served(request: Request, problem: Exception) -> Response:
-    """A path or a method that is not there."""
     assert isinstance(problem, HTTPException)
     message = f"{request.method} {request.url.path[:200]}: {problem.detail.lower()}; /openapi.json tells what is served"
     status = problem.status_code if problem.status_code in TYPES else 400
@@ -193,6 +184,5 @@ async def not_served(request: Request, problem: Exception) -> Response:
 
 
 async def failed(request: Request, problem: Exception) -> Response:
-    """A defect of the server: this call ends."""
     LOG.error("%s: %s: %s", request.url.path, type(problem).__name__, problem)
     return JSONResponse(error_reply(500, f"{type(problem).__name__}: a defect of the server"), 500)

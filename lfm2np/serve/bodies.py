@@ -82,8 +82,6 @@ class TextFormat(Body):
 
 
 class Sampled(Body):
-    """What both kinds of requests share."""
-
     model: str | None = None
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     temperature: float | None = Field(None, ge=0)
@@ -138,7 +136,6 @@ class CompletionBody(Sampled):
     @field_validator("prompt", mode="before")
     @classmethod
     def check_prompt(cls, value: Any) -> Prompt:
-        """See checked_prompt."""
         return checked_prompt(value)
 
 

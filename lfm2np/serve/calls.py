@@ -154,8 +154,6 @@ def require_no_trouble(events: Any) -> None:
 
 
 class Reply:
-    """What is sent to one client: an object, a refusal, or events."""
-
     def __init__(self, send: Send) -> None:
         self._send = send
         self._is_begun = self._is_streamed = False

@@ -46,7 +46,6 @@ class Desk:
 
     @property
     def num_places(self) -> int:
-        """Prompts times samples under way."""
         return sum(self._places.values())
 
     def enter(self, places: int) -> Call:

@@ -25,7 +25,6 @@ FEW_TOKENS = 4096  # are checked in a millisecond
 
 
 def num_places(body: Sampled) -> int:
-    """Prompts times samples."""
     prompts = len(prompts_of(body.prompt)) if isinstance(body, CompletionBody) else 1
     return prompts * (body.n or 1)
 

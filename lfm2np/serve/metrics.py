@@ -68,7 +68,6 @@ class Metrics:
         self._ended.labels(how).inc()
 
     def observe(self, metrics: RequestMetrics) -> None:
-        """A prompt was answered."""
         for histogram, seconds in (
             (self._first, metrics.time_to_first_token),
             (self._next, metrics.time_per_output_token),

@@ -23,8 +23,6 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt for the engine."""
-
     name: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
@@ -53,8 +51,6 @@ Command = Callable[[], None]
 
 @dataclass(frozen=True)
 class State:
-    """Of the engine between two steps."""
-
     running: int = 0
     waiting: int = 0
     num_blocks: int = 0

@@ -61,6 +61,5 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.preparing, work)
 
     def require_model(self, name: str | None) -> None:
-        """Refusal for another model than the one that is served."""
         if name is not None and name != self.settings.name:
             raise Refusal(404, f"model {name[:200]!r}: expected {self.settings.name!r}, the only one here", "model")

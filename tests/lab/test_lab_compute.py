@@ -22,7 +22,7 @@ DEFAULT = Settings()
 PAPER = Settings(model="paper", requests=PAPER_REQUESTS)
 MANY = tuple(Asked(f"copy: {name} red blue cat dog red blue cat dog red blue ->", 0, 48) for name in NAMES)
 
-compute_plainly = functools.cache(computing.compute_plainly)
+compute_plainly = functools.cache(functools.partial(computing.compute, is_drawn=False))
 
 
 def texts_of(outcome: Outcome) -> list[str]:
@@ -175,7 +175,7 @@ def test_the_leaking_step_is_one_without_prefix_cache_drafts_and_fault(models: M
 def test_the_same_link_is_the_same_page(settings: Settings, models: Models):
     first = answer(query_of(settings), models)
     with inject("budget-ignored"):
-        computing.compute_plainly(DEFAULT, models)  # whatever ran before
+        computing.compute(DEFAULT, models, is_drawn=False)  # whatever ran before
     assert answer(query_of(settings), models) == first
 
 

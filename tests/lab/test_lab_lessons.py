@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lfm2np.lab.checks import Verdict
-from lfm2np.lab.compute import compute_plainly
+from lfm2np.lab.compute import compute
 from lfm2np.lab.lessons import LESSONS
 from lfm2np.lab.models import Models, fitting_problems
 from lfm2np.lab.page import again_with, answer
@@ -24,7 +24,7 @@ def judged(number: int, change: Change, models: Models) -> Verdict:
     lesson = LESSONS[number]
     settings = replace(lesson.start, **change)
     assert not fitting_problems(settings, models)
-    return lesson.check(settings, compute_plainly(settings, models), again_with(models))
+    return lesson.check(settings, compute(settings, models, is_drawn=False), again_with(models))
 
 
 def prompts_of(number: int, count: int, **change: Any) -> tuple[Asked, ...]:
@@ -117,7 +117,7 @@ def test_the_smallest_pool_is_the_smallest_of_all(models: Models):
     for blocks in range(1, 14):
         settings = replace(start, num_blocks=blocks)
         if not fitting_problems(settings, models):
-            counts = compute_plainly(settings, models).counts
+            counts = compute(settings, models, is_drawn=False).counts
             assert counts is not None and counts.preemptions, blocks
 
 

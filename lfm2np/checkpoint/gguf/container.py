@@ -67,8 +67,6 @@ class Container:
 
 @dataclass
 class _Header:
-    """What is left to read of a header."""
-
     path: Path
     content: Bytes  # of the whole file
     at: int = 0

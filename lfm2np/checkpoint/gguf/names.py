@@ -50,7 +50,6 @@ EXPERT = re.compile(r"(feed_forward\.experts)\.([0-9]+)\.(.+)")
 
 
 def place_of(name: str) -> Place:
-    """Of a tensor of layout_of."""
     if name in TOP:
         return Place(TOP[name])
     layer = LAYER.fullmatch(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lfm2np.checkpoint.strict_json import require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import require_bool
 from lfm2np.values import plain, same, show
@@ -70,10 +71,8 @@ def awq_settings(told: Mapping[str, object]) -> AutoSettings:
     bits, size = (next((name for name in names if name in told), names[0]) for names in AWQ_NAMES)
     _require_known(told, (bits, size, "version", "zero_point", "modules_to_not_convert", *AWQ_IGNORED), {}, "awq")
     version = told.get("version", "gemm")
-    if not isinstance(version, str) or version.lower() != "gemm":
-        raise ConfigError(f"version: {show(version)} is not implemented, expected gemm")
-    if not same(told.get("zero_point"), True):
-        raise ConfigError(f"zero_point: {show(told.get('zero_point'))} is not implemented, expected true")
+    require_done(isinstance(version, str) and version.lower() == "gemm", "version", version, "gemm")
+    require_done(same(told.get("zero_point"), True), "zero_point", told.get("zero_point"), "true")
     skipped = [] if told.get("modules_to_not_convert") is None else told["modules_to_not_convert"]
     if not isinstance(skipped, list) or not all(isinstance(one, str) for one in skipped):
         raise ConfigError(f"modules_to_not_convert: {show(skipped)}, expected a list of parts of names, or null")
@@ -88,8 +87,8 @@ def _require_known(
 ) -> None:
     for key, value in told.items():
         if key in only:
-            if not any(same(value, allowed) for allowed in only[key]):
-                raise ConfigError(f"{key}: {show(value)} is not implemented, expected {show(only[key][-1])} or no key")
+            is_done = any(same(value, allowed) for allowed in only[key])
+            require_done(is_done, key, value, f"{show(only[key][-1])} or no key")
         elif key not in known:
             raise ConfigError(f"{plain(key)}: {show(value)}: not a key of {method} that is known here")
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import SIZES, require_bool
 from lfm2np.values import plain, same, show
@@ -96,13 +97,11 @@ def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:
     """ConfigError names the key and the value."""
     for key, value in told.items():
         if key in ONLY:
-            if not any(same(value, allowed) for allowed in ONLY[key]):
-                raise ConfigError(f"{key}: {show(value)} is not implemented, expected {show(ONLY[key][0])}")
+            require_done(any(same(value, allowed) for allowed in ONLY[key]), key, value, show(ONLY[key][0]))
         elif key not in (*IGNORED, "config_groups", "format", "ignore"):
             raise ConfigError(f"{plain(key)}: {show(value)}: not a key of compressed-tensors that is known here")
     form = told.get("format")
-    if form not in (*FORMATS, MIXED):
-        raise ConfigError(f"format: {show(form)} is not implemented, expected one of {', '.join(FORMATS)}")
+    require_done(form in (*FORMATS, MIXED), "format", form, f"one of {', '.join(FORMATS)}")
     groups = told.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ConfigError(f"config_groups: {show(groups)}, expected an object of schemes")
@@ -115,12 +114,10 @@ def _scheme(told: object, key: str, form: str) -> Scheme:
         raise ConfigError(f"{key}: {show(told)}, expected an object with targets and weights")
     _require_known(told, OF_SCHEME, key)
     own = told.get("format")
-    if own is not None and form not in (own, MIXED):
-        raise ConfigError(f"{key}.format: {show(own)}, expected format={form} or null")
+    require(own is None or form in (own, MIXED), f"{key}.format", own, f"format={form} or null")
     if form == MIXED:
         form = str(own)
-    if form not in FORMATS:
-        raise ConfigError(f"{key}.format: {show(own)} is not implemented, expected one of {', '.join(FORMATS)}")
+    require_done(form in FORMATS, f"{key}.format", own, f"one of {', '.join(FORMATS)}")
     if told.get("output_activations") is not None:
         raise ConfigError(f"{key}.output_activations: {show(told['output_activations'])} is not implemented")
     targets = _targets(told.get("targets"), f"{key}.targets")
@@ -142,10 +139,7 @@ def _targets(told: object, key: str) -> tuple[str, ...]:
 
 def _require_known(told: Mapping[str, object], known: tuple[str, ...], key: str) -> None:
     for name in told:
-        if name not in known:
-            raise ConfigError(
-                f"{key}.{plain(name)}: {show(told[name])} is not implemented, expected {', '.join(known)}"
-            )
+        require_done(name in known, f"{key}.{plain(name)}", told[name], ", ".join(known))
 
 
 def _args(told: object, key: str) -> Mapping[str, object]:
@@ -158,12 +152,11 @@ def _args(told: object, key: str) -> Mapping[str, object]:
 def _strategy(told: Mapping[str, object], key: str, known: tuple[str, ...]) -> tuple[str, int]:
     """And the size of a group; a strategy that is not named follows from that, as in QuantizationArgs."""
     size, strategy = told.get("group_size"), told.get("strategy")
-    if size is not None and (type(size) is not int or size == 0 or size < -1):
-        raise ConfigError(f"{key}.group_size: {show(size)}, expected a positive integer, -1 or null")
+    is_size = size is None or (type(size) is int and size != 0 and size >= -1)
+    require(is_size, f"{key}.group_size", size, "a positive integer, -1 or null")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    if strategy not in known:
-        raise ConfigError(f"{key}.strategy: {show(strategy)} is not implemented, expected one of {', '.join(known)}")
+    require_done(strategy in known, f"{key}.strategy", strategy, f"one of {', '.join(known)}")
     has_size = isinstance(size, int) and size > 0
     if has_size != (strategy == "group"):
         raise ConfigError(f"{key}.group_size: {show(size)} contradicts strategy={strategy}")
@@ -185,14 +178,13 @@ def _weights(told: object, key: str, form: str) -> Weights:
         raise ConfigError(f"{key}.num_bits: {show(bits)} is not implemented in format {form}, expected one of {listed}")
     if is_float and not symmetric:
         raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")
-    if not same(args.get("dynamic", False), False):
-        raise ConfigError(f"{key}.dynamic: {show(args['dynamic'])}, expected false of weights")
+    require(same(args.get("dynamic", False), False), f"{key}.dynamic", args.get("dynamic"), "false of weights")
     strategy, size = _strategy(args, key, STRATEGIES)
     if form == "pack-quantized" and strategy not in ("channel", "group"):
         raise ConfigError(f"{key}.strategy: {strategy} is not implemented in format {form}, expected channel or group")
     order = args.get("actorder")
-    if order is not None and not same(order, False) and (not isinstance(order, str) or order not in ORDERS):
-        raise ConfigError(f"{key}.actorder: {show(order)}, expected null or one of {', '.join(ORDERS)}")
+    is_order = order is None or same(order, False) or (isinstance(order, str) and order in ORDERS)
+    require(is_order, f"{key}.actorder", order, f"null or one of {', '.join(ORDERS)}")
     has_order = isinstance(order, str) and ORDERS[order]
     if has_order and (form != "pack-quantized" or strategy != "group"):
         raise ConfigError(f"{key}.actorder: {show(order)} is not implemented but in groups of pack-quantized")
@@ -218,14 +210,11 @@ def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, in
 def _inputs(told: object, key: str) -> Inputs:
     args = _args(told, key)
     kind, bits, dynamic = args.get("type", "int"), args.get("num_bits", 8), args.get("dynamic", False)
-    if kind not in ("int", "float"):
-        raise ConfigError(f"{key}.type: {show(kind)} is not implemented, expected int or float")
-    if not same(bits, 8):
-        raise ConfigError(f"{key}.num_bits: {show(bits)} is not implemented, expected 8")
+    require_done(kind in ("int", "float"), f"{key}.type", kind, "int or float")
+    require_done(same(bits, 8), f"{key}.num_bits", bits, "8")
     require_bool(f"{key}.dynamic", dynamic)
     for name in ("actorder", "block_structure"):
-        if args.get(name) is not None:
-            raise ConfigError(f"{key}.{name}: {show(args[name])}, expected null of inputs")
+        require(args.get(name) is None, f"{key}.{name}", args.get(name), "null of inputs")
     symmetric = require_bool(f"{key}.symmetric", args.get("symmetric", True))
     if kind == "float" and not symmetric:
         raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")

@@ -28,7 +28,6 @@ FEED_FORWARD = re.compile(r"(model\.layers\.[0-9]+\.feed_forward)(?:\.experts\.(
 
 
 def place_of(name: str, config: ModelConfig) -> Place:
-    """Of a tensor of layout_of."""
     matched = FEED_FORWARD.fullmatch(name)
     if config.mixture is None or matched is None:
         return Place(name)

@@ -57,7 +57,6 @@ class PackedRows:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
         arrays = (self.codes, self.scales, self.biases, self.zeros, self.group_of)
         return sum(one.nbytes for one in arrays if isinstance(one, np.ndarray))
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lfm2np.checkpoint.packed.auto_settings import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
-from lfm2np.checkpoint.strict_json import is_present, read_object
+from lfm2np.checkpoint.strict_json import is_present, read_object, require_done
 from lfm2np.errors import ConfigError
-from lfm2np.values import plain, same, show
+from lfm2np.values import plain, show
 
 KEY, COPY = "quantization", "quantization_config"
 GROUPS, BITS = (32, 64, 128), (1, 2, 3, 4, 5, 6, 8)  # of affine
@@ -53,10 +53,8 @@ def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
         raise ConfigError(f"{KEY}: {show(settings)}, expected an object")
     if raw.get(COPY) is not None and raw[COPY] != settings:
         raise ConfigError(f"{COPY}: {show(raw[COPY])} contradicts {KEY}, whose copy it is in a directory of mlx-lm")
-    if not any(same(raw.get("quantize_activations"), allowed) for allowed in (None, False)):
-        raise ConfigError(
-            f"quantize_activations: {show(raw['quantize_activations'])} is not implemented, expected false or no key"
-        )
+    activations = raw.get("quantize_activations")
+    require_done(activations is None or activations is False, "quantize_activations", activations, "false or no key")
     default = _format({name: settings[name] for name in OF_ALL if name in settings}, KEY)
     modules: dict[str, MlxFormat | None] = {}
     for path, value in settings.items():
@@ -71,10 +69,8 @@ def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
 
 def _format(told: Mapping[str, object], key: str) -> MlxFormat:
     for name in told:
-        if name not in OF_ALL and not (name in OFF and told[name] is False):
-            raise ConfigError(
-                f"{key}.{plain(name)}: {show(told[name])} is not implemented, expected {', '.join(OF_ALL)}"
-            )
+        is_done = name in OF_ALL or (name in OFF and told[name] is False)
+        require_done(is_done, f"{key}.{plain(name)}", told[name], ", ".join(OF_ALL))
     mode, bits, size = told.get("mode", "affine"), told.get("bits"), told.get("group_size")
     if mode not in MODES or not isinstance(mode, str):
         raise ConfigError(f"{key}.mode: {show(mode)} is not implemented, expected one of {', '.join(MODES)}")

@@ -165,7 +165,6 @@ def run_sequential(
     display: Display | None,
     name: str = "generating",
 ) -> Ran:
-    """Each sample alone through reference.py."""
     outputs: dict[str, RequestOutput] = {}
     refused: dict[str, str] = {}
     began, count = time.perf_counter(), 0

@@ -24,7 +24,6 @@ def load_model(arguments: argparse.Namespace) -> Model:
 
 
 def prompt_ids(model: Model, arguments: argparse.Namespace) -> list[int]:
-    """The prompt that the options give, as checked ids."""
     require_chat(arguments)
     if arguments.prompt_ids is not None:
         return model.prompt_ids(parse_ids(arguments.prompt_ids, "--prompt-ids"))

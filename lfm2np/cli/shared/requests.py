@@ -24,8 +24,6 @@ OWN_KEYS = ("request_id", "prompt", "prompt_token_ids", "arrival_step", "priorit
 
 @dataclass(frozen=True)
 class Job:
-    """One request of the command line or of a file."""
-
     request_id: str
     ids: tuple[int, ...]
     prompt: str | None  # as text, if that is what it came as

@@ -33,7 +33,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def place_of(arguments: argparse.Namespace, model: Model) -> Iterator[Place]:
-    """The place that --workers and --results describe."""
     workers = require_count("--workers", arguments.workers, 0, None)
     with contextlib.ExitStack() as stack:
         record = None if arguments.results is None else stack.enter_context(ResultsFile(arguments.results, model))

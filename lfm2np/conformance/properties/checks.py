@@ -34,7 +34,6 @@ def equals_reference(factory: Factory, scenario: Scenario) -> None:
 
 
 def run_steps(factory: Factory, scenario: Scenario) -> Outcome:
-    """Step by step, on a fresh engine."""
     return run(make(factory, scenario.model, scenario.sizes), scenario)
 
 
@@ -106,7 +105,6 @@ def preempted(factory: Factory, scenario: Scenario) -> None:
 
 
 def without(scenario: Scenario, kind: str) -> Scenario:
-    """The same without the disturbances of that kind."""
     return replace(scenario, ops=tuple(op for op in scenario.ops if op[0] != kind))
 
 

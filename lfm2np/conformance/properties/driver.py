@@ -257,7 +257,6 @@ def require_truth(factory: Factory, scenario: Scenario, outcome: Outcome) -> Non
 
 
 def require_sample(model: AnyModel, sample: Sample) -> None:
-    """One sample, to the bit."""
     where, request, answer = sample.where, sample.request, sample.answer
     config, params = loaded(model).config, request.params
     prompt, ids, eos = request.prompt_token_ids, list(answer.token_ids), tuple(sorted(config.eos_token_ids))

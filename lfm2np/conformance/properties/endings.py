@@ -65,7 +65,6 @@ def ending_of(model: AnyModel, request: Request, token_ids: Sequence[int]) -> En
 
 
 def stop_ids(model: AnyModel, request: Request) -> set[int]:
-    """The tokens that end it."""
     eos = () if request.params.ignore_eos else loaded(model).config.eos_token_ids
     return {*request.params.stop_token_ids, *eos}
 

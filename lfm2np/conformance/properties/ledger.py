@@ -13,8 +13,6 @@ from lfm2np.conformance.strategies.scenarios import Scenario
 
 @dataclass
 class Line:
-    """One sequence so far."""
-
     computed: int = 0  # positions in memory
     furthest: int = 0  # most of them so far
     is_new: bool = False  # admitted, and nothing of it computed since

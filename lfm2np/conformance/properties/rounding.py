@@ -59,7 +59,6 @@ def unjudged(factory: Factory) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def known_of(model: AnyModel) -> Known:
-    """What was computed for this model so far."""
     return Known()
 
 
@@ -90,7 +89,6 @@ def require_explained(
 
 
 def require_scores(number_format: str, model: AnyModel, token_ids: tuple[int, ...], scores: Sequence[float]) -> None:
-    """Log-probabilities of all tokens but the first."""
     pair = (Ask("score", "conformance", token_ids, 1), Answer("score", (0,), prompt_logprobs=tuple(scores)))
     for position in judge(loaded(model), number_format, [pair], known=known_of(model)):
         if position.verdict is Verdict.DRIFT:

@@ -207,7 +207,6 @@ def promised(needs: tuple[str, ...], lacks: frozenset[str]) -> list[str]:
 
 
 def line_of(lacks: frozenset[str]) -> str:
-    """The line of Python that declares these."""
     published = lacks >= PUBLISHED_ONLY
     rest = [word for word in WORDS if word in lacks and not (published and word in PUBLISHED_ONLY)]
     listed = "{" + ", ".join(f'"{word}"' for word in rest) + "}"

@@ -91,7 +91,6 @@ BIAS_SPREAD, BIAS_OFFSET = np.float32(0.25), np.float32(2.0)
 
 
 def raw_config(tiny: TinyModel) -> dict[str, object]:
-    """config.json."""
     return {
         **(_mixture_keys(tiny) if tiny.experts else _lfm3_keys(tiny) if tiny.lfm3 else _dense_keys(tiny)),
         "vocab_size": tiny.vocab_size,

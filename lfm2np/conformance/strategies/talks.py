@@ -85,7 +85,6 @@ def split_characters() -> st.SearchStrategy[Scenario]:
 
 @cache
 def byte_tokens(characters: str) -> tuple[int, ...]:
-    """The ids of the single bytes of these characters."""
     wanted, tokenizer = {bytes([byte]) for byte in characters.encode()}, trained_model().tokenizer
     ids = range(trained_model().config.vocab_size)
     return tuple(token_id for token_id in ids if tokenizer.token_bytes(token_id) in wanted)

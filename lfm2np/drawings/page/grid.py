@@ -106,15 +106,10 @@ def matrix(name: str, tensor: Mapping[str, Any], labels: Sequence[str] = ()) -> 
     rows = []
     for index, row in enumerate(values):
         label = labels[index] if len(labels) == shape[0] else str(index)
-        cells = [value_cell(value) for value in row]
+        told = [(number(value, 3), repr(value)) for value in row]  # the whole number is for the pointer
+        cells = [element("td", short, title=None if whole in (short, f"{short}.0") else whole) for short, whole in told]
         rows.append(element("tr", element("th", label, scope="row"), cells))
     return element("table", element("caption", caption), element("tbody", rows), class_="matrix")
-
-
-def value_cell(value: float) -> Markup:
-    """Three digits, and the whole number for the pointer where that is more."""
-    short, whole = number(value, 3), repr(value)
-    return element("td", short, title=None if whole in (short, f"{short}.0") else whole)
 
 
 def operation_body(operation: Mapping[str, Any], labels: Sequence[str] = ()) -> Markup:

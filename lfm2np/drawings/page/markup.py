@@ -78,7 +78,6 @@ def visible(text: str) -> str:
 def table(
     caption: object, head: Iterable[object], rows: Iterable[Iterable[object]], class_: str | None = None
 ) -> Markup:
-    """A table whose first column names the row."""
     body = []
     for row in rows:
         first, *rest = list(row)

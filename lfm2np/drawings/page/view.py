@@ -90,14 +90,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def legend(*entries: tuple[str, Markup]) -> Markup:
-    """A list of samples and what they mean."""
     size = {"width": 18, "height": 18, "viewBox": "0 0 18 18"}
     items = [element("li", element("svg", sample, **size, aria_hidden="true"), text) for text, sample in entries]
     return element("ul", items, class_="legend")
 
 
 def columns(count: int, width: float, left: float, top: float, bottom: float) -> Markup:
-    """One band a step, brought out at its step."""
     bands = (rectangle(left + step * width, top, width, bottom - top, class_="band") for step in range(count))
     return joined(*(mark(step, band) for step, band in enumerate(bands)))
 

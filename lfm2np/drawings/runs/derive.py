@@ -15,8 +15,6 @@ LETTERS = {QUEUED: "q", PREFILL: "P", RECOMPUTED: "R", DECODE: "d", IDLE: "·", 
 
 @dataclass(frozen=True)
 class Moment:
-    """One request in one step."""
-
     state: str
     tokens: int = 0  # scheduled
     kept: int = 0  # of these, what stays: not rejected drafts
@@ -105,7 +103,6 @@ def inherited(run: Run) -> dict[str, Inherited]:
 
 
 def moment(step: Step, entry: Entry | None, before: str, furthest: int, decodes: bool) -> tuple[Moment, str]:
-    """The moment, and the state that follows it."""
     if entry is None:
         return Moment(before), before
     kept = num_kept(step, entry)

@@ -19,13 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.model.layers import expert_parts
-from lfm2np.model.weights import (
-    FeedForwardWeights,
-    LayerWeights,
-    ModelWeights,
-    named_weights,
-    tensors_of,
-)
+from lfm2np.model.weights import FeedForwardWeights, LayerWeights, ModelWeights, named_weights, tensors_of
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.attention import Parts
 from lfm2np.numerics.matrix import AttentionScale, Matrix

@@ -17,8 +17,6 @@ from lfm2np.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class Coming:
-    """A request and the step at which it comes."""
-
     request_id: str
     prompt: str | Sequence[int]
     params: SamplingParams
@@ -39,7 +37,6 @@ class DetailedTrace:
         self.model = replace(model, numerics=cast(Numerics, self._detail), weights=self._detail.weights)
 
     def step(self, engine: Engine) -> list[RequestOutput]:
-        """One step of the engine, and its line."""
         requests = dict(engine.scheduler.requests)
         self._detail.taken()
         outputs = engine.step()

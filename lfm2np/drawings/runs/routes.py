@@ -27,16 +27,13 @@ class Routes:
 
     @property
     def num_choices(self) -> int:
-        """T times K."""
         return sum(map(len, self.chosen))
 
     @property
     def num_read(self) -> int:
-        """How many experts' weights the layer reads."""
         return len({expert for experts in self.chosen for expert in experts})
 
     def tokens_of(self, expert: int) -> list[int]:
-        """The rows of the step that it computes."""
         return [row for row, own in enumerate(self.chosen) if expert in own]
 
 
@@ -59,8 +56,6 @@ def is_sparse(run: Run) -> bool:
 
 @dataclass(frozen=True)
 class Reading:
-    """A step's sparse layers together."""
-
     step: int
     decodes: int  # of its tokens
     prefills: int

@@ -14,8 +14,6 @@ Operation = Mapping[str, Any]  # one line of detail.py
 
 @dataclass(frozen=True)
 class Entry:
-    """One request's share of a step."""
-
     request_id: str
     start: int
     token_ids: tuple[int, ...]

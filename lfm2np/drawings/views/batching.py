@@ -67,7 +67,6 @@ def way(run: Run, outcome: Outcome, title: str, policy: str, rectangles: bool) -
 
 
 def fitting(outcome: Outcome) -> Sequence[Pass]:
-    """The first steps, as many as are drawn."""
     ends = accumulate(max(one.longest, 1) for one in outcome.passes)
     return outcome.passes[: sum(end <= MOST_WIDE for end in ends)]
 
@@ -140,7 +139,6 @@ def summary(by_requests: Outcome, by_tokens: Outcome) -> Markup:
 
 
 def rows_of(run: Run, step: Step) -> Markup:
-    """The flat array of a step, row by row."""
     rows: list[Sequence[object]] = []
     for entry in step.entries:
         for offset, token in enumerate(entry.token_ids):

@@ -43,7 +43,6 @@ def experts(run: Run) -> View:
 
 
 def why(first: Routes, per_token: int) -> str:
-    """In words what the two tables show."""
     size = first.num_experts
     counts = ", ".join(f"{number(read_evenly(size, per_token, count), 3)} for {count}" for count in (1, 4, 16, 64))
     return (

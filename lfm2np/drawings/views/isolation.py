@@ -61,7 +61,6 @@ def isolation(leak: Leak | None, of: str = "A step of the trained fixture") -> V
 
 
 def requests_text(leak: Leak, of: str) -> str:
-    """What the requests of the step do."""
     told = []
     for share in leak.shares:
         rows = counted(share.stop - share.start, "row")
@@ -152,7 +151,6 @@ def convolution_leaks(leak: Leak) -> Leaks:
 
 
 def attention_leaks(leak: Leak) -> Leaks:
-    """All rows of the flat batch of the requests before."""
     return lambda index, position: [
         (other, at) for other, share in enumerate(leak.shares[:index]) for at in range(share.start, share.stop)
     ]

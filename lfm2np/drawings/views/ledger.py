@@ -53,7 +53,6 @@ def ledger(run: Run) -> View:
 
 
 def classes(run: Run) -> list[str]:
-    """Those that a model of this kind has."""
     return [name for name in CLASSES if name != EXPERT or is_sparse(run)]
 
 
@@ -157,7 +156,6 @@ def name_of(group: Sequence[Operation]) -> str:
 
 
 def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
-    """The numbers of a line of code's first calls, on demand."""
     more = element("p", f"and {len(group) - 3} more") if len(group) > 3 else None
     return details(title, [operation_body(operation, labels(operation)) for operation in group[:3]], more)
 
@@ -170,7 +168,6 @@ def sizes_text(operation: Operation) -> str:
 
 
 def shares(step: Step, known: Sequence[str]) -> Markup:
-    """How many calls each class takes in this step."""
     rows = []
     for name in known:
         mine = [operation for operation in step.operations if operation["class"] == name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, rectangle, words
@@ -53,7 +53,7 @@ def memory(run: Run) -> View:
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        map_legend(owners_legend(run)),
+        map_legend(run),
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
         by_step(run, of_step),
         element("h3", "All steps"),
@@ -63,14 +63,7 @@ def memory(run: Run) -> View:
     )
 
 
-def owners_legend(run: Run) -> list[tuple[str, Markup]]:
-    """Which letter or number stands for which request, where that is not its name."""
-    numbers, names = colours(run), short_names(run.requests)
-    return [(visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in names.items() if name != short]
-
-
 def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
-    """A row a block, a column a step."""
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
     used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
@@ -173,10 +166,8 @@ def sizes_of(run: Run) -> tuple[int, int] | None:
 def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
     rows = []
     for step, owners in zip(run.steps, owned, strict=True):
-        shared, free = (
-            sum(len(names) > 1 for names in owners.values()),
-            "\u2013" if step.abandoned else step.free_blocks,
-        )
+        shared = sum(len(names) > 1 for names in owners.values())
+        free = "\u2013" if step.abandoned else step.free_blocks
         rows.append([step.number, len(owners), shared, free, len(step.moves)])
     return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)
 
@@ -184,20 +175,22 @@ def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Mark
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
 
 
-HEAD, BODY, GAP, TOP = 18.0, 24.0, 10.0, 4.0
+HEAD, BODY, GAP, MAP_TOP = 18.0, 24.0, 10.0, 4.0
 MOST_BLOCKS = 64  # that are drawn
 WIDE = 860.0  # of the map, more where a single block is wider
 SLOT = 70.0
 
 
-def map_legend(owners: Iterable[tuple[str, Markup]]) -> Markup:
+def map_legend(run: Run) -> Markup:
+    numbers, names = colours(run), short_names(run.requests)
+    owners = [(name, short) for name, short in names.items() if name != short]
     return legend(
         ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
         ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
         ("free", cell(1, 1, 16, 16, None, "")),
         ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
         ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
-        *owners,
+        *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
     )
 
 
@@ -214,9 +207,9 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
     across = max(1, int(WIDE // (width + GAP)))
     shapes = []
     for block in range(shown):
-        x, y = (block % across) * (width + GAP), TOP + (block // across) * (HEAD + BODY + GAP)
+        x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
         shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
-    bottom = TOP + -(-shown // across) * (HEAD + BODY + GAP)
+    bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
     shapes.append(slots(run, pool.slots, bottom + 8))
     title = f"Memory in step {step.number}"
     text = (
@@ -262,7 +255,6 @@ def of_block(run: Run, block: int, at: tuple[float, float, float], pool: Pool, h
 
 
 def between(x: float, y: float, place: float, count: int) -> str:
-    """The lines between so many tokens."""
     return "".join(f"M{number(x + index * place)} {number(y)}v{BODY:g}" for index in range(1, count))
 
 

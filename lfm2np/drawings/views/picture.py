@@ -41,7 +41,6 @@ class Stage:
 
     @property
     def starts(self) -> list[int]:
-        """The first row of each request."""
         sizes = [len(entry.token_ids) for entry in self.step.entries]
         return [sum(sizes[:count]) for count in range(len(sizes))]
 

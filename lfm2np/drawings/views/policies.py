@@ -47,7 +47,6 @@ def summary(outcomes: Sequence[Outcome]) -> Markup:
 
 
 def chart(outcomes: Sequence[Outcome]) -> Markup:
-    """A band a policy: the rows that each step computes."""
     most = max((step.rows for outcome in outcomes for step in outcome.passes), default=1)
     longest = max(len(outcome.passes) for outcome in outcomes)
     width, height = LEFT + SIDE * longest + 10, (TALL + 14) * len(outcomes) + 20

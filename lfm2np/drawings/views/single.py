@@ -86,7 +86,6 @@ def of_step(stage: Stage, kinds: Mapping[int, str], states: Mapping[str, Sequenc
 
 
 def sentence(run: Run, step: Step, states: Mapping[str, Sequence[Moment]]) -> Markup:
-    """What goes in and what comes out."""
     sentences = []
     for entry in step.entries:
         going = " ".join(visible(run.word(token_id)) for token_id in entry.token_ids)

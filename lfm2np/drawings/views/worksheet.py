@@ -78,16 +78,11 @@ def of_one_token(run: Run, weights: Mapping[str, Any]) -> list[Task]:
             f"Which {len(history)} numbers of channel {channel} are kept for the next token?",
             listed(column[1:]),
         ),
-        (
-            "The next token.",
-            f"The logits are {', '.join(candidates)}. Which token is next?",
-            visible(run.word(best)),
-        ),
+        ("The next token.", f"The logits are {', '.join(candidates)}. Which token is next?", visible(run.word(best))),
     ]
 
 
 def of_a_batch(run: Run) -> list[Task]:
-    """Blocks, masks and padding of the requests that ran together."""
     size = int(run.config["block_size"])
     step = max(run.steps, key=lambda one: (len(one.entries), one.num_tokens))
     entry = max(step.entries, key=lambda one: one.stop)

@@ -80,7 +80,6 @@ class Chats(Answers):
         return choice
 
     def whole(self, choice: ChatChoice) -> ChatChoice:
-        """As a message."""
         delta = choice.pop("delta")
         return {**choice, "message": {"role": "assistant", "content": delta.get("content", ""), "refusal": None}}
 

@@ -91,8 +91,6 @@ TYPES = {
 
 
 class Sent:
-    """How much of a sample has been sent."""
-
     def __init__(self, index: int, texts: TokenTexts) -> None:
         self.index, self.texts = index, texts
         self.num_tokens = self.num_characters = 0
@@ -103,7 +101,6 @@ class Sent:
         return not self.is_ended and (len(sample.token_ids) > self.num_tokens or sample.finish_reason is not None)
 
     def note(self, sample: CompletionOutput) -> None:
-        """All output so far has been sent."""
         self.num_tokens, self.num_characters = len(sample.token_ids), len(sample.text or "")
         self.is_begun, self.is_ended = True, sample.finish_reason is not None
 
@@ -137,11 +134,9 @@ class Answers:
         raise NotImplementedError
 
     def whole(self, choice: Any) -> Any:
-        """A piece that is all there is."""
         return choice
 
     def prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
-        """Of the answer as a whole, beside its choices."""
         return {}
 
     def about_prompt(self, output: RequestOutput) -> dict[str, Any]:
