@@ -139,6 +139,7 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     assert "batches of more than 10" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
 
 
+@pytest.mark.slow
 def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
     """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
     edits = (Edit(COMMIT, SLOTS, SLOTS.replace("segment.entry.slot", "min(segment.entry.slot, 20)")),)
