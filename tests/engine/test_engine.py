@@ -25,8 +25,8 @@ from scheduler.checksum import sealed
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 TORTURE = sorted(f"torture/{path.name}" for path in (FIXTURES / "torture").iterdir())
 SCHEDULES = [
-    *(("trained", seed) for seed in range(3)),
-    pytest.param("trained", 3, marks=pytest.mark.slow),
+    ("trained", 0),
+    *(pytest.param("trained", seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
     *((name, seed) for seed, name in enumerate(TORTURE)),
 ]
 

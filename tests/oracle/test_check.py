@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engines import QUICK, checked, checked_right
+from engines import QUICK, Kept, checked, checked_right
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ BATCHES = {"neighbours", "families", "aborts", *WIDE}
 
 
 def test_our_own_engine_is_exact(model: Model) -> None:
-    target = PythonTarget("lfm2np.conformance.adapters:own", model.path)
+    target = Kept("lfm2np.conformance.adapters:own", model.path)
     result = check(model, target, "float32", at_once=4, cases=QUICK)
     assert result.total.verdict is Verdict.EXACT
     assert result.total.worst == 0.0 and result.total.flips == 0
@@ -99,7 +99,7 @@ def test_a_bug_is_recognised_by_what_it_depends_on(model: Model, fault: str) -> 
     assert result.total.first_wrong is not None
 
 
-class Racing(PythonTarget):
+class Racing(Kept):
     """Right, but for every `every`th request that it is ever given: a race that its own count makes the same again."""
 
     def __init__(self, model: Model, every: int) -> None:
@@ -193,7 +193,7 @@ def test_answers_that_no_right_engine_gives_are_a_bug(model: Model) -> None:
 
 def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_format(model: Model) -> None:
     asks = [ask for one in rounds(Writer(model.config, model.tokenizer, 3)) for ask in one.asks][:12]
-    with_truth = PythonTarget("engines:bfloat16", model.path)
+    with_truth = Kept("engines:bfloat16", model.path)
     pairs = list(zip(asks, with_truth.answer(asks), strict=True))
     right = judge(model, "bfloat16", pairs)
     worst = next(one for one in right if one.is_new and one.error is not None and one.margin_ratio > 50)
@@ -208,7 +208,7 @@ def test_one_error_beyond_a_format_that_fits_all_others_is_a_bug_and_no_other_fo
 
 
 def told(model: Model) -> list[tuple[Ask, Answer]]:
-    target = PythonTarget("engines:float32", model.path)
+    target = Kept("engines:float32", model.path)
     target.probe()
     asks = [ask for one in rounds(Writer(model.config, None, 1), ["short-prompts"]) for ask in one.asks]
     return list(zip(asks, target.answer(asks), strict=True))

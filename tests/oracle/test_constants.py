@@ -34,7 +34,7 @@ def test_a_constant_shows_behind_rounding(model: Model) -> None:
     assert "as if rope_theta is larger by about" in result.total.reasons[0]
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_of_a_right_engine_it_says_what_would_show(model: Model, name: str) -> None:
     result = checked_right(model, name)
     sought = result.total.constants

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import QUICK, checked, checked_target
+from engines import QUICK, Kept, checked, checked_target
 
 from lfm2np.faults import inject
 from lfm2np.faults.edits import Edit, Fault
@@ -26,7 +26,7 @@ from lfm2np.oracle.targets.records import Answer, Ask
 pytestmark = pytest.mark.rounding
 
 
-class Changed(PythonTarget):
+class Changed(Kept):
     """Our own engine in float32, of whose answers something is left out or changed."""
 
     def __init__(self, model: Model, change: Callable[[Ask, Answer], Answer], at_once: int = 4) -> None:
@@ -88,7 +88,7 @@ def ends_after(count: int) -> Callable[[Ask, Answer], Answer]:
 
 
 def test_tokens_missing_after_an_early_end_are_requested_again(model: Model) -> None:
-    whole = checked(model, "float32", cases=("short-prompts",))
+    whole = checked_target(model, Kept("engines:float32", model.path), cases=("short-prompts",))
     result = checked_target(model, Changed(model, ends_after(6)), cases=("short-prompts",))
     assert result.total.verdict is Verdict.EXACT
     assert sum(one.is_new for one in result.positions) == sum(one.is_new for one in whole.positions)
@@ -123,7 +123,7 @@ def test_what_stays_left_out_was_not_tested(model: Model) -> None:
 def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     """8 requests at once were the most; now 16, and the report says so."""
 
-    class Sharing(PythonTarget):
+    class Sharing(Kept):
         def answer(self, asks, aborted=()):  # type: ignore[no-untyped-def]
             answers = super().answer(asks, aborted)
             for index in range(9, min(16, len(answers))):
@@ -135,10 +135,11 @@ def test_slots_from_eight_on_that_share_memory_are_seen(model: Model) -> None:
     result = checked_target(model, target, cases=("short-prompts", "wide-batches"), at_once=None)
     assert result.total.verdict is Verdict.BUG
     assert {one.ask.case for one in result.positions if one.verdict is Verdict.BUG} == {"wide-batches"}
-    few = checked(model, "float32", cases=QUICK, at_once=8)
+    few = checked_target(model, Kept("engines:float32", model.path), cases=QUICK, at_once=8)
     assert "batches of more than 10" in few.not_tested and any("wide-batches" in words for words in few.not_tested)
 
 
+@pytest.mark.slow
 def test_as_many_requests_as_an_engine_has_slots_are_in_flight_together(model: Model) -> None:
     """An engine that reports 24 slots, whose slots from 20 on share one state: 16 at once do not meet it."""
     edits = (Edit(COMMIT, SLOTS, SLOTS.replace("segment.entry.slot", "min(segment.entry.slot, 20)")),)
@@ -183,7 +184,7 @@ def test_a_wrong_stop_string_or_seed_is_wrong_with_its_cause(model: Model, fault
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
 def test_right_stop_strings_and_seeds_are_right(model: Model, form: str) -> None:
-    result = checked(model, form, form, cases=("stops", "seeds"), at_once=8)
+    result = checked_target(model, Kept(f"engines:{form}", model.path), form, ("stops", "seeds"), at_once=8)
     assert result.total.verdict in (Verdict.EXACT, Verdict.TIE)
     assert sum(ask.stop is not None for ask, _ in result.pairs) == 3
     assert not {"stop strings", "seeds"} & set(result.not_tested)

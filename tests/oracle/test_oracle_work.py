@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vector_sets import FEW, few, six
 
-import lfm2np
 from lfm2np import reference
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError
@@ -26,7 +25,7 @@ from lfm2np.oracle.judging import truth as truth_module
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.truth import Truth, truth_of, truths_of
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.vectors.files import document_text, packaged_set, read_set
+from lfm2np.oracle.vectors.files import document_text
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.work.place import Place
 from lfm2np.work.results_file import ResultsFile, merged, spot_check
@@ -153,7 +152,7 @@ def test_vectors_made_on_any_executor_are_the_same_bytes(executor: Callable[[], 
 
 
 def test_vectors_are_verified_on_an_executor() -> None:
-    assert verify(lfm2np.load(), read_set(packaged_set()), executor=functools.partial(ThreadPoolExecutor, 2)) == []
+    assert verify(six(), few(), executor=functools.partial(ThreadPoolExecutor, 2)) == []
     wrong = replace(few(), document=copy.deepcopy(few().document))
     wrong.document["vectors"][1]["positions"][0]["logprob"] += 2.0**-40
     found = verify(six(), wrong, executor=processes)

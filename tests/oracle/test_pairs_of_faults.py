@@ -118,7 +118,15 @@ FIRST: dict[str | Fault, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FIRST, ids=lambda one: one if isinstance(one, str) else one.name)
+IN_PAIRS = ("convolution-crosses-requests", "prefix-hit-without-its-state", "attention-scale-missing")
+BY_NIGHT = dict.fromkeys(IN_PAIRS, pytest.mark.slow)  # the last says the same as `rotation-backwards`
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=BY_NIGHT.get(fault, ())) for fault in FIRST],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
 def test_the_first_cause_of_one_fault_is_its_own(fault: str | Fault) -> None:
     words, suspect = FIRST[fault]
     total = checked(fault).total
@@ -127,19 +135,23 @@ def test_the_first_cause_of_one_fault_is_its_own(fault: str | Fault) -> None:
     assert total.reasons[0] == first.line and len(total.causes) <= 3
 
 
-PAIRS = (  # every fault in one at least that is not slow
+PAIRS = (  # every fault in one at least that is not slow, or in FIRST
     ("state-dropped-after-the-prompt", "left-padding-enters-the-convolution"),
     pytest.param("state-dropped-after-the-prompt", "hit-blocks-omitted-from-the-plan", marks=pytest.mark.slow),
     pytest.param("state-dropped-after-the-prompt", "positions-stop-at-40", marks=pytest.mark.slow),
     pytest.param("prompt-logprobs-off-by-one", "convolution-crosses-requests", marks=pytest.mark.slow),
     ("prompt-logprobs-off-by-one", "prefix-hit-without-its-state"),
-    ("convolution-crosses-requests", "positions-stop-at-40"),
+    pytest.param("convolution-crosses-requests", "positions-stop-at-40", marks=pytest.mark.slow),
     ("convolution-crosses-requests", "checkpoint-taken-before-the-chunk"),
     ("attention-crosses-requests", "hit-blocks-omitted-from-the-plan"),
     ("attention-crosses-requests", "half-the-block-size-used-for-offsets"),
     pytest.param("state-zeroed-when-the-batch-is-repacked", "prefix-hit-without-its-state", marks=pytest.mark.slow),
     ("state-zeroed-when-the-batch-is-repacked", "one-token-prompt-reads-the-previous-tenants-state"),
-    ("one-token-prompt-reads-the-previous-tenants-state", "half-the-block-size-used-for-offsets"),
+    pytest.param(
+        "one-token-prompt-reads-the-previous-tenants-state",
+        "half-the-block-size-used-for-offsets",
+        marks=pytest.mark.slow,
+    ),
 )
 
 
@@ -174,11 +186,12 @@ HIDDEN = (
         "wrong in prompts of 2 tokens or more",
         "a state is dropped behind the same prompts: those of several tokens, which look ahead",
     ),
-    (
+    pytest.param(
         "prefix-hit-without-its-state",
         "hit-blocks-omitted-from-the-plan",
         "wrong in prompts whose first 8 tokens were asked before",
         "both are of prefix hits, and of nothing else",
+        marks=pytest.mark.slow,
     ),
     (
         "half-the-block-size-used-for-offsets",

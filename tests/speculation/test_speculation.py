@@ -24,7 +24,7 @@ from scheduler import POLICIES, replay
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 KINDS = [
-    "trained",
+    pytest.param("trained", marks=pytest.mark.slow),
     "torture/all_attention",
     "torture/all_convolution",
     "torture/biased_two_taps",

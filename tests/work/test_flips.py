@@ -12,7 +12,13 @@ pytestmark = pytest.mark.rounding
 NAMES = ("results", "traces", "traces, detailed", "answers", "dumps", "vectors")
 
 
-@pytest.mark.parametrize("made", KINDS, ids=NAMES)
+FILES = [
+    pytest.param(made, id=name, marks=pytest.mark.slow if name == "traces, detailed" else ())
+    for made, name in zip(KINDS, NAMES, strict=True)
+]
+
+
+@pytest.mark.parametrize("made", FILES)
 def test_no_damaged_file_passes_for_right(made: Callable[[Path], Kind], tmp_path: Path) -> None:
     """Of results what a cut file lacks is computed."""
     kind = made(tmp_path)

@@ -33,7 +33,7 @@ PER = {one.name: one.per for one in operations(load_config(SIX))}
 @pytest.mark.parametrize("name", FLOATS)
 def test_a_right_engine_of_any_format_stays_within_the_bounds(directory: Path, name: str) -> None:
     """Engines that round and add where others do; from all tensors, from modules' outputs, and from blocks alone."""
-    for draw in (0, 3, 5) if directory.name == "trained" else (1, 6):
+    for draw in (0, 5) if directory.name == "trained" else (1, 6):
         recorded = recorded_under(directory, emulate.emulated(name, 1, draw))
         modules = {key: one for key, one in recorded.items() if not key.endswith((".attended", ".residual"))}
         blocks = {key: one for key, one in recorded.items() if key == "token_ids" or key.count(".") == 2}

@@ -56,7 +56,7 @@ PARTS: dict[str, Callable[[Recorded], Recorded]] = {
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_right_engine_of_any_format_stays_within_the_bounds(name: str, format_name: str, part: str) -> None:
     """Also where its rounding has moved tokens to other experts, and where that has to be guessed."""
-    for draw in (1, 4, 6):
+    for draw in (1, 6):
         recorded = recorded_under(mixture(name), emulate.emulated(format_name, 1, draw))
         report = report_of(mixture(name), PARTS[part](recorded), format_name)
         assert report.findings == ()
