@@ -86,7 +86,6 @@ def sampled_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def time_passes(side: SideProcess, sampled: Sequence[int], turns: Turns) -> list[float]:
-    """Seconds of one pass of each length."""
     times = []
     for length in sampled:
         times.append(side.ask("time", cell=f"prefill-{length}", steps=1)["steps"][0]["seconds"])

@@ -65,7 +65,6 @@ class Growth:
 
 
 def fit_line(requests: int, contexts: Sequence[int], seconds: Sequence[Sequence[float]]) -> Line:
-    """Least squares over the medians."""
     totals = [requests * context for context in contexts]
     medians = [statistics.median(times) for times in seconds]
     slope, base = np.polyfit(totals, medians, 1)

@@ -138,8 +138,6 @@ def read_through(directory: Path) -> None:
 
 
 class Turns:
-    """Counts them for the progress bar."""
-
     def __init__(self, total: int, show: Progress) -> None:
         self._done, self._total, self._show = 0, total, show
         show(0, total)

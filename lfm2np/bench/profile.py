@@ -9,10 +9,10 @@ from typing import Any
 
 from lfm2np.bench import table
 from lfm2np.bench.measure import FLOORS, CellTimes, Measured
-from lfm2np.bench.ratios import RATIOS
 from lfm2np.bench.sides import cells
 from lfm2np.bench.sides.cells import PREFILL
 from lfm2np.bench.sides.profile_side import BY_REQUEST, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
+from lfm2np.bench.table import RATIOS
 
 SHARES = {ratio.side: ratio for ratio in RATIOS if ratio.other in FLOORS}
 CORES = (4, 16, 64)
@@ -21,8 +21,6 @@ CELLS = [cell for cell in cells.CELLS if all(share.target(cell) for share in SHA
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one arithmetic, the times of its side and of its floor."""
-
     numerics: str
     threads: int
     measured: Measured

@@ -26,8 +26,7 @@ from lfm2np.cli.shared.terminal import entry, progress_bar, read_file, terminal_
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
 from lfm2np.scoring import teacher_forcing
-from lfm2np.scoring.many import score_many
-from lfm2np.scoring.teacher_forcing import TokenScore
+from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 
 EXAMPLE = """lfm2np score --chat 'add: 34 + 58' --completion 92
   lfm2np score --requests requests.jsonl --workers 2 --results results.jsonl --json"""

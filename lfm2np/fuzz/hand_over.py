@@ -156,7 +156,6 @@ def row_of(
 
 
 def num_before(failure: Failure) -> int:
-    """Requests that are played before the trace."""
     return sum(len(trace.requests) for trace in failure.before)
 
 
@@ -206,7 +205,6 @@ def shown_numbers(logprobs: Sequence[float]) -> str:
 
 
 def sharing(trace: Trace, index: int) -> str:
-    """With which earlier request it shares the longest prefix."""
     prompt = trace.requests[index].prompt
     lengths = [num_shared(prompt, other.prompt) for other in trace.requests[:index]]
     longest = max(lengths, default=0)
@@ -256,7 +254,6 @@ def facts(failure: Failure, context: Context) -> list[str]:
 
 
 def rows_of(trace: Trace) -> list[list[Any]]:
-    """Of the table whose heads are HEADS."""
     return [
         [index, len(sent.prompt), sent.max_tokens, moment(trace, index), sharing(trace, index), special(sent)]
         for index, sent in enumerate(trace.requests)
@@ -264,7 +261,6 @@ def rows_of(trace: Trace) -> list[list[Any]]:
 
 
 def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool) -> str:
-    """Markdown."""
     how = (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
         f"`python {SCRIPT} {context.target}`. {server_words(failure)}"

@@ -40,7 +40,6 @@ class Watcher:
         self._has_slots = self.busy_slots() is not None
 
     def metrics(self) -> dict[str, float]:
-        """Empty if there are none."""
         if self._has_metrics:
             with contextlib.suppress(HttpError, TargetError):
                 return metrics_of(self._client.get_text("/metrics"))

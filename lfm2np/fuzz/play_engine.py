@@ -77,8 +77,6 @@ class StepsPlayer:
 
 
 class StepsRun:
-    """One trace on an engine that steps."""
-
     def __init__(self, engine: Any, trace: Trace, first_id: int) -> None:
         count = len(trace.requests)
         self._engine, self._requests = engine, trace.requests
@@ -133,7 +131,6 @@ class StepsRun:
                     self._end(index)
 
     def _abort_due(self) -> bool:
-        """Whether any was aborted."""
         due = [
             index
             for index, sent in enumerate(self._requests)

@@ -233,7 +233,6 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def trouble_of(problem: BaseException) -> Trouble:
-    """What an error says of the server."""
     if isinstance(problem, TargetError):
         kind = DEAD
     elif isinstance(problem, TimedOut):

@@ -75,7 +75,6 @@ def words(failure: Failure, index: int) -> str:
 
 
 def in_words(failure: Failure) -> str:
-    """What the picture shows."""
     lines = []
     for index, reply in enumerate(failure.played.replies):
         when = "never sent" if reply.sent is None or reply.ended is None else f"{reply.sent:.3g} to {reply.ended:.3g}"

@@ -78,7 +78,6 @@ AnyPlace = AnyExecutor | Place
 
 
 def place_of(executor: AnyPlace) -> Place:
-    """A place with this executor and no record, or the place itself."""
     return executor if isinstance(executor, Place) else Place(executor)
 
 

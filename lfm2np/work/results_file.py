@@ -99,7 +99,6 @@ def line_of(entry: Entry, checkpoint: str) -> str:
 
 
 def line_fields(checkpoint: str, kind: str, item: Any, result: Any) -> dict[str, Any]:
-    """All of a line but its SHA-256."""
     return {"format_version": FORMAT_VERSION, "checkpoint": checkpoint, "kind": kind, "item": item, "result": result}
 
 

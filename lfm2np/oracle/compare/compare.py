@@ -113,7 +113,6 @@ def compare(
 
 
 def part_is_changed(tensors: Sequence[str], checkpoint: Quantised) -> bool:
-    """Whether any of these tensors has other numbers."""
     return any(part_name(name, "tensor") in checkpoint.changed for name in tensors)
 
 

@@ -61,7 +61,6 @@ def network_of(model: LoadedModel) -> Network:
 
 
 def network_with(base: LoadedModel, other: LoadedModel, part: Part) -> Network:
-    """The base, with these tensors of the other checkpoint."""
     network, weights = network_of(base), other.weights
     if part.layer is not None:
         layers = list(network.layers)
@@ -119,7 +118,6 @@ cached_layer = lru_cache(maxsize=MOST_LAYERS)(build_layer)
 
 
 def prepared_values(layer: LayerWeights, prefix: str) -> dict[str, Any]:
-    """Weights of a layer, by the first tensor in each."""
     return {prefix + names[0]: value for names, value in named_weights(layer)}
 
 

@@ -84,7 +84,6 @@ def files_of(path: str | Path | None) -> Files:
 
 
 def with_head(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """All of them, in the order of the network."""
     ordered = {name: tensors[name] for name in expected_tensors(config)}
     return {**ordered, HEAD: tensors.get(HEAD, tensors[EMBEDDING])}
 
@@ -133,7 +132,6 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
-    """The most tokens that all of them allow."""
     return min(config.max_position_embeddings for config in (base, *others))
 
 

@@ -10,7 +10,7 @@ nearly certain. That is one estimate, from all tokens; the other is the emulated
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
 In a mixture of experts the emulated engines take the truth's routes, so the noise is that of the arithmetic alone. With
-their own routes they have a second, larger noise, where rounding sends some token elsewhere: see answer.py.
+their own routes they have a second, larger noise, where rounding sends some token elsewhere: see position.py.
 
 An emulated engine has the same orders and roundings whatever is computed beside a sequence. Only its products are the
 machine's float32, which may round differently in another batch.
@@ -129,7 +129,6 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    """Of one engine, from the result of said_by."""
     rows = truth.known_rows
     errors = np.zeros((1, *truth.logprobs.shape), np.float32)
     errors[0, rows] = said["logprobs"] - truth.logprobs[rows]

@@ -25,10 +25,16 @@ from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
+from lfm2np.oracle.locate.patterns import (
+    CONTEXT,
+    STEP,
+    describe_channels,
+    describe_reads,
+    describe_rows,
+    describe_steps,
+)
 from lfm2np.oracle.locate.rounded_inputs import rounds
 from lfm2np.oracle.locate.spread import LIMIT, PRECISIONS, Measured, Precision, joined_rows, precision_named, rounded
-from lfm2np.oracle.locate.steps import CONTEXT, STEP, describe_reads, describe_steps
 from lfm2np.progress import Progress
 
 Array = NDArray[Any]
@@ -186,7 +192,6 @@ def narrower_format(dump: Dump, precision: Precision) -> str | None:
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order of first occurrence."""
     return tuple(dict.fromkeys(names))
 
 
@@ -264,7 +269,6 @@ def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
 def looked_at_choice(
     step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], preferred: Measured
 ) -> tuple[Check, list[Finding]]:
-    """Dumped ids of experts against their preferences."""
     ids, experts = dump.tensors[step.name], preferred.values.shape[1]
     judged_ids = choices.judged(ids, preferred)
     check = Check(step.name, float(judged_ids.errors.max()), choices.says_nothing(expected, BLUNT))

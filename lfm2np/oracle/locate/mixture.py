@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.weights import vector
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.locate import choices, routing, spread
+from lfm2np.oracle.locate import choices, spread
 from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, together
 
@@ -60,12 +60,12 @@ def mixture_operations(
 
 
 def sigmoid(oracle: Oracle, product: Measured) -> Measured:
-    return routing.sigmoid(product, oracle.precision)
+    return spread.sigmoid(product, oracle.precision)
 
 
 def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:
     name = f"{mlp}.expert_bias"
-    return routing.preferred(scores, vector(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
+    return spread.preferred(scores, vector(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
 
 
 def choice(mlp: str, by_place: bool, oracle: Oracle, scores: Measured) -> Measured:
@@ -81,7 +81,7 @@ def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
     apart = np.abs(chosen_scores.values[..., None] - scores.values[:, None]) * chosen.spread[:, None]  # [T, K, N]
     off = apart.max(axis=-1) * np.take_along_axis(chosen.spread, ids, axis=-1)
     chosen_scores = Measured(chosen_scores.values, together(chosen_scores.spread, off))
-    return routing.routing_weights(
+    return spread.routing_weights(
         chosen_scores, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision
     )
 
@@ -116,4 +116,4 @@ def gated(expert: str, oracle: Oracle, x: Measured) -> Measured:
 
 def mixed_of(oracle: Oracle, outputs: Measured, weights: Measured) -> Measured:
     tokens, count = weights.values.shape
-    return routing.combine_experts(outputs.reshape(tokens, count, -1), weights, oracle.precision)
+    return spread.combine_experts(outputs.reshape(tokens, count, -1), weights, oracle.precision)

@@ -28,9 +28,8 @@ from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
 from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
-from lfm2np.oracle.locate.routing import sigmoid
-from lfm2np.oracle.locate.spread import Measured, joined_rows
-from lfm2np.oracle.locate.steps import CONTEXT, STEP
+from lfm2np.oracle.locate.patterns import CONTEXT, STEP
+from lfm2np.oracle.locate.spread import Measured, joined_rows, sigmoid
 
 Array = NDArray[Any]
 
@@ -84,7 +83,6 @@ def layer_operations(
 
 
 def gated_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
-    """A dense feed-forward."""
     mlp = f"model.layers.{index}.feed_forward"
     for part in ("w1", "w3"):
         name = f"{mlp}.{part}"
