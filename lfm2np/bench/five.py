@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.sides.side_process import SideProcess
-from lfm2np.bench.sides.ways import (
+from lfm2np.bench.sides.engines import (
     CONTINUOUS,
     ONE_BY_ONE,
     PADDED,
@@ -30,6 +29,7 @@ from lfm2np.bench.sides.ways import (
     answer_lengths,
     recomputed_lengths,
 )
+from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.progress import Progress
 

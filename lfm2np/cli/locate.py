@@ -15,9 +15,8 @@ from lfm2np.cli.shared.parser import Commands, add_command
 from lfm2np.cli.shared.terminal import print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import read_dump, read_names
-from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.locate import Report, as_text, locate, shortened, why_inconclusive
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.locate.words import as_text, shortened, why_inconclusive
 
 EXIT_CODES = """exit codes:
   0    every tensor is within its bound

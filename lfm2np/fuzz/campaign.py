@@ -252,12 +252,8 @@ class Campaign:
         except KeyboardInterrupt:
             self.is_interrupted = True
         finally:
-            self.best = replace(
-                self.best,
-                is_fresh=self.is_fresh,
-                same_tokens=self.keeps_tokens,
-                shrinking=time.monotonic() - began,
-            )
+            seconds = time.monotonic() - began
+            self.best = replace(self.best, is_fresh=self.is_fresh, same_tokens=self.keeps_tokens, shrinking=seconds)
             self.is_fresh = self.keeps_tokens = False
             self.kept = []
         return self.best

@@ -161,8 +161,8 @@ def model_of(source: Source) -> LoadedModel:
         return _load(source)
 
 
-@functools.lru_cache(maxsize=1)
-def _load(source: Source) -> LoadedModel:
+def load_source(source: Source) -> LoadedModel:
+    """WorkerError if it is another checkpoint than in the parent."""
     model = read_model(
         Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared, rope=source.rope
     )
@@ -171,3 +171,6 @@ def _load(source: Source) -> LoadedModel:
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"
         )
     return model
+
+
+_load = functools.lru_cache(maxsize=1)(load_source)

@@ -143,13 +143,13 @@ def joined(noises: Sequence[Noise]) -> Noise:
     """One sequence's noise of several disjoint sets of engines."""
     draws = [draw for noise in noises for draw in noise.draws]
     order = np.argsort(draws)
-    errors = np.concatenate([noise.errors for noise in noises])[order]
-    numbers = tuple(draws[index] for index in order)
-    if noises[0].route_errors is None or noises[0].rerouted is None:
-        return Noise(numbers, errors, spread_of(errors))
-    route_errors = np.concatenate([noise.route_errors for noise in noises if noise.route_errors is not None])[order]
-    rerouted = np.concatenate([noise.rerouted for noise in noises if noise.rerouted is not None])[order]
-    return Noise(numbers, errors, spread_of(errors), route_errors, rerouted)
+
+    def of_all(name: str) -> Any:
+        parts = [getattr(noise, name) for noise in noises]
+        return None if parts[0] is None else np.concatenate(parts)[order]
+
+    numbers, errors = tuple(draws[index] for index in order), of_all("errors")
+    return Noise(numbers, errors, spread_of(errors), of_all("route_errors"), of_all("rerouted"))
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.weights import vector
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate import choices, spread
-from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
+from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, together
 
 Array = NDArray[Any]
@@ -41,8 +41,9 @@ def mixture_operations(
     assert mixture is not None
     mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
     gate, scores, chosen, weights, outputs, mixed = (f"{mlp}.{part}" for part in PARTS)
+    squash = at_precision(spread.sigmoid)
     yield product(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
-    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, sigmoid, noun="expert")
+    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, squash, noun="expert")
     by_place = any(is_wanted(name, dumped) for name in (weights, outputs))
     choose, prefers = partial(choice, mlp, by_place), partial(preferred, mlp)
     words = "choice of experts by scores and bias" if mixture.use_expert_bias else "choice of experts by scores"
@@ -57,10 +58,6 @@ def mixture_operations(
     )
     words = "outputs of the chosen experts, weighted and added up"
     yield Operation(mixed, words, index, (outputs, weights), config.hidden_size, mixed_of, chosen=chosen)
-
-
-def sigmoid(oracle: Oracle, product: Measured) -> Measured:
-    return spread.sigmoid(product, oracle.precision)
 
 
 def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:

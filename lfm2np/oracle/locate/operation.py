@@ -69,6 +69,15 @@ def product(name: str, *fields: Any, weights: str = "", **more: Any) -> Operatio
     return replace(Operation(name, *fields, **more), weights=weights or name)
 
 
+def at_precision(function: Callable[..., Measured]) -> Callable[..., Measured]:
+    """A function of inputs and a precision as the `compute` of an operation."""
+
+    def compute(oracle: Oracle, *inputs: Measured) -> Measured:
+        return function(*inputs, oracle.precision)
+
+    return compute
+
+
 def is_wanted(name: str, dumped: Container[str] | None) -> bool:
     """Whether a tensor is dumped; without `dumped` all are."""
     return dumped is None or name in dumped
