@@ -28,8 +28,7 @@ from lfm2np.loading import Model, load
 from lfm2np.memory import keep_freed_memory
 from lfm2np.sampling.logprobs import TokenLogprobs
 from lfm2np.sampling.params import SamplingParams
-from lfm2np.scoring.many import score_many
-from lfm2np.scoring.teacher_forcing import TokenScore
+from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 from lfm2np.speculation.drafters import Draft, DraftContext, Drafter, NgramDrafter, ScriptedDrafter
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it here

@@ -35,7 +35,7 @@ from lfm2np.network.digest import LENGTHS, digest_prompt
 from lfm2np.numerics import NAMES, numerics_named
 from lfm2np.numerics.matrix import AttentionScale
 from lfm2np.numerics.shapes import check
-from lfm2np.oracle.judging.eight_bits import round_to_float16 as to_float16
+from lfm2np.oracle.judging.formats import round_to_float16 as to_float16
 from lfm2np.sampling.logprobs import token_logprobs
 from lfm2np.scoring.teacher_forcing import score
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class CheckTime:
 
     format: str  # that answers are judged as
     load_seconds: float
-    rounds: dict[str, list[dict[str, Any]]]
+    engines: dict[str, list[dict[str, Any]]]
 
 
 def measure_check(directory: Path, format_name: str, rounds: int, threads: int, show: Progress) -> CheckTime:
@@ -43,13 +43,13 @@ def measure_check(directory: Path, format_name: str, rounds: int, threads: int, 
 
 
 def as_json(found: CheckTime) -> dict[str, Any]:
-    return {"format": found.format, "load_seconds": found.load_seconds, "engines": found.rounds}
+    return asdict(found)
 
 
 def as_text(found: CheckTime) -> str:
     """Medians; judging beside scoring as a ratio of the same round."""
     rows = [["engine", "verdict", "tokens", "asking", "judging", "scoring", "judging / scoring", "to verdict"]]
-    for name, rounds in found.rounds.items():
+    for name, rounds in found.engines.items():
         medians = {what: median_of(rounds, what) for what in SECONDS}
         ratios = [times["judging"] / times["scoring"] for times in rounds if "scoring" in times]
         ratio = f"{statistics.median(ratios):.2f}" if ratios else ""

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from lfm2np.bench.measure import Turns
-from lfm2np.bench.sides.side_process import SideProcess
-from lfm2np.bench.sides.ways import (
+from lfm2np.bench.sides.engines import (
     CONTINUOUS,
     ONE_BY_ONE,
     PADDED,
@@ -30,6 +29,7 @@ from lfm2np.bench.sides.ways import (
     answer_lengths,
     recomputed_lengths,
 )
+from lfm2np.bench.sides.side_process import SideProcess
 from lfm2np.bench.table import columns
 from lfm2np.progress import Progress
 
@@ -86,7 +86,6 @@ def sampled_lengths(lengths: Sequence[int]) -> list[int]:
 
 
 def time_passes(side: SideProcess, sampled: Sequence[int], turns: Turns) -> list[float]:
-    """Seconds of one pass of each length."""
     times = []
     for length in sampled:
         times.append(side.ask("time", cell=f"prefill-{length}", steps=1)["steps"][0]["seconds"])

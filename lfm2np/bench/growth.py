@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ class Line:
     requests: int
     contexts: list[int]
     seconds: list[list[float]]  # of each context, of every step
-    base: float  # seconds
-    per_token: float  # seconds, a token of the total context
+    base_seconds: float
+    seconds_per_token: float  # of the total context
 
     def fit(self, context: int) -> float:
-        return self.base + self.per_token * self.requests * context
+        return self.base_seconds + self.seconds_per_token * self.requests * context
 
     def over_fit(self) -> list[float]:
         """Of each context, the median of its steps divided by the line."""
@@ -49,12 +49,12 @@ class Line:
 @dataclass(frozen=True)
 class PrefillMemory:
     length: int
-    total: int  # bytes beyond what was held before
-    cached: int  # of them, keys, values and states of the prompt
+    bytes: int  # beyond what was held before
+    cache_bytes: int  # of them, keys, values and states of the prompt
 
     @property
     def beyond_cache(self) -> int:
-        return max(0, self.total - self.cached)
+        return max(0, self.bytes - self.cache_bytes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class Growth:
 
 
 def fit_line(requests: int, contexts: Sequence[int], seconds: Sequence[Sequence[float]]) -> Line:
-    """Least squares over the medians."""
     totals = [requests * context for context in contexts]
     medians = [statistics.median(times) for times in seconds]
     slope, base = np.polyfit(totals, medians, 1)
@@ -111,22 +110,11 @@ def as_json(found: Growth) -> dict[str, Any]:
     return {
         "numerics": found.numerics,
         "decode": [
-            {
-                "requests": line.requests,
-                "contexts": line.contexts,
-                "seconds": line.seconds,
-                "base_seconds": line.base,
-                "seconds_per_token": line.per_token,
-                "over_fit": line.over_fit(),
-                "most_over_fit": MOST_OVER_FIT,
-            }
-            for line in found.lines
+            {**asdict(line), "over_fit": line.over_fit(), "most_over_fit": MOST_OVER_FIT} for line in found.lines
         ],
         "prefill": [
             {
-                "length": prefill.length,
-                "bytes": prefill.total,
-                "cache_bytes": prefill.cached,
+                **asdict(prefill),
                 "bytes_beyond_cache": prefill.beyond_cache,
                 "most_bytes_beyond_cache": MOST_PREFILL_BYTES,
             }
@@ -141,11 +129,11 @@ def as_text(found: Growth) -> str:
         rows = [["context of each", *map(str, line.contexts)]]
         rows.append(["ms a step", *(f"{1000 * statistics.median(times):.1f}" for times in line.seconds)])
         rows.append(["over the line", *(f"{share:.2f}" for share in line.over_fit())])
-        straight = f"{1000 * line.base:.1f} ms and {1e6 * line.per_token:.2f} us a token of context"
+        straight = f"{1000 * line.base_seconds:.1f} ms and {1e6 * line.seconds_per_token:.2f} us a token of context"
         worst = f"at worst {max(line.over_fit()):.2f} times the line, at most {MOST_OVER_FIT} wanted"
         parts += [f"{found.numerics}: decode of {line.requests}: {straight}; {worst}", columns(rows)]
     rows = [["prompt, tokens", *(str(prefill.length) for prefill in found.prefills)]]
-    rows.append(["cache, MB", *(f"{prefill.cached / 1e6:.0f}" for prefill in found.prefills)])
+    rows.append(["cache, MB", *(f"{prefill.cache_bytes / 1e6:.0f}" for prefill in found.prefills)])
     rows.append(["beyond it, MB", *(f"{prefill.beyond_cache / 1e6:.0f}" for prefill in found.prefills)])
     wanted = f"at most {MOST_PREFILL_BYTES / 1e6:.0f} MB wanted"
     parts += [f"{found.numerics}: memory of prefill, {STEP_TOKENS} tokens a step; {wanted}", columns(rows)]

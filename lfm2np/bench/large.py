@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,16 @@ class Large:
 
     numerics: str
     load_seconds: float
-    cells: list[tuple[Cell, list[float]]]
+    cells: dict[str, list[float]]  # by name
     peak_bytes: int
-    most_bytes: int  # that are wanted
+    most_peak_bytes: int  # that are wanted
 
 
 def measure_large(
     directory: Path, numerics: str, rounds: int, threads: int, show: Progress, cells: Sequence[Cell] = CELLS
 ) -> Large:
     turns = Turns(1 + rounds * len(cells), show)
-    seconds: dict[Cell, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     with SideProcess(f"streamed-{numerics}", directory, threads) as side:
         loaded = side.ask("load")
         peak = loaded["peak_bytes"]
@@ -47,27 +47,20 @@ def measure_large(
         for _ in range(rounds):
             for cell in cells:
                 said = side.ask("time", cell=cell.name, steps=1)
-                seconds.setdefault(cell, []).extend(step["seconds"] for step in said["steps"])
+                seconds.setdefault(cell.name, []).extend(step["seconds"] for step in said["steps"])
                 peak = max(peak, said["peak_bytes"])
                 turns.next()
     most = 2 * parameter_count(read_config(directory)) + SPARE
-    return Large(numerics, loaded["load_seconds"], list(seconds.items()), peak, most)
+    return Large(numerics, loaded["load_seconds"], seconds, peak, most)
 
 
 def as_json(found: Large) -> dict[str, Any]:
-    return {
-        "numerics": found.numerics,
-        "load_seconds": found.load_seconds,
-        "cells": {cell.name: times for cell, times in found.cells},
-        "peak_bytes": found.peak_bytes,
-        "most_peak_bytes": found.most_bytes,
-    }
+    return asdict(found)
 
 
 def as_text(found: Large) -> str:
-    rows = [["", "load", *(cell.name for cell, _ in found.cells)]]
-    rows.append(
-        ["seconds", f"{found.load_seconds:.1f}", *(f"{statistics.median(times):.2f}" for _, times in found.cells)]
-    )
+    medians = [f"{statistics.median(times):.2f}" for times in found.cells.values()]
+    rows = [["", "load", *found.cells], ["seconds", f"{found.load_seconds:.1f}", *medians]]
     held = f"at most {found.peak_bytes / 2**30:.1f} GiB in memory, mapped pages included"
-    return f"{found.numerics}, weights streamed: {held}; at most {found.most_bytes / 2**30:.0f} wanted\n{columns(rows)}"
+    wanted = f"at most {found.most_peak_bytes / 2**30:.0f} wanted"
+    return f"{found.numerics}, weights streamed: {held}; {wanted}\n{columns(rows)}"

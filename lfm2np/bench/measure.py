@@ -58,7 +58,6 @@ class Measured:
     load_seconds: dict[str, list[float]] = field(default_factory=dict)  # by side; once, or once a round
     load_peak_bytes: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that only a side has
-    products: list[dict[str, Any]] = field(default_factory=list)  # of an exact profile: profile_side.products_found
 
     def add_load(self, side: str, said: dict[str, Any]) -> None:
         self.load_seconds.setdefault(side, []).append(said["load_seconds"])
@@ -107,9 +106,7 @@ def measure(
         return process
 
     def take_turn(process: SideProcess, times: CellTimes) -> None:
-        said = process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind])
-        times.add(process.name, said)
-        measured.products = said.get("products", measured.products)
+        times.add(process.name, process.ask("time", cell=times.cell.name, steps=STEPS[times.cell.kind]))
         turns.next()
 
     if together:
@@ -138,8 +135,6 @@ def read_through(directory: Path) -> None:
 
 
 class Turns:
-    """Counts them for the progress bar."""
-
     def __init__(self, total: int, show: Progress) -> None:
         self._done, self._total, self._show = 0, total, show
         show(0, total)

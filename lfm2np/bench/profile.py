@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from lfm2np.bench import table
 from lfm2np.bench.measure import FLOORS, CellTimes, Measured
-from lfm2np.bench.ratios import RATIOS
 from lfm2np.bench.sides import cells
 from lfm2np.bench.sides.cells import PREFILL
 from lfm2np.bench.sides.profile_side import BY_REQUEST, PARTS, PIECES, PRODUCTS, REST, ROUTING, SERIAL, SPREAD
+from lfm2np.bench.table import RATIOS
 
 SHARES = {ratio.side: ratio for ratio in RATIOS if ratio.other in FLOORS}
 CORES = (4, 16, 64)
@@ -21,8 +21,6 @@ CELLS = [cell for cell in cells.CELLS if all(share.target(cell) for share in SHA
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one arithmetic, the times of its side and of its floor."""
-
     numerics: str
     threads: int
     measured: Measured
@@ -39,13 +37,12 @@ def as_json(found: Profile) -> dict[str, Any]:
         for times in found.measured.cells
         for on_cores in [{cores: projected(times, side, found.threads, cores) for cores in CORES}]
     ]
-    fields = {"threads": found.threads, "spread": spread, "products": found.measured.products}
-    return {"numerics": found.numerics, **fields, **table.as_json(found.measured)}
+    return {"numerics": found.numerics, "threads": found.threads, "spread": spread, **table.as_json(found.measured)}
 
 
 def as_text(found: Profile) -> str:
     """A row a part, a column a cell; in brackets what the bare products take of it."""
-    measured, measured_products = found.measured.cells, found.measured.products
+    measured = found.measured.cells
     ours, floor = sides(found.numerics)
     head = ["", *(times.cell.name for times in measured)]
     rows = [head, ["step", *(both(times.seconds[ours], times.seconds[floor]) for times in measured)]]
@@ -62,24 +59,7 @@ def as_text(found: Profile) -> str:
         f"the same by what computes it on {found.threads} threads; on more cores, were all but the serial part to take"
         " as much less time, and no request's attention to be divided in a decode"
     )
-    return "\n".join([title, table.columns(rows), "", second, table.columns(spread), *product_lines(measured_products)])
-
-
-def product_lines(products: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How long each way to compute a product took at the least; none where nothing was looked for."""
-    if not products:
-        return []
-    ways = sorted({way for product in products for way in product["seconds"]})
-    rows = [["outputs x inputs", "slices", "rows up to", *ways]]
-    for product in sorted(
-        products, key=lambda product: (product["rows"], product["outputs"], product["inputs"], product["slices"])
-    ):
-        times = (product["seconds"].get(way) for way in ways)
-        shown = ("-" if seconds is None else f"{1000 * seconds:.2f}" for seconds in times)
-        rows.append(
-            [f"{product['outputs']} x {product['inputs']}", str(product["slices"]), str(product["rows"]), *shown]
-        )
-    return ["", "milliseconds of a product by each way, the least; the fastest is taken", table.columns(rows)]
+    return "\n".join([title, table.columns(rows), "", second, table.columns(spread)])
 
 
 def serial_share(times: CellTimes, side: str) -> float:

@@ -10,11 +10,11 @@ import contextlib
 import json
 import math
 import os
-import secrets
 import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO
 
 import numpy as np
@@ -118,20 +118,17 @@ def random_checkpoint(
     text = json.dumps(raw, indent=2) + "\n"
     if is_whole(place, config, text):
         return place
-    beside = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
     try:
-        beside.mkdir(parents=True)
-        try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(".part", f".{place.name}.", place.parent, ignore_cleanup_errors=True) as part:
+            beside = Path(part) / place.name
+            beside.mkdir()
             (beside / "config.json").write_text(text, encoding="utf-8")
             with (beside / SINGLE).open("xb") as file:
                 write_tensors(file, config, progress)
             if place.is_dir():  # incomplete, or of another version
                 shutil.rmtree(place)
             beside.rename(place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                shutil.rmtree(beside)
-            raise
     except OSError as problem:
         raise CheckpointError(f"{place}: can't be written: {problem.strerror or problem}") from None
     return place

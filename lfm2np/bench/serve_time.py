@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,7 @@ def asked(port: int, prompt: Sequence[int]) -> Waited:
 
 
 def as_json(found: ServeTime) -> dict[str, Any]:
-    by_policy = {policy: [vars(times) for times in waited] for policy, waited in found.waited.items()}
-    return {
-        "direct": found.direct,
-        "over_http": found.over_http,
-        "interval": found.interval,
-        "waited": by_policy,
-    }
+    return asdict(found)
 
 
 def as_text(numerics: str, found: ServeTime) -> str:

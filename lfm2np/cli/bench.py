@@ -13,8 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, table
-from lfm2np.bench.elsewhere import Elsewhere
-from lfm2np.bench.machine import describe_machine
+from lfm2np.bench.machine import Elsewhere, describe_machine
 from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.files import is_gguf, read_config

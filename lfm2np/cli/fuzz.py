@@ -201,8 +201,7 @@ def failures(arguments: argparse.Namespace, campaign: Campaign) -> Iterator[Fail
 
 
 def around_of(arguments: argparse.Namespace, model: Model, takes: Takes) -> Any:
-    from lfm2np.fuzz.alphabet import alphabet_of
-    from lfm2np.fuzz.draw import Around
+    from lfm2np.fuzz.draw import Around, alphabet_of
 
     tokenizer = model.tokenizer_or_none
     alphabet = alphabet_of(tokenizer, model.config.vocab_size)

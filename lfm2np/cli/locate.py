@@ -16,9 +16,8 @@ from lfm2np.cli.shared.parser import MODEL_HELP, Commands, add, add_command
 from lfm2np.cli.shared.terminal import parse_ids, print_result, progress_bar
 from lfm2np.errors import InconclusiveError, ProofError
 from lfm2np.oracle.locate.dump import parse_dump, read_dump, read_names
-from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.locate import Report, as_text, locate, shortened, why_inconclusive
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.locate.words import as_text, shortened, why_inconclusive
 from lfm2np.oracle.recorders.demands import require_request
 from lfm2np.oracle.recorders.registry import FORMS, format_of, record_of
 from lfm2np.whole_file import write_whole

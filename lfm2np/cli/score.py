@@ -28,8 +28,7 @@ from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.scoring import teacher_forcing
-from lfm2np.scoring.many import score_many
-from lfm2np.scoring.teacher_forcing import TokenScore
+from lfm2np.scoring.teacher_forcing import TokenScore, score_many
 from lfm2np.whole_file import write_whole
 from lfm2np.work.results_file import line_of, merged, spot_check
 

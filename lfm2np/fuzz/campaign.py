@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from lfm2np.fuzz.draw import TEXTS, Around, traces, unfit
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.played import DEAD, HANG, Played, Player
+from lfm2np.fuzz.right import with_stops
 from lfm2np.fuzz.shrink import shrunk
-from lfm2np.fuzz.stop_strings import with_stops
 from lfm2np.fuzz.trace import Sent, Trace, calm, joined, relabelled
 from lfm2np.loading import Model
 from lfm2np.oracle.judging.scored import Known
@@ -45,8 +45,6 @@ Failed = tuple[Trace, Played, Finding]
 
 @dataclass
 class Counts:
-    """So far."""
-
     traces: int = 0
     replays: int = 0
     requests: int = 0
@@ -146,7 +144,6 @@ class Campaign:
                     return
 
     def is_lost(self, finding: Finding) -> bool:
-        """Whether the engine is gone for good."""
         return finding.kind in UNREPEATABLE and self.restart is None
 
     def unfit(self, trace: Trace) -> str | None:
@@ -255,12 +252,8 @@ class Campaign:
         except KeyboardInterrupt:
             self.is_interrupted = True
         finally:
-            self.best = replace(
-                self.best,
-                is_fresh=self.is_fresh,
-                same_tokens=self.keeps_tokens,
-                shrinking=time.monotonic() - began,
-            )
+            seconds = time.monotonic() - began
+            self.best = replace(self.best, is_fresh=self.is_fresh, same_tokens=self.keeps_tokens, shrinking=seconds)
             self.is_fresh = self.keeps_tokens = False
             self.kept = []
         return self.best

@@ -15,6 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.fuzz.trace import Ids, Sent, Trace
 
 TINY = (1, 2, 3, 4, 5)  # below, at and above the taps of the convolution
@@ -169,3 +170,42 @@ def unfit(around: Around, vocab_size: int, trace: Trace) -> str | None:
         if sent.samples > 1 and not around.samples:
             return f"{where}.samples {sent.samples}: this engine gives one"
     return None
+
+
+LARGEST, TRIED, CONTROL = 64, 4000, 8  # without a tokenizer, ids below CONTROL count as control tokens
+
+
+def alphabet_of(tokenizer: Tokenizer | None, vocab_size: int, seed: int = 0) -> tuple[int, ...]:
+    """At most LARGEST token ids, the same for the same seed."""
+    ids = list(range(min(CONTROL, vocab_size - 1), vocab_size))
+    random.Random(seed).shuffle(ids)
+    if tokenizer is None:
+        return tuple(ids[:LARGEST])
+    chosen: list[int] = []
+    for token in ids[:TRIED]:
+        if len(chosen) == LARGEST:
+            break
+        if is_plain(tokenizer, token) and all(row_text(tokenizer, row) is not None for row in rows_with(chosen, token)):
+            chosen.append(token)
+    return tuple(chosen) if len(chosen) > 1 else tuple(ids[:LARGEST])
+
+
+def rows_with(chosen: list[int], token: int) -> list[list[int]]:
+    """Sequences in which the token is next to itself and to each of those chosen, on both sides."""
+    around = [each for other in chosen for each in (other, token)]
+    return [[token], [token, token], [token, *around, *chosen]]
+
+
+def is_plain(tokenizer: Tokenizer, token: int) -> bool:
+    """Whole printable characters: no special token, no piece of a character, no control."""
+    try:
+        text = tokenizer.token_bytes(token).decode()
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and text.isprintable()
+
+
+def row_text(tokenizer: Tokenizer, ids: list[int]) -> str | None:
+    """The text that the tokenizer turns into these ids, without a BOS; None if there is none."""
+    text = tokenizer.decode(ids)
+    return text if text and tokenizer.encode_more(text) == ids else None

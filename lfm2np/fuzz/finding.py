@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
-from lfm2np.fuzz.stop_strings import stop_fault
+from lfm2np.fuzz.right import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -19,11 +20,11 @@ from lfm2np.fuzz.finding import MEANS
 from lfm2np.fuzz.play_http import HttpPlayer
 from lfm2np.fuzz.reproducer import reproducer
 from lfm2np.fuzz.right import Right, right_answer
-from lfm2np.fuzz.timeline import timeline
 from lfm2np.fuzz.trace import Sent, Trace, as_json, from_json, joined
 from lfm2np.loading import Model
+from lfm2np.oracle.reports.figure import label
 from lfm2np.oracle.reports.page import bullets, foreign, page, table
-from lfm2np.oracle.reports.parts import environment
+from lfm2np.oracle.reports.parts import environment, visible
 from lfm2np.oracle.targets.records import answer_as_json, parse_line
 from lfm2np.whole_file import write_whole
 from scheduler.checksum import FIELD, damage, sealed
@@ -62,7 +63,7 @@ def hand_over(out: Path, failure: Failure, model: Model, player: Any, context: C
             row_of(whole, index, player.body(index, sent), right.get(index - before), ends)
             for index, sent in enumerate(whole.requests)
         ]
-        title = title_of(failure, context)
+        title = f"{context.engine}: {failure.finding.what}"
         texts[SCRIPT] = reproducer(title, player.dialect, player.timeout, rows, server_words(failure), before)
     texts[REPORT] = as_html(failure, context, right)
     texts[ISSUE] = as_issue(failure, context, right, SCRIPT in texts)
@@ -156,7 +157,6 @@ def row_of(
 
 
 def num_before(failure: Failure) -> int:
-    """Requests that are played before the trace."""
     return sum(len(trace.requests) for trace in failure.before)
 
 
@@ -170,10 +170,6 @@ def server_words(failure: Failure) -> str:
     if failure.before:
         return f"{sentence} Before each replay came {num_before(failure)} short requests, which are sent first."
     return sentence
-
-
-def title_of(failure: Failure, context: Context) -> str:
-    return f"{context.engine}: {failure.finding.what}"
 
 
 def moment(trace: Trace, index: int) -> str:
@@ -206,7 +202,6 @@ def shown_numbers(logprobs: Sequence[float]) -> str:
 
 
 def sharing(trace: Trace, index: int) -> str:
-    """With which earlier request it shares the longest prefix."""
     prompt = trace.requests[index].prompt
     lengths = [num_shared(prompt, other.prompt) for other in trace.requests[:index]]
     longest = max(lengths, default=0)
@@ -256,7 +251,6 @@ def facts(failure: Failure, context: Context) -> list[str]:
 
 
 def rows_of(trace: Trace) -> list[list[Any]]:
-    """Of the table whose heads are HEADS."""
     return [
         [index, len(sent.prompt), sent.max_tokens, moment(trace, index), sharing(trace, index), special(sent)]
         for index, sent in enumerate(trace.requests)
@@ -264,7 +258,6 @@ def rows_of(trace: Trace) -> list[list[Any]]:
 
 
 def as_issue(failure: Failure, context: Context, right: Mapping[int, Sequence[Right]], script: bool) -> str:
-    """Markdown."""
     how = (
         f"`{SCRIPT}` (standard library only) sends these requests and says what it expected and saw: "
         f"`python {SCRIPT} {context.target}`. {server_words(failure)}"
@@ -308,15 +301,86 @@ def as_html(failure: Failure, context: Context, right: Mapping[int, Sequence[Rig
     )
     rows = [[*row, foreign(words)] for *row, words in rows_of(trace)]
     prompts = bullets([f"{index}: <code>{shown_ids(sent.prompt)}</code>" for index, sent in enumerate(trace.requests)])
+    again = bullets([foreign(f"{name}: {value}") for name, value in environment().items()])
+    again += f"<pre>{foreign(context.command, 4000)}</pre>\n"
     sections = [
         ("timeline", "Who overlapped whom", f"<figure>\n{timeline(failure)}</figure>\n"),
         ("wrong", "Expected and seen", bullets([foreign(line) for line in expected_and_seen(failure, right)])),
         ("requests", "The requests", table("Requests", HEADS, {"": rows}, (0, 3, 4, 5)) + prompts),
-        (
-            "again",
-            "Versions, and how to do it again",
-            bullets([foreign(f"{name}: {value}") for name, value in environment().items()])
-            + f"<pre>{foreign(context.command, 4000)}</pre>\n",
-        ),
+        ("again", "Versions, and how to do it again", again),
     ]
     return page(f"{failure.finding.kind}: {context.engine} - lfm2np fuzz", header, sections, "")
+
+
+WIDTH, LEFT, RIGHT, ROW, TOP = 640.0, 44.0, 628.0, 34.0, 26.0
+MOST_WORDS = 100_000
+SHORTEST = 3.0  # units of the drawing: a very short request is still visible
+
+
+def timeline(failure: Failure) -> str:
+    """SVG, with a description of the same in words."""
+    replies = failure.played.replies
+    last = max((reply.ended or 0.0 for reply in replies), default=0.0) or 1.0
+
+    def x(seconds: float) -> float:
+        return LEFT + (RIGHT - LEFT) * seconds / last
+
+    height = TOP + ROW * len(replies) + 30.0
+    parts = [
+        label(LEFT, 16, "prompt + new tokens of each request; light: until the first token; cross: wrong", "start")
+    ]
+    for index, reply in enumerate(replies):
+        y = TOP + ROW * index
+        parts.append(label(LEFT - 6, y + 18, str(index), "end"))
+        if reply.sent is None or reply.ended is None:
+            parts.append(label(LEFT, y + 18, "never sent", "start"))
+            continue
+        first = reply.ended if reply.first is None else reply.first
+        parts.append(bar("prefill", x(reply.sent), x(first), y))
+        parts.append(bar("decode", x(first), x(reply.ended), y))
+        parts.append(label(x(reply.sent) + 4, y + 17, words(failure, index), "start"))
+        if failure.finding.request == index:
+            parts.append(cross(wrong_at(failure, index, x(first), x(reply.ended)), y + 11))
+    parts.append(label(RIGHT, height - 8, f"{last:.3g}", "end") + label(LEFT, height - 8, "0", "start"))
+    title, description = "Timeline of the trace", html.escape(visible(in_words(failure), MOST_WORDS))
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-labelledby="time-title time-text">\n'
+        f'<title id="time-title">{title}</title>\n<desc id="time-text">{description}</desc>\n'
+        f"{''.join(parts)}</svg>\n"
+    )
+
+
+def bar(name: str, start: float, end: float, y: float) -> str:
+    width = max(SHORTEST, end - start)
+    return f'<rect class="{name}" x="{start:.1f}" y="{y:.1f}" width="{width:.1f}" height="22"/>\n'
+
+
+def cross(x: float, y: float) -> str:
+    return f'<path class="mark bug" d="M{x:.1f} {y:.1f}m-6-6l12 12m0-12l-12 12"/>\n'
+
+
+def wrong_at(failure: Failure, index: int, first: float, ended: float) -> float:
+    """As if tokens came evenly between the first and the last."""
+    position, sent = failure.finding.position, failure.trace.requests[index]
+    if position is None:
+        return ended
+    at = max(0, position.row - len(sent.prompt) + 1)
+    return first + (ended - first) * at / max(1, sent.max_tokens - 1)
+
+
+def words(failure: Failure, index: int) -> str:
+    sent, reply = failure.trace.requests[index], failure.played.replies[index]
+    parts = [f"{len(sent.prompt)} + {sent.max_tokens}"]
+    if reply.cached:
+        parts.append(f"{reply.cached} cached")
+    if reply.left:
+        parts.append("left")
+    return ", ".join(parts)
+
+
+def in_words(failure: Failure) -> str:
+    lines = []
+    for index, reply in enumerate(failure.played.replies):
+        when = "never sent" if reply.sent is None or reply.ended is None else f"{reply.sent:.3g} to {reply.ended:.3g}"
+        lines.append(f"Request {index}: {words(failure, index)}; {when}.")
+    return " ".join([*lines, failure.finding.what])

@@ -17,7 +17,7 @@ from lfm2np.errors import Lfm2npError
 from lfm2np.fuzz.played import FAILED, HANG, IMPOSSIBLE, LEAK, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace, is_due
 from lfm2np.oracle.targets.python_target import FAULTS, STEPS_PER_TOKEN, fault, from_completions, is_finished
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Ask
 from lfm2np.oracle.targets.target import Abilities, Target, TargetError
 from lfm2np.sampling.params import SamplingParams
 
@@ -77,34 +77,31 @@ class StepsPlayer:
 
 
 class StepsRun:
-    """One trace on an engine that steps."""
-
     def __init__(self, engine: Any, trace: Trace, first_id: int) -> None:
         count = len(trace.requests)
         self._engine, self._requests = engine, trace.requests
         self._ids = [f"fuzz-{first_id + index}" for index in range(count)]
         self._completions: dict[str, list[Any]] = {}
         self._num_tokens = [0] * count  # of each request, of its longest sample
-        self._is_running, self._has_ended, self._left = [False] * count, [False] * count, [False] * count
-        self._trouble: dict[int, Trouble] = {}
+        self._has_ended = [False] * count
+        self._replies = [Reply()] * count
         self._steps = 0
-        self._times: list[dict[str, float]] = [{} for _ in range(count)]
         self._before = self.counters()
 
     def replies(self) -> tuple[Reply, ...]:
         most = STEPS_PER_TOKEN * (sum(sent.num_tokens for sent in self._requests) + 20)
-        while not self._trouble:
+        while not any(reply.trouble for reply in self._replies):
             self._add_due()
             if self._abort_due():
                 continue  # some may have waited for their end
-            if not any(self._is_running):
+            if not self._running():
                 break
             self._steps += 1
             if self._steps > most:
                 self._fail_running(HANG, f"not finished after {most} steps")
                 break
             self._step()
-        return tuple(self._reply(index) for index in range(len(self._requests)))
+        return tuple(map(self._with_answers, range(len(self._requests))))
 
     def metrics(self) -> dict[str, float]:
         return {name: value - self._before.get(name, 0.0) for name, value in self.counters().items()}
@@ -118,36 +115,37 @@ class StepsRun:
         except FAULTS:
             return {}  # they only steer
 
+    def _running(self) -> list[int]:
+        return [
+            index for index, reply in enumerate(self._replies) if reply.sent is not None and not self._has_ended[index]
+        ]
+
+    def _note(self, index: int, **fields: Any) -> None:
+        self._replies[index] = replace(self._replies[index], **fields)
+
     def _add_due(self) -> None:
         for index, sent in enumerate(self._requests):
-            is_waiting = not self._is_running[index] and not self._has_ended[index]
-            if is_waiting and is_due(sent, self._num_tokens, self._has_ended):
-                self._is_running[index] = True
-                self._times[index]["sent"] = float(self._steps)
+            if self._replies[index].sent is None and is_due(sent, self._num_tokens, self._has_ended):
+                self._note(index, sent=float(self._steps))
                 request_id = self._ids[index]
                 try:
                     salt = request_id if sent.cold else ""
                     self._engine.add(Request(request_id, sent.prompt, params_of(sent), cache_salt=salt))
                 except FAULTS as problem:
-                    self._trouble[index] = Trouble(FAILED, fault(problem))
-                    self._end(index)
+                    self._end(index, trouble=Trouble(FAILED, fault(problem)))
 
     def _abort_due(self) -> bool:
         """Whether any was aborted."""
-        due = [
-            index
-            for index, sent in enumerate(self._requests)
-            if self._is_running[index] and sent.abort_after is not None and self._num_tokens[index] >= sent.abort_after
-        ]
+        after = [sent.abort_after for sent in self._requests]
+        due = [i for i in self._running() if (most := after[i]) is not None and self._num_tokens[i] >= most]
         for index in due:
             request_id = self._ids[index]
             try:
                 last = list(self._engine.abort(request_id) or ())
                 self._completions[request_id] = last or self._completions.get(request_id, [])
             except FAULTS as problem:
-                self._trouble[index] = Trouble(FAILED, f"abort(): {fault(problem)}")
-            self._left[index] = True
-            self._end(index)
+                self._note(index, trouble=Trouble(FAILED, f"abort(): {fault(problem)}"))
+            self._end(index, left=True)
         return bool(due)
 
     def _step(self) -> None:
@@ -161,35 +159,33 @@ class StepsRun:
 
     def _take(self, outputs: Mapping[str, list[Any]]) -> None:
         """What a step reports; of requests that don't run it may report anything."""
-        for index, request_id in enumerate(self._ids):
-            completions = outputs.get(request_id)
-            if self._is_running[index] and completions:
-                self._completions[request_id] = completions
+        for index in self._running():
+            completions = outputs.get(self._ids[index])
+            if completions:
+                self._completions[self._ids[index]] = completions
                 self._num_tokens[index] = max(len(completion.token_ids) for completion in completions)
-                self._times[index].setdefault("first", float(self._steps))
+                if self._replies[index].first is None:
+                    self._note(index, first=float(self._steps))
                 if is_finished(completions):
                     self._end(index)
 
-    def _end(self, index: int) -> None:
-        self._is_running[index], self._has_ended[index] = False, True
-        self._times[index]["ended"] = float(self._steps)
+    def _end(self, index: int, **fields: Any) -> None:
+        self._has_ended[index] = True
+        self._note(index, ended=float(self._steps), **fields)
 
     def _fail_running(self, kind: str, why: str) -> None:
-        for index, is_running in enumerate(self._is_running):
-            if is_running:
-                self._trouble[index] = Trouble(kind, why)
+        for index in self._running():
+            self._note(index, trouble=Trouble(kind, why))
 
-    def _reply(self, index: int) -> Reply:
-        sent, completions = self._requests[index], self._completions.get(self._ids[index], [])
-        answers: tuple[Answer, ...] = ()
-        trouble = self._trouble.get(index)
-        if trouble is None and completions:
-            ask = ask_of(index, sent)
-            answers = tuple(replace(from_completions(ask, [each]), text=text_of(each)) for each in completions)
-            if len(answers) != sent.samples:
-                trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {sent.samples}")
-        times = self._times[index]
-        return Reply(answers, trouble, times.get("sent"), times.get("first"), times.get("ended"), self._left[index])
+    def _with_answers(self, index: int) -> Reply:
+        sent, reply, completions = self._requests[index], self._replies[index], self._completions.get(self._ids[index])
+        if reply.trouble is not None or not completions:
+            return reply
+        ask, trouble = ask_of(index, sent), None
+        answers = tuple(replace(from_completions(ask, [each]), text=text_of(each)) for each in completions)
+        if len(answers) != sent.samples:
+            trouble = Trouble(IMPOSSIBLE, f"{len(answers)} samples, expected {sent.samples}")
+        return replace(reply, answers=answers, trouble=trouble)
 
 
 def text_of(completion: Any) -> str | None:

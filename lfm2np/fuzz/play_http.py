@@ -11,8 +11,8 @@ from typing import Any
 
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
-from lfm2np.fuzz.observe import Watcher, counted
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Takes, Trouble
+from lfm2np.fuzz.started import Watcher, counted
 from lfm2np.fuzz.trace import Sent, Trace, is_due
 from lfm2np.oracle.targets import dialects
 from lfm2np.oracle.targets.checked import shortened
@@ -91,7 +91,7 @@ class HttpPlayer:
             why = f": {bad[0].what}" if bad else ", though every request that was waited for was answered"
             return replies, Trouble(DEAD, f"{self._target.client.place}: no connection any more{why}")
         if bad or self._watcher is None:
-            return tuple(map(still_there, replies)), None
+            return tuple(replace(reply, trouble=still_there(reply.trouble)) for reply in replies), None
         more = self._watcher.leak(held, min(PATIENCE, self.timeout))
         return replies, None if more is None else Trouble(LEAK, f"all requests have ended, but {more}")
 
@@ -124,10 +124,8 @@ class Run:
 
     def replies(self) -> tuple[Reply, ...]:
         """Of all requests, in their order. An interrupt cuts all connections."""
-        threads = [
-            threading.Thread(target=self._play, args=(index,), daemon=True)
-            for index in range(len(self._trace.requests))
-        ]
+        indices = range(len(self._trace.requests))
+        threads = [threading.Thread(target=self._play, args=(index,), daemon=True) for index in indices]
         try:
             for thread in threads:
                 thread.start()
@@ -219,11 +217,9 @@ class Run:
             self._replies[index] = replace(self._replies[index], **fields)
 
 
-def still_there(reply: Reply) -> Reply:
+def still_there(trouble: Trouble | None) -> Trouble | None:
     """A server that answers is not dead."""
-    if reply.trouble is None or reply.trouble.kind != DEAD:
-        return reply
-    return replace(reply, trouble=replace(reply.trouble, kind=BROKEN))
+    return replace(trouble, kind=BROKEN) if trouble is not None and trouble.kind == DEAD else trouble
 
 
 def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
@@ -233,7 +229,6 @@ def stream_error(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def trouble_of(problem: BaseException) -> Trouble:
-    """What an error says of the server."""
     if isinstance(problem, TargetError):
         kind = DEAD
     elif isinstance(problem, TimedOut):

@@ -84,35 +84,21 @@ def shorter_prompts(trace: Trace) -> Iterator[Edit]:
         length = len(sent.prompt)
         for size in halves(length):
             for start in dict.fromkeys((length - size, (length - size) // 2, 0)):
-                yield partial(cut_all, index=index, start=start, size=size)
-                yield partial(cut_one, index=index, start=start, size=size)
+                yield partial(cut, index=index, start=start, size=size, everywhere=True)
+                yield partial(cut, index=index, start=start, size=size, everywhere=False)
 
 
-def cut_all(trace: Trace, index: int, start: int, size: int) -> Trace | None:
-    """Removes a piece of one prompt, and the same of each prompt that is equal up to its end."""
-    prompt = trace.requests[index].prompt
-    beginning = prompt[: start + size]
-    if start + size > len(prompt) or size == len(prompt):
+def cut(trace: Trace, index: int, start: int, size: int, everywhere: bool) -> Trace | None:
+    """Removes a piece of one prompt; `everywhere`: the same of each longer prompt that is equal up to its end."""
+    prompt, stop = trace.requests[index].prompt, start + size
+    if stop > len(prompt) or size == len(prompt):
         return None
-    return Trace(
-        tuple(
-            without_piece(sent, start, size)
-            if sent.prompt[: start + size] == beginning and len(sent.prompt) > size
-            else sent
-            for sent in trace.requests
-        )
-    )
-
-
-def cut_one(trace: Trace, index: int, start: int, size: int) -> Trace | None:
-    sent = trace.requests[index]
-    if start + size > len(sent.prompt) or size == len(sent.prompt):
-        return None
-    return with_request(trace, index, without_piece(sent, start, size))
-
-
-def without_piece(sent: Sent, start: int, size: int) -> Sent:
-    return replace(sent, prompt=sent.prompt[:start] + sent.prompt[start + size :])
+    requests = []
+    for number, sent in enumerate(trace.requests):
+        is_cut = everywhere and sent.prompt[:stop] == prompt[:stop] and len(sent.prompt) > size
+        shorter = sent.prompt[:start] + sent.prompt[stop:] if is_cut or number == index else sent.prompt
+        requests.append(replace(sent, prompt=shorter))
+    return Trace(tuple(requests))
 
 
 def with_request(trace: Trace, index: int, sent: Sent) -> Trace:

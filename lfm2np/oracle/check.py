@@ -22,10 +22,10 @@ from lfm2np.oracle.causes.replies import ROUNDING, why_positive
 from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
 from lfm2np.oracle.coverage import not_tested
 from lfm2np.oracle.factors import OFF
-from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt

@@ -17,10 +17,10 @@ from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.replies import contradictions, reply_cause
 from lfm2np.oracle.causes.wrong_constants import constant_cause, constants_of
 from lfm2np.oracle.coverage import unseen
-from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.constants import ConstantSearch
 from lfm2np.oracle.judging.formats import format_named, others
 from lfm2np.oracle.judging.judge import is_far_off, judge
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import (
     FLIPS_LIMIT,

@@ -283,7 +283,6 @@ def request_seed(params: SamplingParams, engine_seed: int, request_id: str) -> i
 
 
 def require_row(row: NDArray[Any]) -> NDArray[Any]:
-    """The row: finite logits [V], V up to 2**17."""
     if row.ndim != 1 or row.dtype not in (np.float32, np.float64) or not 0 < len(row) <= MAX_TOKENS:
         raise NumericsError(
             f"logits: {row.dtype} of shape {row.shape}, expected float32 or float64 [V], V from 1 to {MAX_TOKENS}"

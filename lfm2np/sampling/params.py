@@ -135,7 +135,6 @@ def require_vocabulary(params: SamplingParams, vocab_size: int, eos_token_ids: S
 
 
 def _checked(params: SamplingParams) -> dict[str, object]:
-    """Each field's value in its final form."""
     checked: dict[str, object] = {}
     for name, (expected, fits) in REALS.items():
         checked[name] = _require_real(name, getattr(params, name), expected, fits)
@@ -196,7 +195,6 @@ def _require_real(name: str, value: object, expected: str, fits: Callable[[float
 
 
 def _require_ids(name: str, value: object) -> tuple[int, ...]:
-    """Token ids, sorted, each once."""
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Collection):
         raise RequestError(f"{name} {show(value)}: expected a list of token ids")
     return tuple(sorted({_require_id(f"{name}[{index}]", token_id) for index, token_id in enumerate(value)}))

@@ -1,4 +1,4 @@
-"""Teacher forcing: how likely the model finds the tokens that it is given."""
+"""Teacher forcing: how likely the model finds the tokens that it is given; one sequence, or many on any executor."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np import reference
+from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.tokenizer import require_ids
 from lfm2np.errors import NumericsError, RequestError
 from lfm2np.model.config import ModelConfig
@@ -18,6 +19,7 @@ from lfm2np.network import ragged
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.pieces import over_pieces, pieces
 from lfm2np.progress import Progress
+from lfm2np.work.place import AnyPlace, Work, compute
 
 LOGITS_AT_ONCE = 2**23  # bounds the memory of the logits; under exact no choice can change a bit
 Array = NDArray[Any]
@@ -72,7 +74,6 @@ def score_batch(
 
 
 def scorable(token_ids: Sequence[int], config: ModelConfig) -> list[int]:
-    """The ids, checked."""
     ids = require_ids(token_ids, config.vocab_size)
     if not 2 <= len(ids) <= config.max_position_embeddings:
         raise RequestError(
@@ -153,6 +154,49 @@ def overflow(overflows: Mapping[int, tuple[int, float]], rows: range, numerics: 
 
 
 def token_scores(token_ids: Sequence[int], columns: Columns) -> list[TokenScore]:
-    """One a token, for its users."""
     lists = (columns[name].tolist() for name in ("logprobs", "ranks", "margins", "greedy_token_ids"))
     return [TokenScore(row + 1, token_ids[row + 1], *each) for row, each in enumerate(zip(*lists, strict=True))]
+
+
+def score_many(
+    model: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    executor: AnyPlace = None,
+    progress: Progress | None = None,
+) -> list[list[TokenScore] | NumericsError]:
+    """`model.score` of each prompt, text or token ids, bit for bit; an overflow is the result of its own prompt.
+
+    executor  None: here; a concurrent.futures.Executor, or a function that makes one anew when its workers die; or a
+              work.Place, which may have a record: what that knows is not computed, and what is computed goes there
+    progress  called with (tokens done, tokens in all)
+    errors    RequestError that names a prompt that can't be scored, before anything is; WorkerError
+    """
+    sequences = checked(model, prompts)
+    scores: list[list[TokenScore] | NumericsError] = []
+    for ids, result in zip(sequences, compute(SCORE, model, sequences, executor, progress), strict=True):
+        scores.append(NumericsError(result["error"]) if "error" in result else token_scores(ids, result))
+    return scores
+
+
+def checked(model: LoadedModel, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    sequences = []
+    for index, prompt in enumerate(prompts):
+        try:
+            sequences.append(scorable(model.prompt_ids(prompt), model.config))
+        except RequestError as problem:
+            raise RequestError(f"prompt {index}: {problem}") from None
+    return sequences
+
+
+def score_items(model: LoadedModel, items: Sequence[list[int]]) -> list[dict[str, Any]]:
+    """Of each sequence the columns of teacher_forcing.score_batch, or `error`."""
+    results = score_batch(model.weights, model.config, model.numerics, items)
+    return [{"error": str(result)} if isinstance(result, NumericsError) else dict(result) for result in results]
+
+
+def num_predictions(ids: Sequence[int]) -> int:
+    """Tokens that go through the network: all but the last."""
+    return len(ids) - 1
+
+
+SCORE = Work("score", score_items, num_predictions)

@@ -1,7 +1,7 @@
 """Work that any process with the checkpoint can do, where it is done, and its results in files.
 
 place.py (Work, Place, compute), shards.py (a map that survives workers that die), results_file.py (ResultsFile, merge,
-spot checks), line_file.py (files of lines that are never half written).
+spot checks; files of lines that are never half written).
 Public: `from lfm2np.work import Place, ResultsFile`.
 """
 

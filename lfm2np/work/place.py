@@ -78,7 +78,6 @@ AnyPlace = AnyExecutor | Place
 
 
 def place_of(executor: AnyPlace) -> Place:
-    """A place with this executor and no record, or the place itself."""
     return executor if isinstance(executor, Place) else Place(executor)
 
 
@@ -162,8 +161,8 @@ def model_of(source: Source) -> LoadedModel:
         return _load(source)
 
 
-@functools.lru_cache(maxsize=1)
-def _load(source: Source) -> LoadedModel:
+def load_source(source: Source) -> LoadedModel:
+    """WorkerError if it is another checkpoint than in the parent."""
     model = read_model(
         Path(source.path), source.numerics, weights=source.weights, prepared=source.prepared, rope=source.rope
     )
@@ -172,3 +171,6 @@ def _load(source: Source) -> LoadedModel:
             f"{source.path}: a worker has config.json and weights of SHA-256 {model.sha256}, expected {source.sha256}"
         )
     return model
+
+
+_load = functools.lru_cache(maxsize=1)(load_source)

@@ -6,9 +6,8 @@ import statistics
 import pytest
 
 from lfm2np.bench.measure import CellTimes, Measured
-from lfm2np.bench.ratios import RATIOS, Ratio, ratio_of
 from lfm2np.bench.sides.cells import CELLS, QUICK, Cell, cell_named, cells_named
-from lfm2np.bench.table import as_json, as_text, columns
+from lfm2np.bench.table import RATIOS, Ratio, as_json, as_text, columns, ratio_of
 from lfm2np.errors import RequestError
 
 SECONDS = {"exact": [2.0, 4.0, 3.0], "floor-float64": [1.0, 3.0, 3.0], "transformers-float32": [2.0, 2.0, 6.0]}

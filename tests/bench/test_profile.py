@@ -17,9 +17,7 @@ from lfm2np.bench.sides.profile_side import (
     SERIAL,
     SPREAD,
     ProfileSide,
-    products_found,
 )
-from lfm2np.bench.sides.side import answer
 from lfm2np.numerics import exact
 from lfm2np.numerics.products import fastest
 
@@ -104,32 +102,6 @@ def test_a_step_on_more_cores_is_its_serial_part_and_a_share_of_the_rest(cell, e
     assert spread["serial_share"] == 0.2
     assert spread["milliseconds_on_cores"][16] == 1000 * expected
     assert f"{1000 * expected:.1f}" in profile.as_text(found)
-    assert "each way" not in profile.as_text(found), "nothing was looked for"
-
-
-def test_what_each_way_to_compute_a_product_took_is_told(monkeypatch):
-    """Of the process that computed it, by its key of rows and shapes."""
-    monkeypatch.setattr(fastest, "found", {(16, 600, 200, 2): {"tiles": [0.003, 0.002], "whole": []}})
-    assert products_found() == [{"rows": 16, "outputs": 300, "inputs": 200, "slices": 2, "seconds": {"tiles": 0.002}}]
-    other = {"rows": 3, "outputs": 300, "inputs": 200, "slices": 1, "seconds": {"tiles": 0.001, "whole": 0.0005}}
-    lines = profile.product_lines([*products_found(), other])
-    assert [line.split() for line in lines[2].splitlines()] == [
-        ["outputs", "x", "inputs", "slices", "rows", "up", "to", "tiles", "whole"],
-        ["300", "x", "200", "1", "3", "1.00", "0.50"],
-        ["300", "x", "200", "2", "16", "2.00", "-"],
-    ]
-
-
-def test_a_side_that_is_profiled_tells_its_products(monkeypatch):
-    monkeypatch.setattr(fastest, "found", {})
-    monkeypatch.setattr(fastest, "MEASURED", True)
-    monkeypatch.setattr(exact, "LEAST_WEIGHTS", 1)
-    told = []
-    for side in (ProfileSide("exact"), EngineSide("exact")):
-        side.load(MODEL, 1)
-        told.append(answer(side, MODEL, 1, {"ask": "time", "cell": "decode-2x5", "steps": 1}).get("products"))
-    assert told[0] and all(one["seconds"].keys() == {"tiles", "whole"} for one in told[0])
-    assert told[1] is None
 
 
 def test_in_exact_each_way_is_tried_before_a_decode_is_timed(monkeypatch):

@@ -7,14 +7,14 @@ import pytest
 
 import lfm2np
 from lfm2np.bench import five, growth
-from lfm2np.bench.sides.engines import random_prompt
-from lfm2np.bench.sides.ways import (
+from lfm2np.bench.sides.engines import (
     PROMPT_LENGTHS,
     WAYS,
     answer_lengths,
     answer_prompts,
     answer_together,
     answer_without_cache,
+    random_prompt,
     recomputed_lengths,
 )
 
@@ -89,8 +89,8 @@ def test_five_is_measured_in_a_process(whole):
 
 def test_a_straight_line_fits_and_a_bend_is_seen():
     straight = growth.fit_line(16, [1, 2, 4, 8], [[1.0 + 16 * context] * 3 for context in (1, 2, 4, 8)])
-    assert straight.base == pytest.approx(1.0)
-    assert straight.per_token == pytest.approx(1.0)
+    assert straight.base_seconds == pytest.approx(1.0)
+    assert straight.seconds_per_token == pytest.approx(1.0)
     assert straight.over_fit() == pytest.approx([1.0] * 4)
     bent = growth.fit_line(1, [1, 2, 3, 4, 5], [[10.0], [10.0], [20.0], [10.0], [10.0]])
     assert max(bent.over_fit()) == bent.over_fit()[2] == pytest.approx(20 / 12)

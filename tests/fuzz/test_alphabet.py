@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lfm2np
-from lfm2np.fuzz.alphabet import LARGEST, SPECIAL, alphabet_of, is_plain, row_text
+from lfm2np.fuzz.draw import CONTROL, LARGEST, alphabet_of, is_plain, row_text
 
 MODEL = lfm2np.load()
 TOKENIZER = MODEL.tokenizer
@@ -48,7 +48,7 @@ def test_specials_pieces_of_characters_and_controls_are_not_plain() -> None:
 def test_without_a_tokenizer_it_is_any_tokens_but_the_first_few() -> None:
     alphabet = alphabet_of(None, 300)
     assert len(alphabet) == LARGEST and len(set(alphabet)) == LARGEST
-    assert all(SPECIAL <= token < 300 for token in alphabet)
+    assert all(CONTROL <= token < 300 for token in alphabet)
     assert alphabet_of(None, 9) == (8,)
     assert alphabet_of(None, 2) == (1,)
 

@@ -10,7 +10,6 @@ import pytest
 from served_here import model
 
 import lfm2np
-from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.campaign import (
     BATCH,
     FIRST_REPLAYS,
@@ -21,7 +20,7 @@ from lfm2np.fuzz.campaign import (
     last_that,
     replays_for,
 )
-from lfm2np.fuzz.draw import Around
+from lfm2np.fuzz.draw import Around, alphabet_of
 from lfm2np.fuzz.played import DEAD, FAILED, HANG, Played, Reply, Takes, Trouble
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.oracle.targets.target import TargetError

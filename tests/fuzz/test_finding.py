@@ -10,8 +10,7 @@ import pytest
 from served_here import model
 
 import lfm2np
-from lfm2np.fuzz.alphabet import alphabet_of
-from lfm2np.fuzz.draw import Around, draws
+from lfm2np.fuzz.draw import Around, alphabet_of, draws
 from lfm2np.fuzz.finding import MEANS, STOP, TEXT, WRONG, finding_of
 from lfm2np.fuzz.play_engine import StepsPlayer
 from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REFUSED, Played, Reply, Trouble

@@ -19,8 +19,8 @@ from served_here import model
 
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
-from lfm2np.fuzz.alphabet import alphabet_of
 from lfm2np.fuzz.campaign import Failure
+from lfm2np.fuzz.draw import alphabet_of
 from lfm2np.fuzz.finding import Finding, finding_of
 from lfm2np.fuzz.hand_over import Context, hand_over
 from lfm2np.fuzz.play_http import HttpPlayer

@@ -19,7 +19,7 @@ from lfm2np.oracle.check import check
 from lfm2np.oracle.targets.python_target import PythonTarget
 from lfm2np.oracle.vectors.files import packaged_set, read_set
 from lfm2np.oracle.vectors.golden import verify
-from lfm2np.scoring.many import score_many
+from lfm2np.scoring.teacher_forcing import score_many
 from lfm2np.work.place import Place
 from lfm2np.work.results_file import ResultsFile, merged, spot_check
 from lfm2np.work.shards import map_shards

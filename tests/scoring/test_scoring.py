@@ -18,7 +18,7 @@ from lfm2np.errors import NumericsError, RequestError
 from lfm2np.loading import Model
 from lfm2np.network import ragged
 from lfm2np.scoring import teacher_forcing
-from lfm2np.scoring.many import score_many
+from lfm2np.scoring.teacher_forcing import score_many
 from lfm2np.work.place import Place, cut
 
 TORTURE = sorted((Path(__file__).parents[2] / "fixtures" / "torture").iterdir())

@@ -26,7 +26,7 @@ import lfm2np
 from lfm2np.cli.shared.work import WORKS
 from lfm2np.errors import ProofError, RequestError, WorkerError
 from lfm2np.loading import Model, load
-from lfm2np.scoring.many import SCORE, score_many
+from lfm2np.scoring.teacher_forcing import SCORE, score_many
 from lfm2np.work import place as work
 from lfm2np.work.place import Place, Work, compute, model_of, source_of
 from lfm2np.work.results_file import ResultsFile, decoded, encoded, line_sha256, merged, spot_check

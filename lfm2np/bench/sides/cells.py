@@ -47,7 +47,6 @@ def cell_named(name: str) -> Cell:
 
 
 def cells_named(names: str) -> list[Cell]:
-    """The cells of "decode-1x128,prefill-512", each once."""
     return list(dict.fromkeys(cell_named(name.strip()) for name in names.split(",")))
 
 

@@ -10,7 +10,7 @@ from lfm2np.loading import load
 from lfm2np.oracle.check import While, always, ask_all, judged, until_wrong
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.scoring.many import score_many
+from lfm2np.scoring.teacher_forcing import score_many
 
 AT_ONCE = 8
 

@@ -12,9 +12,15 @@ from typing import Any, cast
 import numpy as np
 
 from lfm2np.bench.sides.cells import PREFILL, Cell
-from lfm2np.bench.sides.engines import decoding_engine, greedy, make_engine, random_entries, random_prompt
+from lfm2np.bench.sides.engines import (
+    answer_prompts,
+    decoding_engine,
+    greedy,
+    make_engine,
+    random_entries,
+    random_prompt,
+)
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes, resident_bytes
-from lfm2np.bench.sides.ways import answer_prompts
 from lfm2np.engine.engine import Engine
 from lfm2np.loading import Model, load
 from lfm2np.model.weights import MixtureWeights
@@ -99,7 +105,7 @@ class EngineSide:
         return {"seconds": seconds, "experts": sum(self._chosen.counts) / len(self._chosen.counts)}
 
     def answer_prompts(self, way: str, longest: int) -> float:
-        """Seconds to answer five prompts: see ways.py."""
+        """Seconds to answer five prompts: see engines.answer_prompts."""
         return answer_prompts(self._model, way, longest)
 
     def prefill_memory(self, length: int) -> dict[str, int]:

@@ -17,7 +17,6 @@ from typing import Any
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.engine.engine import Engine
 from lfm2np.numerics import attention, exact, ieee, pieces, routing
-from lfm2np.numerics.products import fastest
 
 PARTS = {  # what is shown, and the operations of an arithmetic that are it
     "linear": ("linear",),
@@ -38,20 +37,6 @@ FUNCTIONS: dict[str, tuple[tuple[ModuleType, str], ...]] = {  # where each is ca
     BY_REQUEST: tuple((module, "over_spans") for module in (attention, exact, ieee)),
     PIECES: tuple((module, "over_pieces") for module in (exact, ieee, routing, pieces)),
 }
-
-
-def products_found() -> list[dict[str, Any]]:
-    """Of exact products for which the fastest way was looked for, the least seconds of each; rows: up to so many."""
-    return [
-        {
-            "rows": rows,
-            "outputs": outputs // slices,
-            "inputs": inputs,
-            "slices": slices,
-            "seconds": {way: min(seconds) for way, seconds in ways.items() if seconds},
-        }
-        for (rows, outputs, inputs, slices), ways in fastest.found.items()
-    ]
 
 
 class Timed:

@@ -45,6 +45,5 @@ class ServeSide:
         return {"port": self._serving.enter_context(serving_beside(make_app(engine, settings), settings.limits))}
 
     def shut(self) -> dict[str, int]:
-        """Serves no more."""
         self._serving.close()
         return {}

@@ -2,7 +2,6 @@
 
 {"ask": "load"}                                        {"load_seconds": 7.1, "peak_bytes": ..., "versions": {...}}
 {"ask": "time", "cell": "decode-5x128", "steps": 3}    {"steps": [{"seconds": 0.07}, ...], "peak_bytes": ...}
-                                                       (of profile-... also "products": see products_found)
 {"ask": "answer", "way": "padded", "longest": 256}     {"seconds": 9.3}   (of our engine only, as the next)
 {"ask": "prefill_memory", "length": 8192}              {"bytes": ..., "cache_bytes": ...}
 {"ask": "check", "engine": "m:f", "first": true}       {"verdict": "BUG", "judging": 7.1, ...}   (of check-... only)
@@ -28,7 +27,7 @@ from lfm2np.bench.sides.check_side import CheckSide
 from lfm2np.bench.sides.engine_side import EngineSide
 from lfm2np.bench.sides.floor_side import FloorSide
 from lfm2np.bench.sides.peak_memory import forget_peak, peak_bytes
-from lfm2np.bench.sides.profile_side import ProfileSide, products_found
+from lfm2np.bench.sides.profile_side import ProfileSide
 from lfm2np.bench.sides.serve_side import ServeSide
 from lfm2np.bench.sides.transformers_side import TransformersSide
 from lfm2np.errors import Lfm2npError
@@ -89,9 +88,7 @@ def answer(side: AnySide, directory: Path, threads: int, ask: dict[str, Any]) ->
             return dict(getattr(side, what)(**fields))
         case _:
             assert not isinstance(side, CheckSide | ServeSide)
-            steps = side.time(cell_named(ask["cell"]), ask["steps"])
-            products = {"products": products_found()} if isinstance(side, ProfileSide) else {}
-            return {"steps": steps, "peak_bytes": peak_bytes(), **products}
+            return {"steps": side.time(cell_named(ask["cell"]), ask["steps"]), "peak_bytes": peak_bytes()}
 
 
 def serve(lines: TextIO, answers: TextIO, side: AnySide, directory: Path, threads: int) -> None:

@@ -12,8 +12,8 @@ from lfm2np.checkpoint.config import reading_of
 from lfm2np.checkpoint.lfm3 import READINGS
 from lfm2np.checkpoint.loaded import LoadedModel, read_model
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
-from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
 

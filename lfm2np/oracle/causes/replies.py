@@ -15,8 +15,8 @@ from statistics import median
 from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.oracle.causes.findings import CERTAIN, Suspicion, requests_of
 from lfm2np.oracle.factors import FINE
-from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known, Pair, spoken, truths_of
 from lfm2np.oracle.judging.truth import Truth
 from lfm2np.oracle.judging.verdict import Position, Verdict, size_of

@@ -90,7 +90,7 @@ def compare(
     base, sparse = files_of(model.path), model.config.sparse_layers
     parts = [parts_of(model.config, each.files.config, list(base.tensors), by) for each in quantised]
     tried = [
-        [part.name for part in checkpoint_parts if part_is_changed(part.tensors, each)]
+        [part.name for part in checkpoint_parts if {part_name(name, "tensor") for name in part.tensors} & each.changed]
         for checkpoint_parts, each in zip(parts, quantised, strict=True)
     ]
     most = longest(model.config, [each.files.config for each in quantised])
@@ -110,11 +110,6 @@ def compare(
     if not any(entry["positions"] for entry in figures):
         raise NumericsError(f"no sequence can be computed, {failed[0]}")
     return Compared(model, tuple(quantised), tuple(everything), by, tuple(figures), failed)
-
-
-def part_is_changed(tensors: Sequence[str], checkpoint: Quantised) -> bool:
-    """Whether any of these tensors has other numbers."""
-    return any(part_name(name, "tensor") in checkpoint.changed for name in tensors)
 
 
 def failures(

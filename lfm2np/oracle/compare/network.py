@@ -61,11 +61,11 @@ def network_of(model: LoadedModel) -> Network:
 
 
 def network_with(base: LoadedModel, other: LoadedModel, part: Part) -> Network:
-    """The base, with these tensors of the other checkpoint."""
     network, weights = network_of(base), other.weights
     if part.layer is not None:
         layers = list(network.layers)
-        layers[part.layer] = changed_layer(base, other, part)
+        build = cached_layer if parameter_count(base.config) <= SMALL else build_layer  # for the next sequences
+        layers[part.layer] = build(base, other, part)
         return replace(network, layers=tuple(layers))
     return replace(
         network,
@@ -78,13 +78,6 @@ def network_with(base: LoadedModel, other: LoadedModel, part: Part) -> Network:
 @lru_cache(maxsize=32)
 def tensors_of(model: LoadedModel) -> Tensors:
     return with_head(read_tensors(model.path, model.config), model.config)
-
-
-def changed_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
-    """One layer of the base with some tensors changed; for small models it is cached for the next sequences."""
-    is_small = parameter_count(base.config) <= SMALL
-    build = cached_layer if is_small else build_layer
-    return build(base, other, part)
 
 
 def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[LayerWeights, ModelConfig]:
@@ -103,7 +96,7 @@ def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Laye
     tensors = {**base_tensors, **{name: tensors_of(other)[name] for name in part.tensors}}
     prepare = partial(prepared, tensors, base.numerics, base.where_weights == "streamed")
     before = base.weights.layers[index]
-    values = prepared_values(before, prefix)
+    values: dict[str, Any] = {prefix + parts[0]: value for parts, value in named_weights(before)}
     for parts in matrix_parts(config, experts=False):
         if parts[0].startswith(prefix) and set(parts) & set(part.tensors):
             values[parts[0]] = prepare(parts)
@@ -116,11 +109,6 @@ def build_layer(base: LoadedModel, other: LoadedModel, part: Part) -> tuple[Laye
 
 
 cached_layer = lru_cache(maxsize=MOST_LAYERS)(build_layer)
-
-
-def prepared_values(layer: LayerWeights, prefix: str) -> dict[str, Any]:
-    """Weights of a layer, by the first tensor in each."""
-    return {prefix + names[0]: value for names, value in named_weights(layer)}
 
 
 def laid_out(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -15,38 +15,23 @@ from lfm2np.checkpoint.files import has_tokenizer, read_config, read_tensors, re
 from lfm2np.checkpoint.loaded import LoadedModel, checkpoint_path
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import RequestError
-from lfm2np.model.config import ModelConfig
+from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.model.layers import expected_tensors
 from lfm2np.model.weights import EMBEDDING, HEAD
 from lfm2np.values import show
 
 BY = ("layer", "tensor", "none")
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "feed_forward_size",
-    "conv_L_cache",
-    "conv_bias",
-    "sliding_window",
-    "use_sandwich_norm",
-    "use_attention_gate",
-    "attention_bias",
-)
 REALS = (
     *("norm_eps", "rope_theta", "partial_rotary_factor"),
     *("sliding_rope_theta", "sliding_partial_rotary_factor"),
 )  # a GGUF keeps them as float32
-MIXTURE = (
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "num_dense_layers",
-    "use_expert_bias",
-    "norm_topk_prob",
+APART = ("layer_types", "mixture", *REALS)  # compared by themselves
+FREE = (
+    *("max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_ids", "pad_token_id"),
+    *("model_type", "is_rope_relabelled", "routed_scaling_factor"),
+)  # may differ
+SIZES, MIXTURE = (
+    [field.name for field in fields(kind) if field.name not in (*APART, *FREE)] for kind in (ModelConfig, MixtureConfig)
 )
 FINAL_NORM = "model.embedding_norm.weight"
 LAYER = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
@@ -84,7 +69,6 @@ def files_of(path: str | Path | None) -> Files:
 
 
 def with_head(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """All of them, in the order of the network."""
     ordered = {name: tensors[name] for name in expected_tensors(config)}
     return {**ordered, HEAD: tensors.get(HEAD, tensors[EMBEDDING])}
 
@@ -133,7 +117,6 @@ def require_same_tokens(base: LoadedModel, other: Files) -> None:
 
 
 def longest(base: ModelConfig, others: Sequence[ModelConfig]) -> int:
-    """The most tokens that all of them allow."""
     return min(config.max_position_embeddings for config in (base, *others))
 
 

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from pathlib import Path
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.loaded import LoadedModel, read_model
-from lfm2np.errors import WorkerError
+from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.numerics import Numerics
 from lfm2np.numerics.grids import exact_sum
 from lfm2np.numerics.matrix import Matrix
@@ -31,7 +30,7 @@ from lfm2np.oracle.compare.divergence import divergence
 from lfm2np.oracle.compare.network import Network, Pass, network_of, network_with, run_from, run_whole, tensors_of
 from lfm2np.oracle.compare.pair import parts_of
 from lfm2np.scoring.teacher_forcing import LOGITS_AT_ONCE
-from lfm2np.work.place import Source, Work
+from lfm2np.work.place import Source, Work, load_source
 
 Array = NDArray[Any]
 BFLOAT16_BITS = 8  # of a significand
@@ -40,12 +39,7 @@ MOST_LOADED = 16  # quantised checkpoints of a worker
 
 def compare_work(others: Mapping[str, LoadedModel | Source]) -> Work:
     """Quantised checkpoints by their SHA-256: loaded, or where a worker finds them."""
-    return Work("compare", partial(compare_items, others), num_rows)
-
-
-def num_rows(item: Mapping[str, Any]) -> int:
-    """Tokens that go through the network."""
-    return int(item["stop"])
+    return Work("compare", partial(compare_items, others), itemgetter("stop"))  # tokens that are fed
 
 
 def compare_items(
@@ -53,18 +47,15 @@ def compare_items(
 ) -> list[dict[str, Any]]:
     """Of each item `base` and `quantised`, with the arrays of `of_base` and `of_other`, or `error`."""
     results: list[dict[str, Any]] = []
-    for asked, group in groupby(items, key=lambda item: item["quantised"]):
+    for asked, group in groupby(items, key=itemgetter("quantised")):
         results += compared(others, model, list(group), asked)
     return results
 
 
 @lru_cache(maxsize=MOST_LOADED)
 def loaded(source: Source) -> LoadedModel:
-    """In a worker. WorkerError if it is another checkpoint than in the parent."""
-    model = read_model(Path(source.path), source.numerics, weights=source.weights, rope=source.rope)
-    if model.sha256 != source.sha256:
-        raise WorkerError(f"{source.path}: a worker has the SHA-256 {model.sha256}, expected {source.sha256}")
-    return model
+    """In a worker: see place.load_source."""
+    return load_source(source)
 
 
 def compared(
@@ -214,15 +205,9 @@ def of_other(
     network = network_of(other)
     again = run_whole(network, numerics, sequences)
     columns = distances(baseline, network.head, again.states[index])
-    columns["squares"] = np.stack(
-        [
-            sum_of_squares(other_stream[index].astype(np.float64) - base_stream[index])
-            for base_stream, other_stream in zip(
-                (*first.stream, first.states), (*again.stream, again.states), strict=True
-            )
-        ],
-        axis=1,
-    )
+    streams = zip((*first.stream, first.states), (*again.stream, again.states), strict=True)
+    squares = [sum_of_squares(theirs[index].astype(np.float64) - ours[index]) for ours, theirs in streams]
+    columns["squares"] = np.stack(squares, axis=1)
     if first.routes is not None and again.routes is not None:
         columns["elsewhere"] = (first.routes != again.routes)[index].any(axis=-1).astype(np.int64)
     alone, flips = [], []

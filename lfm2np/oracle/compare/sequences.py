@@ -26,7 +26,6 @@ class Scored:
     prompt: int = 0  # tokens that a greedy answer goes on from
 
     def item(self, quantised: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """See positions.py."""
         ids = list(self.token_ids)
         return {"token_ids": ids, "start": self.start, "stop": self.stop, "quantised": list(quantised)}
 
@@ -80,7 +79,6 @@ def cut_at_lines(text: str, most: int) -> Iterator[str]:
 
 
 def check_texts(tokenizer: Tokenizer, longest: int) -> list[Scored]:
-    """Those of `lfm2np check`, each alone, all of its tokens."""
     sequences = []
     for number, text in enumerate(TEXTS):
         ids = tuple(tokenizer.encode(text)[: longest + 1])

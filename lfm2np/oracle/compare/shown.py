@@ -102,7 +102,6 @@ def ratio_cell(value: float | None) -> str:
 
 
 def main_perplexity(figures: Figures) -> Figures | None:
-    """Of the text, if there is one."""
     perplexities: list[Figures] = figures["perplexities"]
     of_text = [perplexity for perplexity in perplexities if perplexity["source"] == TEXT]
     return next(iter(of_text or perplexities), None)
@@ -150,7 +149,6 @@ def tables(compared: Compared) -> list[tuple[str, Row, list[Row]]]:
 
 
 def cells(rows: Sequence[Figures | None], as_cell: Callable[[Figures], str]) -> Row:
-    """A dash for a checkpoint without a result."""
     return ["-" if row is None else as_cell(row) for row in rows]
 
 

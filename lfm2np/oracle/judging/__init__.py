@@ -1,9 +1,7 @@
 """From an engine's answers to judged positions: each token is compared with the exact network, within a format's noise.
 
-formats.py defines the formats, eight_bits.py the numbers they round to, inputs.py how the inputs of products are
-rounded; emulate.py emulates engines of a format, noise.py measures their errors at each token; truth.py has the exact
-log-probabilities; routes.py the experts that tokens went to; verdict.py the verdict on one position and the probability
-of that many. scored.py collects truth and noise of each answer, position.py judges one token, answer.py one answer,
-rerouted.py tries near ties where no routes are reported; judge.py puts it together. It imports targets/, whose records
-it judges, and nothing else of oracle/.
+formats.py has the formats, inputs.py how inputs of products are rounded, emulate.py engines of a format, noise.py their
+errors, truth.py the exact log-probabilities, routes.py the experts of tokens, scored.py truth and noise of each answer,
+position.py what they say of its tokens, verdict.py the verdicts; judge.py puts it together. constants.py and drawn.py
+look at many positions together.
 """

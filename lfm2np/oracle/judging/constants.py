@@ -107,7 +107,6 @@ class OtherEps:
         self._numerics = numerics
 
     def __getattr__(self, name: str) -> Any:
-        """All other operations."""
         return getattr(self._numerics, name)
 
     def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:

@@ -42,8 +42,17 @@ from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.pieces import over_pieces
 from lfm2np.numerics.products.product import product
 from lfm2np.numerics.routing import LEAST_SUM
-from lfm2np.oracle.judging.eight_bits import TURNED, in_blocks, out_of_blocks, turned
-from lfm2np.oracle.judging.formats import KEPT, Format, Kept, Rounding, format_named
+from lfm2np.oracle.judging.formats import (
+    KEPT,
+    TURNED,
+    Format,
+    Kept,
+    Rounding,
+    format_named,
+    in_blocks,
+    out_of_blocks,
+    turned,
+)
 from lfm2np.oracle.judging.inputs import Inputs
 
 Array = NDArray[Any]
@@ -56,8 +65,6 @@ MOST_CUTS = 2  # of a sum; more would show little more and cost a third of a pro
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Matrix):
-    """A matrix whose inputs are permuted."""
-
     order: NDArray[np.int64] | None = None
     what: str = ""  # names it
 
@@ -220,7 +227,6 @@ def cuts_of(seed: int, draw: int, what: str, inputs: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2**6)
 def norm_order(seed: int, draw: int, width: int) -> NDArray[np.int64]:
-    """In which an engine adds the squares of a row."""
     return generator(seed, draw, "norm", width).permutation(width)
 
 
@@ -313,7 +319,6 @@ def kind_of(what: str) -> str:
 
 
 def number_of(what: str) -> int:
-    """For a generator's key."""
     return zlib.crc32(what.encode())
 
 

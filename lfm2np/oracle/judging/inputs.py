@@ -22,9 +22,8 @@ from lfm2np.errors import RequestError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import matrix_parts
 from lfm2np.numerics.ieee import round_to_bfloat16, unchanged
-from lfm2np.oracle.judging import eight_bits
-from lfm2np.oracle.judging.eight_bits import q8_0, q8_k, round_to_float16
-from lfm2np.oracle.judging.formats import Array, Format, Rounding
+from lfm2np.oracle.judging import formats
+from lfm2np.oracle.judging.formats import Array, Format, Rounding, q8_0, q8_k, round_to_float16
 
 PLAIN = {"F32": unchanged, "F16": round_to_float16, "BF16": round_to_bfloat16}
 LARGE_BLOCKS = frozenset(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"))
@@ -85,18 +84,17 @@ def of_one_scale(stated: Sequence[InputRounding | None]) -> list[InputRounding |
 
 
 def rounding_of(stated: InputRounding | None, draw: int) -> Rounding:
-    """None: not rounded."""
     if stated is None:
         return unchanged
     if stated.scale is not None:
         if stated.kind == "float8":
-            return partial(eight_bits.float8_static, scale=stated.scale)
-        return partial(eight_bits.int8_static, step=stated.scale, zero=stated.zero)
-    by_row: Callable[[Array], Array] = eight_bits.float8_rows
+            return partial(formats.float8_static, scale=stated.scale)
+        return partial(formats.int8_static, step=stated.scale, zero=stated.zero)
+    by_row: Callable[[Array], Array] = formats.float8_rows
     if stated.kind == "int8":
-        by_row = eight_bits.int8_rows if stated.symmetric else eight_bits.int8_rows_asymmetric
+        by_row = formats.int8_rows if stated.symmetric else formats.int8_rows_asymmetric
     if stated.of == "group":
-        return partial(eight_bits.by_group, size=stated.group_size, by_row=by_row)
+        return partial(formats.by_group, size=stated.group_size, by_row=by_row)
     if stated.of == "tensor" and draw % 2 == 0:
-        return partial(eight_bits.by_tensor, by_row=by_row)
+        return partial(formats.by_tensor, by_row=by_row)
     return by_row

@@ -10,7 +10,7 @@ nearly certain. That is one estimate, from all tokens; the other is the emulated
 The scale is the mean of the two variances: the first is steady, the second knows what is special.
 
 In a mixture of experts the emulated engines take the truth's routes, so the noise is that of the arithmetic alone. With
-their own routes they have a second, larger noise, where rounding sends some token elsewhere: see answer.py.
+their own routes they have a second, larger noise, where rounding sends some token elsewhere: see position.py.
 
 An emulated engine has the same orders and roundings whatever is computed beside a sequence. Only its products are the
 machine's float32, which may round differently in another batch.
@@ -129,7 +129,6 @@ def noise_item(truth: Truth, own_routes: bool = False) -> dict[str, Any]:
 
 
 def noise_from(truth: Truth, draw: int, said: Mapping[str, Array]) -> Noise:
-    """Of one engine, from the result of said_by."""
     rows = truth.known_rows
     errors = np.zeros((1, *truth.logprobs.shape), np.float32)
     errors[0, rows] = said["logprobs"] - truth.logprobs[rows]
@@ -144,13 +143,13 @@ def joined(noises: Sequence[Noise]) -> Noise:
     """One sequence's noise of several disjoint sets of engines."""
     draws = [draw for noise in noises for draw in noise.draws]
     order = np.argsort(draws)
-    errors = np.concatenate([noise.errors for noise in noises])[order]
-    numbers = tuple(draws[index] for index in order)
-    if noises[0].route_errors is None or noises[0].rerouted is None:
-        return Noise(numbers, errors, spread_of(errors))
-    route_errors = np.concatenate([noise.route_errors for noise in noises if noise.route_errors is not None])[order]
-    rerouted = np.concatenate([noise.rerouted for noise in noises if noise.rerouted is not None])[order]
-    return Noise(numbers, errors, spread_of(errors), route_errors, rerouted)
+
+    def of_all(name: str) -> Any:
+        parts = [getattr(noise, name) for noise in noises]
+        return None if parts[0] is None else np.concatenate(parts)[order]
+
+    numbers, errors = tuple(draws[index] for index in order), of_all("errors")
+    return Noise(numbers, errors, spread_of(errors), of_all("route_errors"), of_all("rerouted"))
 
 
 def noise_items(model: LoadedModel, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:

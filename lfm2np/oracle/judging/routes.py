@@ -37,7 +37,6 @@ class RoutedNumerics:
         self._chosen: list[NDArray[np.int64]] = []
 
     def __getattr__(self, name: str) -> Any:
-        """All other operations."""
         return getattr(self._numerics, name)
 
     def top_k(self, preferred: Array, count: int) -> NDArray[np.int64]:

@@ -76,7 +76,6 @@ class Truth:
 
 
 def truth_of(model: LoadedModel, token_ids: Ids, wanted: Wanted) -> Truth:
-    """Of one sequence: see truths_of."""
     return truths_of(model, {tuple(token_ids): wanted})[0]
 
 

@@ -128,7 +128,6 @@ def in_words(dumped: Array, judged_ids: Judged, row: int, place: int, experts: i
 
 
 def describe_choices(dumped: Array, judged_ids: Judged, experts: int) -> str:
-    """Which experts are wrongly chosen, and which are missing."""
     wrong = judged_ids.errors > 1.0
     valid = wrong & (judged_ids.instead != NOBODY)
     texts = []

@@ -24,8 +24,8 @@ from lfm2np.model.config import ModelConfig
 from lfm2np.oracle.locate.mixture import PARTS as MIXTURE_PARTS
 from lfm2np.oracle.locate.operation import Operation
 from lfm2np.oracle.locate.operations import OPTIONAL, operations
+from lfm2np.oracle.locate.patterns import TOKEN, Steps
 from lfm2np.oracle.locate.spread import PRECISIONS
-from lfm2np.oracle.locate.steps import TOKEN, Steps
 from lfm2np.values import plain, show
 from scheduler.checksum import json_sha256
 
@@ -122,7 +122,6 @@ def make_dump(
     config: ModelConfig,
     names: Mapping[str, str],
 ) -> Dump:
-    """From dtype, shape and bytes of each tensor."""
     known = {operation.name: operation for operation in operations(config)}
     require_meanings(names, known)
     given: dict[str, str] = {}  # by meaning, the name in the file
@@ -258,7 +257,6 @@ def as_rows(values: Array, operation: Operation, steps: Steps, config: ModelConf
 
 
 def allowed_rows(operation: Operation, steps: Steps) -> Sequence[int]:
-    """The last is the expected one."""
     if operation.name == "lm_head":
         return range(1, steps.tokens + 1)
     if operation.per == TOKEN:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from lfm2np.checkpoint.weights import vector
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.locate import choices, routing, spread
-from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
+from lfm2np.oracle.locate import choices, spread
+from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
 from lfm2np.oracle.locate.spread import Measured, together
 
 Array = NDArray[Any]
@@ -41,8 +41,9 @@ def mixture_operations(
     assert mixture is not None
     mlp, experts, count = f"model.layers.{index}.feed_forward", mixture.num_experts, mixture.num_experts_per_tok
     gate, scores, chosen, weights, outputs, mixed = (f"{mlp}.{part}" for part in PARTS)
+    squash = at_precision(spread.sigmoid)
     yield product(gate, "the router's product", index, (norm,), experts, partial(projection, gate), noun="expert")
-    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, sigmoid, noun="expert")
+    yield Operation(scores, "sigmoid of the router's product", index, (gate,), experts, squash, noun="expert")
     by_place = any(is_wanted(name, dumped) for name in (weights, outputs))
     choose, prefers = partial(choice, mlp, by_place), partial(preferred, mlp)
     words = "choice of experts by scores and bias" if mixture.use_expert_bias else "choice of experts by scores"
@@ -59,13 +60,9 @@ def mixture_operations(
     yield Operation(mixed, words, index, (outputs, weights), config.hidden_size, mixed_of, chosen=chosen)
 
 
-def sigmoid(oracle: Oracle, product: Measured) -> Measured:
-    return routing.sigmoid(product, oracle.precision)
-
-
 def preferred(mlp: str, oracle: Oracle, scores: Measured) -> Measured:
     name = f"{mlp}.expert_bias"
-    return routing.preferred(scores, vector(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
+    return spread.preferred(scores, vector(oracle.tensors, name) if oracle.mixture.use_expert_bias else None)
 
 
 def choice(mlp: str, by_place: bool, oracle: Oracle, scores: Measured) -> Measured:
@@ -81,7 +78,7 @@ def weights_of(oracle: Oracle, scores: Measured, chosen: Measured) -> Measured:
     apart = np.abs(chosen_scores.values[..., None] - scores.values[:, None]) * chosen.spread[:, None]  # [T, K, N]
     off = apart.max(axis=-1) * np.take_along_axis(chosen.spread, ids, axis=-1)
     chosen_scores = Measured(chosen_scores.values, together(chosen_scores.spread, off))
-    return routing.routing_weights(
+    return spread.routing_weights(
         chosen_scores, mixture.norm_topk_prob, mixture.routed_scaling_factor, oracle.precision
     )
 
@@ -116,4 +113,4 @@ def gated(expert: str, oracle: Oracle, x: Measured) -> Measured:
 
 def mixed_of(oracle: Oracle, outputs: Measured, weights: Measured) -> Measured:
     tokens, count = weights.values.shape
-    return routing.combine_experts(outputs.reshape(tokens, count, -1), weights, oracle.precision)
+    return spread.combine_experts(outputs.reshape(tokens, count, -1), weights, oracle.precision)

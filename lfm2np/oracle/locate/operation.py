@@ -14,16 +14,14 @@ from lfm2np.checkpoint.weights import vector, widened
 from lfm2np.model.config import MixtureConfig, ModelConfig
 from lfm2np.numerics.matrix import Weights
 from lfm2np.oracle.locate import rounded_inputs, spread
+from lfm2np.oracle.locate.patterns import TOKEN, Steps
 from lfm2np.oracle.locate.spread import Measured, Precision
-from lfm2np.oracle.locate.steps import TOKEN, Steps
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """What an operation needs beside its inputs."""
-
     tensors: Mapping[str, StoredTensor]
     config: ModelConfig
     precision: Precision
@@ -35,7 +33,6 @@ class Oracle:
         return widened(self.tensors, name + ".weight")
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        """A norm's weights, or taps."""
         return vector(self.tensors, name + ".weight")
 
     def bias(self, name: str) -> NDArray[np.float32] | None:
@@ -70,6 +67,15 @@ class Operation:
 def product(name: str, *fields: Any, weights: str = "", **more: Any) -> Operation:
     """A product with the matrix of the same name, unless `weights` names another."""
     return replace(Operation(name, *fields, **more), weights=weights or name)
+
+
+def at_precision(function: Callable[..., Measured]) -> Callable[..., Measured]:
+    """A function of inputs and a precision as the `compute` of an operation."""
+
+    def compute(oracle: Oracle, *inputs: Measured) -> Measured:
+        return function(*inputs, oracle.precision)
+
+    return compute
 
 
 def is_wanted(name: str, dumped: Container[str] | None) -> bool:

@@ -27,10 +27,9 @@ from lfm2np.model.config import CONV, SLIDING, ModelConfig
 from lfm2np.numerics.rope import Rope, angles, rotary_table
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.mixture import MIXED, mixture_operations
-from lfm2np.oracle.locate.operation import Operation, Oracle, is_wanted, product, projection
-from lfm2np.oracle.locate.routing import sigmoid
+from lfm2np.oracle.locate.operation import Operation, Oracle, at_precision, is_wanted, product, projection
+from lfm2np.oracle.locate.patterns import CONTEXT, STEP
 from lfm2np.oracle.locate.spread import Measured, joined_rows
-from lfm2np.oracle.locate.steps import CONTEXT, STEP
 
 Array = NDArray[Any]
 
@@ -56,7 +55,7 @@ def layer_operations(
     config: ModelConfig, index: int, kind: str, before: str, dumped: Container[str] | None
 ) -> Iterator[Operation]:
     """Those of one layer, whose input is the tensor `before`."""
-    prefix, hidden = f"model.layers.{index}", config.hidden_size
+    prefix, hidden, add = f"model.layers.{index}", config.hidden_size, at_precision(spread.add)
     norm, residual, mlp = f"{prefix}.operator_norm", f"{prefix}.residual", f"{prefix}.feed_forward"
     yield Operation(norm, "norm before the operator", index, (before,), hidden, partial(norm_of, norm))
     of_kind = conv_operations if kind == CONV else attention_operations
@@ -66,7 +65,7 @@ def layer_operations(
         norm = f"{prefix}.post_operator_norm"
         yield Operation(norm, "norm of the operator's output", index, (mixed,), hidden, partial(norm_of, norm))
         mixed = norm
-    yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, total)
+    yield Operation(residual, "operator's output plus the layer's input", index, (mixed, before), hidden, add)
     norm = f"{prefix}.ffn_norm"
     yield Operation(norm, "norm before the feed-forward", index, (residual,), hidden, partial(norm_of, norm))
     if config.is_sparse(index):
@@ -80,18 +79,17 @@ def layer_operations(
         yield Operation(norm, "norm of the feed-forward's output", index, (made,), hidden, partial(norm_of, norm))
         made = norm
     words = "feed-forward's output plus what entered its norm"
-    yield Operation(prefix, words, index, (residual, made), hidden, total)
+    yield Operation(prefix, words, index, (residual, made), hidden, add)
 
 
 def gated_operations(config: ModelConfig, index: int, norm: str) -> Iterator[Operation]:
-    """A dense feed-forward."""
     mlp = f"model.layers.{index}.feed_forward"
     for part in ("w1", "w3"):
         name = f"{mlp}.{part}"
         words = f"feed-forward's projection {part}"
         yield product(name, words, index, (norm,), config.feed_forward_size, partial(projection, name))
     inputs, gated = (f"{mlp}.w1", f"{mlp}.w3"), f"{mlp}.gated"
-    yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, gated_unit)
+    yield Operation(gated, "silu(w1) * w3", index, inputs, config.feed_forward_size, at_precision(spread.gated))
     down = partial(projection, f"{mlp}.w2")
     yield product(f"{mlp}.w2", "feed-forward's projection w2", index, (gated,), config.hidden_size, down)
 
@@ -144,7 +142,7 @@ def attention_operations(
         heads, gate = counts["q"], f"{prefix}.gate"
         name = f"{prefix}.g_proj"
         yield product(name, "projection to the heads' gates", index, (norm,), heads, partial(projection, name))
-        yield Operation(gate, "sigmoid of the heads' gates", index, (name,), heads, sigmoid_of)
+        yield Operation(gate, "sigmoid of the heads' gates", index, (name,), heads, at_precision(spread.sigmoid))
         name, words = f"{prefix}.gated", "each head's output times its gate"
         yield Operation(name, words, index, (mixed, gate), heads * head_dim, gated_heads, heads)
         mixed = name
@@ -196,10 +194,6 @@ def head_norm(name: str, heads: int, oracle: Oracle, x: Measured) -> Measured:
     return norm_of(name, oracle, x.reshape(tokens, heads, -1)).reshape(tokens, -1)
 
 
-def total(oracle: Oracle, x: Measured, y: Measured) -> Measured:
-    return spread.add(x, y, oracle.precision)
-
-
 def thirds(joined: Measured) -> Sequence[Measured]:
     """gate_in, gate_out and value, each [T, D]."""
     size = joined.values.shape[1] // 3
@@ -214,10 +208,6 @@ def gated_input(oracle: Oracle, joined: Measured) -> Measured:
 def gated_output(oracle: Oracle, joined: Measured, mixed: Measured) -> Measured:
     _, gate_out, _ = thirds(joined)
     return spread.multiply(gate_out, mixed, oracle.precision)
-
-
-def gated_unit(oracle: Oracle, gate: Measured, up: Measured) -> Measured:
-    return spread.gated(gate, up, oracle.precision)
 
 
 def found_state(oracle: Oracle, u: Measured) -> Measured:
@@ -238,10 +228,6 @@ def convolution(name: str, oracle: Oracle, u: Measured, state: Measured | None =
         found = state[number].reshape(columns, -1)
         made.append(spread.convolve(u[span], taps, bias, precision, found))
     return joined_rows(made)
-
-
-def sigmoid_of(oracle: Oracle, x: Measured) -> Measured:
-    return sigmoid(x, oracle.precision)
 
 
 def gated_heads(oracle: Oracle, mixed: Measured, gates: Measured) -> Measured:

@@ -28,7 +28,7 @@ from lfm2np.checkpoint.gguf.formats import QUANTISED
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.numerics.ieee import round_to_bfloat16
 from lfm2np.numerics.matrix import Weights
-from lfm2np.oracle.judging.eight_bits import round_to_float16
+from lfm2np.oracle.judging.formats import round_to_float16
 from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.spread import LIMIT, Measured, Precision, together
 

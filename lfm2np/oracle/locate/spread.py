@@ -30,8 +30,9 @@ from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import FLOAT64, round_to_bfloat16, unchanged
 from lfm2np.numerics.matrix import AttentionScale, Matrix, Weights
 from lfm2np.numerics.pieces import pieces
-from lfm2np.oracle.judging.eight_bits import round_to_float16
+from lfm2np.numerics.routing import LEAST_SUM
 from lfm2np.oracle.judging.emulate import ROTARY_UNITS
+from lfm2np.oracle.judging.formats import round_to_float16
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -51,7 +52,7 @@ class Precision:
     unit: float  # a rounding moves x by at most unit * |x|,
     least: float  # or by this much, where numbers become subnormal or zero
     keep: Callable[[Array], Array]
-    rounds_inputs: bool = False  # before a product with quantised weights: see eight_bits.py
+    rounds_inputs: bool = False  # before a product with quantised weights: see rounded_inputs.py
 
 
 Q8 = "q8"
@@ -70,7 +71,6 @@ FLOATS = tuple(name for name in PRECISIONS if name != Q8)
 
 
 def precision_named(name: str) -> Precision:
-    """RequestError for another name than those of PRECISIONS."""
     if name not in PRECISIONS:
         raise RequestError(f"format {name!r}: expected one of {', '.join(PRECISIONS)}")
     return PRECISIONS[name]
@@ -316,3 +316,51 @@ def _mixing_spread(shares: Array, values: Measured, precision: Precision) -> Arr
     grid = SUM_UNIT * (shares @ np.abs(values.values).max(-1, keepdims=True))
     order = math.sqrt(len(values.values)) * SUM_UNIT * size
     return together(shares @ values.spread, precision.unit * size, order, grid)
+
+
+MOST_LEFT_OUT = 1e-5  # relative: the most that a weight may differ without LEAST_SUM
+
+
+def sigmoid(x: Measured, precision: Precision) -> Measured:
+    """1 / (1 + exp(-x)) = s, whose derivative is s * (1 - s); sum and quotient are float32."""
+    values = FLOAT64.sigmoid(x.values)
+    slope = values * (1.0 - values)
+    fast = EXP_UNITS * SUM_UNIT * (1.0 + np.abs(x.values)) * slope
+    return rounded(values, precision, slope * x.spread, fast, 2.0 * SUM_UNIT * values)
+
+
+def preferred(scores: Measured, bias: Float32 | None) -> Measured:
+    """What experts are chosen by: scores plus the bias [N]; bias and sum are float32 in every format."""
+    if bias is None:
+        return scores
+    values = scores.values + bias.astype(np.float64)
+    return Measured(values, together(scores.spread, SUM_UNIT * values))
+
+
+def routing_weights(scores: Measured, normalised: bool, factor: float, precision: Precision) -> Measured:
+    """The chosen experts' scores [T, K] as weights of their outputs.
+
+    With s / sum(s) = p: dp = (ds * (1 - p) - p * sum of the others' ds) / sum(s). The sum may be rounded at each of its
+    terms, and the quotient. Some engines (vLLM) do not add LEAST_SUM to the sum: no finding.
+    """
+    values = FLOAT64.routing_weights(scores.values, normalised, factor)
+    if not normalised:
+        return rounded(values, precision, factor * scores.spread)
+    total = scores.values.sum(-1, keepdims=True) + LEAST_SUM
+    part = scores.values / total
+    squares = np.square(scores.spread)
+    others = np.sqrt(np.maximum(squares.sum(-1, keepdims=True) - squares, 0.0))
+    moved = factor / total * together((1.0 - part) * scores.spread, part * others)
+    rounding = precision.unit * math.sqrt(1.0 + scores.values.shape[-1]) * values
+    left_out = 0.5 * np.minimum(LEAST_SUM / total, MOST_LEFT_OUT) * values
+    return rounded(values, precision, moved, rounding, left_out)
+
+
+def combine_experts(outputs: Measured, weights: Measured, precision: Precision) -> Measured:
+    """The sum [T, D] of outputs [T, K, D] times weights [T, K]. Each product and partial sum may be rounded."""
+    values = FLOAT64.combine_experts(outputs.values, weights.values)
+    weight, off = weights.values[..., None], weights.spread[..., None]
+    products = weight * outputs.values
+    moved = np.square(weight * outputs.spread) + np.square(outputs.values * off) + np.square(precision.unit * products)
+    sums = precision.unit * math.sqrt(products.shape[1] - 1) * np.abs(products).sum(axis=1)
+    return rounded(values, precision, np.sqrt(moved.sum(axis=1)), sums)

@@ -12,8 +12,7 @@ from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.locate.dump import parse_dump
-from lfm2np.oracle.locate.locate import Report, locate
-from lfm2np.oracle.locate.words import finding_lines, shortened
+from lfm2np.oracle.locate.locate import Report, finding_lines, locate, shortened
 from lfm2np.oracle.recorders.registry import Record
 from lfm2np.oracle.targets.records import Ask
 from lfm2np.progress import Progress

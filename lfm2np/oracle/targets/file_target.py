@@ -27,7 +27,7 @@ from lfm2np.oracle.targets.records import (
 )
 from lfm2np.oracle.targets.target import Abilities, TargetError
 from lfm2np.values import show
-from lfm2np.work.line_file import LineFile
+from lfm2np.work.results_file import LineFile
 from scheduler.checksum import FIELD, damage, sealed
 
 MAX_LINE = 64 * 2**20

@@ -18,7 +18,7 @@ from lfm2np.checkpoint.weights import prepare_weights
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, Ieee
 from lfm2np.numerics.matrix import Matrix, Weights
-from lfm2np.oracle.judging import eight_bits
+from lfm2np.oracle.judging import formats
 from lfm2np.oracle.judging.formats import FORMATS
 from lfm2np.oracle.judging.inputs import inputs_of, rounding_of
 from lfm2np.oracle.judging.noise import noise_of
@@ -49,14 +49,14 @@ class Rounded(Ieee):
 @pytest.mark.parametrize(
     ("changes", "draw", "expected"),
     [
-        ({}, 0, eight_bits.int8_rows(X)),
-        ({"symmetric": False}, 0, eight_bits.int8_rows_asymmetric(X)),
-        ({"of": "tensor"}, 0, eight_bits.int8_rows(X.reshape(1, -1)).reshape(3, 64)),
-        ({"of": "tensor"}, 1, eight_bits.int8_rows(X)),
-        ({"of": "group", "group_size": 32}, 0, eight_bits.int8_rows(X.reshape(6, 32)).reshape(3, 64)),
-        ({"kind": "float8"}, 0, eight_bits.float8_rows(X)),
-        ({"scale": 0.01, "zero": 3, "symmetric": False}, 0, eight_bits.int8_static(X, 0.01, 3)),
-        ({"kind": "float8", "scale": 0.01}, 0, eight_bits.float8_static(X, 0.01)),
+        ({}, 0, formats.int8_rows(X)),
+        ({"symmetric": False}, 0, formats.int8_rows_asymmetric(X)),
+        ({"of": "tensor"}, 0, formats.int8_rows(X.reshape(1, -1)).reshape(3, 64)),
+        ({"of": "tensor"}, 1, formats.int8_rows(X)),
+        ({"of": "group", "group_size": 32}, 0, formats.int8_rows(X.reshape(6, 32)).reshape(3, 64)),
+        ({"kind": "float8"}, 0, formats.float8_rows(X)),
+        ({"scale": 0.01, "zero": 3, "symmetric": False}, 0, formats.int8_static(X, 0.01, 3)),
+        ({"kind": "float8", "scale": 0.01}, 0, formats.float8_static(X, 0.01)),
     ],
 )
 def test_what_is_told_is_done(changes: dict[str, Any], draw: int, expected: np.ndarray) -> None:

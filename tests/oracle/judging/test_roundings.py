@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.judging import eight_bits
+from lfm2np.oracle.judging import formats
 from lfm2np.oracle.judging.emulate import added_in_float16, emulated, to_eleven_bits
 from lfm2np.oracle.judging.formats import FORMATS, KEPT, format_named, others, with_kv
 from lfm2np.oracle.judging.inputs import Input, in_blocks_for
@@ -75,12 +75,12 @@ def float8_row(row: Sequence[Any]) -> list[Any]:
 @pytest.mark.parametrize(
     ("found", "size", "expected"),
     [
-        (eight_bits.q8_0, 32, q8_0),
-        (eight_bits.q8_k, 256, q8_k),
-        (eight_bits.q4_0, 32, q4_0),
-        (eight_bits.float8, 1, float8),
-        (eight_bits.int8_rows, 1000, int8_row),
-        (eight_bits.float8_rows, 1000, float8_row),
+        (formats.q8_0, 32, q8_0),
+        (formats.q8_k, 256, q8_k),
+        (formats.q4_0, 32, q4_0),
+        (formats.float8, 1, float8),
+        (formats.int8_rows, 1000, int8_row),
+        (formats.float8_rows, 1000, float8_row),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
@@ -103,19 +103,19 @@ def test_an_asymmetric_row_has_255_steps_from_its_least_to_its_largest(row: list
     values = np.array(row, F32)
     least, largest = min(0.0, *row, 0.0), max(0.0, *row, 0.0)
     step = (F32(largest) - F32(least)) / F32(255)
-    found = eight_bits.int8_rows_asymmetric(values)
+    found = formats.int8_rows_asymmetric(values)
     assert np.all(np.abs(found - values) <= F32(1.01) * step + F32(1e-40))
     assert not step or len(np.unique(np.rint(found / step))) <= 256
 
 
 def test_scales_of_the_checkpoint_saturate() -> None:
     values = np.array([0.0, 0.26, -0.24, 63.4, 70.0, -70.0], F32)
-    assert eight_bits.int8_static(values, 0.5).tolist() == [0.0, 0.5, -0.0, 63.5, 63.5, -64.0]
-    assert eight_bits.float8_static(values, 0.125).tolist() == [0.0, 0.25, -0.234375, 56.0, 56.0, -56.0]
+    assert formats.int8_static(values, 0.5).tolist() == [0.0, 0.5, -0.0, 63.5, 63.5, -64.0]
+    assert formats.float8_static(values, 0.125).tolist() == [0.0, 0.25, -0.234375, 56.0, 56.0, -56.0]
     both = np.array([[1.0, 448.0], [1.03, 2.0]], F32)
-    assert eight_bits.by_tensor(both, eight_bits.float8_rows).tolist() == [[1.0, 448.0], [1.0, 2.0]]
-    assert eight_bits.by_group(both, 1, eight_bits.int8_rows).tolist() == both.tolist()
-    assert eight_bits.int8_static(np.array([-3.0, 0.0, 200.0, 260.0], F32), 1.0, zero=-128).tolist() == [0, 0, 200, 255]
+    assert formats.by_tensor(both, formats.float8_rows).tolist() == [[1.0, 448.0], [1.0, 2.0]]
+    assert formats.by_group(both, 1, formats.int8_rows).tolist() == both.tolist()
+    assert formats.int8_static(np.array([-3.0, 0.0, 200.0, 260.0], F32), 1.0, zero=-128).tolist() == [0, 0, 200, 255]
 
 
 @given(st.lists(st.floats(-1e4, 1e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-3), min_size=1, max_size=20))
@@ -152,15 +152,15 @@ def test_rows_of_a_product_have_the_inputs_of_their_own_tensor() -> None:
         inputs = {name: Input(rows[name], in_blocks_for(kinds[name], draw)) for name in names}
         engine = emulated("q8", 0, draw, inputs)
         found = engine.linear(x, engine.prepare_matrix(weight, " + ".join(names)), np.arange(5, dtype=F32))
-        rounded = [eight_bits.q8_0(x)] * 3 + [eight_bits.round_to_float16(x)] * 2
+        rounded = [formats.q8_0(x)] * 3 + [formats.round_to_float16(x)] * 2
         expected = np.stack([one.astype(np.float64) @ row for one, row in zip(rounded, weight, strict=True)], axis=1)
         assert np.allclose(found, expected + np.arange(5), rtol=0, atol=1e-4)
         assert not np.allclose(found, x @ weight.T + np.arange(5), rtol=0, atol=1e-3)
 
 
 def test_k_quants_have_large_blocks_on_a_cpu_and_small_ones_elsewhere() -> None:
-    assert [in_blocks_for("Q4_K", draw) for draw in range(2)] == [eight_bits.q8_k, eight_bits.q8_0]
-    assert {in_blocks_for("Q4_0", draw) for draw in range(4)} == {eight_bits.q8_0}
+    assert [in_blocks_for("Q4_K", draw) for draw in range(2)] == [formats.q8_k, formats.q8_0]
+    assert {in_blocks_for("Q4_0", draw) for draw in range(4)} == {formats.q8_0}
 
 
 def test_a_format_may_name_that_of_the_cache() -> None:
@@ -193,7 +193,7 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
         engine = emulated(f"float32 kv:{name}", 0, draw)
         found = engine.attend_one(queries, [(keys, values)], None)
         if KEPT[name].may_turn and engine.fused:
-            expected = eight_bits.turned(KEPT[name].keep(eight_bits.turned(values).reshape(1, 128)).reshape(1, 2, 64))
+            expected = formats.turned(KEPT[name].keep(formats.turned(values).reshape(1, 128)).reshape(1, 2, 64))
         else:
             expected = KEPT[name].keep(values.reshape(1, 128)).reshape(1, 2, 64)
         assert np.array_equal(found, expected)
@@ -204,9 +204,9 @@ def test_keys_and_values_are_what_the_cache_holds(name: str) -> None:
 def test_turning_twice_is_nothing_and_spreads_an_outlier() -> None:
     heads = np.zeros((3, 2, 128), F32)
     heads[1, 1, 70] = 8.0
-    once = eight_bits.turned(heads)
+    once = formats.turned(heads)
     assert np.abs(once[1, 1, 64:]).tolist() == [1.0] * 64 and not once[1, 1, :64].any() and not once[0].any()
-    assert np.array_equal(eight_bits.turned(once), heads)
+    assert np.array_equal(formats.turned(once), heads)
     random = np.random.default_rng(0).normal(size=(2, 64)).astype(F32)
-    assert np.allclose(eight_bits.turned(eight_bits.turned(random)), random, atol=1e-5)
-    assert np.allclose(np.square(eight_bits.turned(random)).sum(-1), np.square(random).sum(-1), rtol=1e-5)
+    assert np.allclose(formats.turned(formats.turned(random)), random, atol=1e-5)
+    assert np.allclose(np.square(formats.turned(random)).sum(-1), np.square(random).sum(-1), rtol=1e-5)

@@ -19,9 +19,8 @@ from lfm2np.faults import inject
 from lfm2np.loading import Model
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.emulate import emulated
-from lfm2np.oracle.judging.judge import judge
+from lfm2np.oracle.judging.judge import change, judge, near_ties
 from lfm2np.oracle.judging.noise import Noise, loosened, spread_of
-from lfm2np.oracle.judging.rerouted import change, near_ties
 from lfm2np.oracle.judging.routes import OWN, from_key, swapped
 from lfm2np.oracle.judging.scored import Known, Scored, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Verdict, route_probability, so_many_or_more

@@ -21,10 +21,10 @@ from lfm2np.oracle.ahead import scored_ahead
 from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, ask_all, judged, num_tokens, until_wrong
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
-from lfm2np.oracle.judging.answer import is_wrong
 from lfm2np.oracle.judging.emulate import emulated
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.noise import DRAWS, STAGES, Noise, noise_of, spread_of
+from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.truth import Spoken, Truth, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, is_in_doubt

@@ -14,13 +14,12 @@ from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import RequestError
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.oracle.judging import emulate
-from lfm2np.oracle.locate import routing, spread
+from lfm2np.oracle.locate import spread
 from lfm2np.oracle.locate.dump import Dump
 from lfm2np.oracle.locate.locate import narrower_format
 from lfm2np.oracle.locate.operations import operations
-from lfm2np.oracle.locate.patterns import describe_channels, describe_rows
+from lfm2np.oracle.locate.patterns import CONTEXT, STEP, TOKEN, describe_channels, describe_rows
 from lfm2np.oracle.locate.spread import FLOATS, PRECISIONS, Measured
-from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN
 
 pytestmark = pytest.mark.rounding
 
@@ -181,10 +180,10 @@ CASES = {
     "add": lambda *x: spread.add(x[0], x[1], PRECISIONS["float32"]),
     "convolve": lambda *x: spread.convolve(x[0], WEIGHT[:, :3], None, PRECISIONS["float32"]),
     "attend": lambda *x: spread.attend(*(one.reshape(10, -1, 4) for one in x), PRECISIONS["float32"]),  # type: ignore[arg-type]
-    "sigmoid": lambda *x: routing.sigmoid(x[0], PRECISIONS["float32"]),
-    "shares": lambda *x: routing.routing_weights(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
-    "shares as they are": lambda *x: routing.routing_weights(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
-    "mix of experts": lambda *x: routing.combine_experts(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
+    "sigmoid": lambda *x: spread.sigmoid(x[0], PRECISIONS["float32"]),
+    "shares": lambda *x: spread.routing_weights(above_zero(x[0]), True, 2.5, PRECISIONS["float32"]),
+    "shares as they are": lambda *x: spread.routing_weights(above_zero(x[0]), False, 2.5, PRECISIONS["float32"]),
+    "mix of experts": lambda *x: spread.combine_experts(x[0].reshape(10, 4, 4), x[1][:, :4], PRECISIONS["float32"]),
     "rotate": lambda *x: spread.rotate(x[0].reshape(10, 4, 4), *TABLE, PRECISIONS["float32"]),
 }
 WEIGHT = np.random.default_rng(5).standard_normal((16, 16)).astype(np.float32)
@@ -234,7 +233,7 @@ def test_a_fast_exponential_stays_within_the_bounds() -> None:
 def test_a_routers_bias_is_float32_in_every_format() -> None:
     bias = np.array([1.003], np.float32)  # of which bfloat16 loses 0.0009
     scores = Measured(np.array([[0.5]]), np.array([[1e-9]]))
-    made = routing.preferred(scores, bias)
+    made = spread.preferred(scores, bias)
     assert made.values[0, 0] == 0.5 + float(bias[0])
     assert made.bound()[0, 0] < 1e-6
 

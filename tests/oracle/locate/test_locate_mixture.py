@@ -22,10 +22,9 @@ from lfm2np.numerics import numerics_named
 from lfm2np.numerics.ieee import BFLOAT16, FLOAT32, FLOAT64
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.oracle.judging import emulate
-from lfm2np.oracle.locate.locate import Report, locate
+from lfm2np.oracle.locate.locate import Report, as_text, locate
 from lfm2np.oracle.locate.operations import operations
 from lfm2np.oracle.locate.spread import FLOATS
-from lfm2np.oracle.locate.words import as_text
 from lfm2np.oracle.recorders.own import record
 
 pytestmark = pytest.mark.rounding

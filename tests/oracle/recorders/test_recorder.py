@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from lfm2np.checkpoint.config import load_config
 from lfm2np.errors import DumpError
 from lfm2np.oracle.locate.dump import Dump, parse_dump, read_dump
-from lfm2np.oracle.locate.steps import CONTEXT, STEP, TOKEN, Steps, describe_reads, describe_steps
+from lfm2np.oracle.locate.patterns import CONTEXT, STEP, TOKEN, Steps, describe_reads, describe_steps
 from lfm2np.oracle.recorders import Recorder
 from lfm2np.oracle.recorders.recorder import content_of
 
