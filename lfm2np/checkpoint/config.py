@@ -18,6 +18,7 @@ from lfm2np.checkpoint.config_keys import unread_keys
 from lfm2np.checkpoint.lfm3 import default_layer_types, lfm3_fields
 from lfm2np.checkpoint.packed.settings import without_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object, require, require_done
+from lfm2np.checkpoint.vision_language import language_config
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import (
     ATTENTION,
@@ -147,7 +148,7 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     What config.json says of quantised tensors is read by packed/: it is no property of the model.
     """
     path = directory / "config.json"
-    raw = without_settings(read_object(path, ConfigError), str(path))
+    raw = without_settings(language_config_of(path), str(path))
     config = parse_config(raw, str(path), rope)
     if unread := unread_keys(raw, READ):
         warnings.warn(f"{path}: {', '.join(unread)}: not read, as no published config has such keys", stacklevel=2)
@@ -161,6 +162,15 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
         return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
     except ConfigError as problem:
         raise ConfigError(f"{generation}: {problem}") from None
+
+
+def language_config_of(path: Path) -> Mapping[str, object]:
+    """config.json, or of a model that also sees its language model's part."""
+    try:
+        return language_config(read_object(path, ConfigError))
+    except ConfigError as problem:
+        text = str(problem)
+        raise ConfigError(text if text.startswith(f"{path}") else f"{path}: {text}") from None
 
 
 def reading_of(config: ModelConfig) -> str:

@@ -28,6 +28,7 @@ from lfm2np.checkpoint.packed.rows import PackedRows
 from lfm2np.checkpoint.packed.settings import Settings, settings_in
 from lfm2np.checkpoint.stored import CHUNK, DTYPES, StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, parse_object, read_object
+from lfm2np.checkpoint.vision_language import language_tensors
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.layers import layout_of
@@ -63,7 +64,7 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     try:
         settings = settings_in(directory)
         tensors, source = open_tensors(directory, DTYPES if settings is None else ALL_DTYPES)
-        tensors = under_our_names(tensors, config, source)
+        tensors = under_our_names(language_tensors(tensors, directory, source), config, source)
         return _select(taken_apart(unpacked(tensors, config, settings, source), config), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
@@ -74,10 +75,15 @@ def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, sourc
     if config.model_type != "lfm3":
         return tensors
     ours = {in_file(name): name for name in layout_of(config)}
-    for name in tensors:
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
         if in_file(name) != name:
             raise CheckpointError(f"{source}: {plain(name)}: expected {plain(in_file(name))} in an lfm3")
-    return {ours.get(name, name): tensor for name, tensor in tensors.items()}
+        known = name.replace(".self_attn.gate_proj.", ".self_attn.g_proj.")  # as transformers renames it, too
+        if (own := ours.get(known, name)) in found:
+            raise CheckpointError(f"{source}: {plain(name)} and {plain(found[own].name)}: expected one of them")
+        found[own] = tensor
+    return found
 
 
 def unpacked(
