@@ -59,11 +59,6 @@ class Measured:
     load_peak_bytes: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that only a side has
 
-    def add_load(self, side: str, said: dict[str, Any]) -> None:
-        self.load_seconds.setdefault(side, []).append(said["load_seconds"])
-        self.load_peak_bytes[side] = max(self.load_peak_bytes.get(side, 0), said["peak_bytes"])
-        self.versions |= said["versions"]
-
 
 def has_peers() -> bool:
     """Whether the libraries of the extra `peers` are there; they are imported by their sides only."""
@@ -102,7 +97,10 @@ def measure(
 
     def start(stack: contextlib.ExitStack, side: str) -> SideProcess:
         process = stack.enter_context(SideProcess(side, directory, threads))
-        measured.add_load(side, process.ask("load"))
+        said = process.ask("load")
+        measured.load_seconds.setdefault(side, []).append(said["load_seconds"])
+        measured.load_peak_bytes[side] = max(measured.load_peak_bytes.get(side, 0), said["peak_bytes"])
+        measured.versions |= said["versions"]
         return process
 
     def take_turn(process: SideProcess, times: CellTimes) -> None:

@@ -181,9 +181,7 @@ def moment(trace: Trace, index: int) -> str:
 
 
 def special(sent: Sent) -> str:
-    words = []
-    if sent.abort_after is not None:
-        words.append(f"left after {sent.abort_after} tokens")
+    words = [f"left after {sent.abort_after} tokens"] if sent.abort_after is not None else []
     if sent.temperature:
         words.append(f"temperature {sent.temperature:g}, seed {sent.seed}, {sent.samples} samples")
     words += ["stop " + repr(sent.stop).replace("|", "\\x7c")] if sent.stop is not None else []

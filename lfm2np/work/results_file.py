@@ -28,7 +28,7 @@ from lfm2np.checkpoint.loaded import LoadedModel
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import ProofError, RequestError
 from lfm2np.values import same, show
-from lfm2np.work.place import AnyPlace, Work, compute
+from lfm2np.work.place import Work, compute
 from scheduler.checksum import canonical, damage, json_sha256
 
 FORMAT_VERSION = 2
@@ -184,12 +184,7 @@ def merged(paths: Iterable[str | Path], model: LoadedModel) -> dict[str, Entry]:
 
 
 def spot_check(
-    model: LoadedModel,
-    entries: Sequence[Entry],
-    works: Mapping[str, Work],
-    count: int,
-    seed: int,
-    place: AnyPlace = None,
+    model: LoadedModel, entries: Sequence[Entry], works: Mapping[str, Work], count: int, seed: int
 ) -> list[Entry]:
     """Computes `count` entries again, drawn by the seed, and returns them. ProofError for one of other bits."""
     if not 0 <= count <= len(entries):
@@ -200,7 +195,7 @@ def spot_check(
         if kind not in works:
             raise RequestError(f"{kind!r}: no known kind of work, expected one of {', '.join(works)}")
         same_kind = [entry for entry in chosen if entry.kind == kind]
-        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind], place)
+        results = compute(works[kind], model, [decoded(entry.item, entry.where) for entry in same_kind])
         for entry, result in zip(same_kind, results, strict=True):
             expected = line_sha256(model.sha256, entry.kind, entry.item, encoded(result))
             if entry.sha256 != expected:
@@ -240,19 +235,24 @@ class LineFile:
 
     def claim(self) -> None:
         """Locks the file until `close`; RequestError at once, not after hours of work, if it can't be written."""
-        try:
+        with self._writing():
             self._open()
-        except OSError as problem:
-            self.close()
-            raise RequestError(f"{self.path}: can't be written: {problem}") from None
 
     def append(self, content: bytes) -> None:
-        """One more line, its end included, on the disk when this returns. RequestError if it can't be written."""
-        try:
-            self._write(content)
-        except OSError as problem:
-            self.close()
-            raise RequestError(f"{self.path}: can't be written: {problem}") from None
+        """One more line, its end included, on the disk when this returns. RequestError if it can't be written.
+
+        One unbuffered write after the whole lines. What a failed one leaves is cut off by the next.
+        """
+        with self._writing():
+            file = self._open()
+            file.truncate(self._whole)
+            line = b"\n" + content if self._lacks_newline else content
+            written = file.write(line)
+            self._size = self._whole + (written or 0)
+            os.fsync(file.fileno())
+            if self._size < self._whole + len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
+            self._whole, self._lacks_newline = self._size, False
 
     def close(self) -> None:
         """Any number of times; the next `append` opens the file again."""
@@ -260,17 +260,13 @@ class LineFile:
             self._file.close()
             self._file = None
 
-    def _write(self, content: bytes) -> None:
-        """One unbuffered write after the whole lines. What a failed one leaves is cut off by the next."""
-        file = self._open()
-        file.truncate(self._whole)
-        line = b"\n" + content if self._lacks_newline else content
-        written = file.write(line)
-        self._size = self._whole + (written or 0)
-        os.fsync(file.fileno())
-        if self._size < self._whole + len(line):
-            raise OSError(f"{written} of {len(line)} bytes written")
-        self._whole, self._lacks_newline = self._size, False
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            self.close()
+            raise RequestError(f"{self.path}: can't be written: {problem}") from None
 
     def _open(self) -> IO[bytes]:
         """At its end, locked. OSError if another process has it, or it is not as long as what was read."""

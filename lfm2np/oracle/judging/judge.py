@@ -55,18 +55,19 @@ def judge(
     if without_routes:
         return judged_by_share(model, form, usable, of_answers, without_routes, known, progress)
 
+    def scored_by(truth: Truth) -> Scored:
+        return scored_as(model, truth, known.noises[format_name, truth.spoken])
+
     def ask(draws: Sequence[int], indices: Sequence[int]) -> list[list[Position]]:
         add_noises(model, format_name, [of_answers[index] for index in indices], known, draws, progress)
-        chosen = [(usable[index], scored_by(model, form, of_answers[index], known)) for index in indices]
-        return [judged(*pair, scored, form.bits, layers) for pair, scored in chosen]
+        return [judged(*usable[index], scored_by(of_answers[index]), form.bits, layers) for index in indices]
 
     by_answer = staged(stages, len(usable), ask, math.inf if layers else LIMIT * FAR)
     left = MOST_REROUTED
     for index, (pair, truth) in enumerate(zip(usable, of_answers, strict=True)):
         if layers and pair[1].routes is None and left and is_wrong(by_answer[index]):
             left -= 1
-            scored = scored_by(model, form, truth, known)
-            by_answer[index] = rerouted(model, form.name, pair, scored, by_answer[index], known, DRAWS)
+            by_answer[index] = rerouted(model, format_name, pair, scored_by(truth), by_answer[index], known)
     return [position for positions in by_answer for position in positions]
 
 
@@ -128,10 +129,6 @@ def judged_by_share(
     return smoothed(positions, len(DRAWS))
 
 
-def scored_by(model: LoadedModel, form: Format, truth: Truth, known: Known) -> Scored:
-    return scored_as(model, truth, known.noises[form.name, truth.spoken])
-
-
 def worst(positions: Sequence[Position]) -> float:
     """The largest difference in an answer, in units of the noise."""
     return max(map(difference, positions), default=0.0)
@@ -162,7 +159,6 @@ def rerouted(
     scored: Scored,
     positions: list[Position],
     known: Known,
-    draws: Sequence[int],
 ) -> list[Position]:
     """The positions if one near-tied route changed, or a few one after another, explains the answer; else as they were.
 
@@ -178,7 +174,7 @@ def rerouted(
         for row, index in near_ties(scored, first, max(changes, default=0))[:MOST_TRIES]:
             route, key = change(scored, row, index, layers[index])
             truth = spoken_truth(model, Spoken(scored.truth.token_ids, key), pair, known)
-            (noise,) = noise_of(model, [truth], format_name, draws, place=known.place)
+            (noise,) = noise_of(model, [truth], format_name, place=known.place)
             other = scored_as(model, truth, noise)
             again = judged(ask, answer, other, bits, layers)
             if first < min((position.row for position in again if position.is_wrong), default=len(truth.best)):

@@ -157,10 +157,10 @@ def judged(ask: Ask, answer: Answer, scored: Scored, bits: int, layers: Sequence
     rows = slice(0 if prompt else start - 1, start - 1 + len(answer.token_ids or ()))
     strict = margins(scored.truth, scored.noise, bits, rows)
     loose = None if scored.loose is None else margins(scored.truth, scored.loose, bits, rows)
-    positions = []
-    for row, logprob in enumerate(prompt):
-        token_id = ask.prompt_token_ids[row + 1]
-        positions.append(judged_token(ask, row, token_id, False, {}, logprob, scored, strict, loose))
+    positions = [
+        judged_token(ask, row, ask.prompt_token_ids[row + 1], False, {}, logprob, scored, strict, loose)
+        for row, logprob in enumerate(prompt)
+    ]
     is_greedy = not ask.factors.get(SAMPLED)
     for index, token_id in enumerate(answer.token_ids or ()):
         row, logprob = start - 1 + index, None if answer.logprobs is None else answer.logprobs[index]

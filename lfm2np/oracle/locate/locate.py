@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.model.config import ModelConfig
 from lfm2np.numerics.machine import require_ieee
-from lfm2np.oracle.locate import choices
+from lfm2np.oracle.locate import mixture
 from lfm2np.oracle.locate.dump import Dump, default_format
 from lfm2np.oracle.locate.mixture import CHOSEN, OUTPUTS, WEIGHTS
 from lfm2np.oracle.locate.operation import Operation, Oracle
@@ -214,7 +214,7 @@ def as_read(dump: Dump, step: Operation, expected: Measured, precision: Precisio
     """A dumped tensor as an input: with the spread of a rounding; missing or not finite numbers as expected."""
     name = step.name
     if step.prefers is not None:
-        return choices.as_read(dump.tensors[name], expected)
+        return mixture.as_read(dump.tensors[name], expected)
     values, first = dump.tensors[name], len(expected.values) - len(dump.tensors[name])
     values = np.where(np.abs(values) <= LARGEST, values, expected.values[first:])
     stored = PRECISIONS.get(dump.stored.get(name, ""), precision)
@@ -259,23 +259,23 @@ def looked_at(
 def whose(step: Operation, wrong: Array, chosen: Measured) -> str:
     """Which experts' weights or outputs are wrong, or which one's part of their sum, in words."""
     count = int((chosen.values[0] > 0.0).sum())
-    ids = choices.ids(chosen, count)
+    ids = mixture.chosen_ids(chosen, count)
     if step.name.endswith((WEIGHTS, OUTPUTS)):
         by_place = np.asarray(wrong.reshape(*ids.shape, -1).any(axis=-1))
-        return choices.describe_experts(by_place, ids, chosen.values.shape[1])
-    return choices.describe_common(np.asarray(wrong.any(axis=1)), ids)
+        return mixture.describe_experts(by_place, ids, chosen.values.shape[1])
+    return mixture.describe_common(np.asarray(wrong.any(axis=1)), ids)
 
 
 def looked_at_choice(
     step: Operation, dump: Dump, expected: Measured, recomputed: tuple[str, ...], preferred: Measured
 ) -> tuple[Check, list[Finding]]:
     ids, experts = dump.tensors[step.name], preferred.values.shape[1]
-    judged_ids = choices.judged(ids, preferred)
-    check = Check(step.name, float(judged_ids.errors.max()), choices.says_nothing(expected, BLUNT))
+    judged_ids = mixture.judged(ids, preferred)
+    check = Check(step.name, float(judged_ids.errors.max()), mixture.says_nothing(expected, BLUNT))
     if not (judged_ids.errors > 1.0).any():
         return check, []
-    channels = choices.describe_choices(ids, judged_ids, experts)
-    choice = choices.in_words(ids, judged_ids, *worst_of(judged_ids.errors), experts)
+    channels = mixture.describe_choices(ids, judged_ids, experts)
+    choice = mixture.in_words(ids, judged_ids, *worst_of(judged_ids.errors), experts)
     first, bounds = len(expected.values) - len(ids), LIMIT * judged_ids.noise
     return check, [
         finding(step, dump, recomputed, first, judged_ids.errors, judged_ids.instead, bounds, channels, choice=choice)

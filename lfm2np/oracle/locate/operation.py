@@ -59,7 +59,7 @@ class Operation:
     per: str = TOKEN  # what has a row: a token, a step, or each token that a step sees
     by_position: bool = False  # `width` channels for each of the T positions, one position after another
     noun: str = "channel"  # what a column is
-    prefers: Callable[..., Measured] | None = None  # of ids of experts: the preferences they are chosen by (choices.py)
+    prefers: Callable[..., Measured] | None = None  # of ids of experts: the preferences they are chosen by (mixture.py)
     weights: str = ""  # the matrix that it multiplies by, or one of several alike
     chosen: str = ""  # the tensor of the experts whose numbers these are, place by place or added up
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfm2np.oracle.locate import choices
-from lfm2np.oracle.locate.choices import NOBODY
+from lfm2np.oracle.locate import mixture
+from lfm2np.oracle.locate.mixture import NOBODY
 from lfm2np.oracle.locate.spread import LIMIT, Measured
 
 NOISE = 0.01  # of each score
@@ -24,7 +24,7 @@ def scores(*rows: list[float]) -> Measured:
 def test_what_is_farther_apart_than_four_times_the_noise_is_no_tie(
     apart: float, is_wrong: bool, order: list[int]
 ) -> None:
-    made = choices.judged(np.array([[0, 3]])[:, order], scores([0.9, 0.5, 0.1, 0.5 - apart]))
+    made = mixture.judged(np.array([[0, 3]])[:, order], scores([0.9, 0.5, 0.1, 0.5 - apart]))
     place = order.index(1)
     assert made.errors[0, place] == pytest.approx(apart / BOUND)
     assert (made.errors[0] > 1.0).tolist() == [is_wrong and one == place for one in range(2)]
@@ -32,13 +32,13 @@ def test_what_is_farther_apart_than_four_times_the_noise_is_no_tie(
 
 
 def test_a_wrong_expert_is_compared_with_the_missing_one_that_gives_the_largest_error() -> None:
-    made = choices.judged(np.array([[2, 3]]), scores([0.9, 0.6, 0.3, 0.2]))
+    made = mixture.judged(np.array([[2, 3]]), scores([0.9, 0.6, 0.3, 0.2]))
     assert made.instead.tolist() == [[0, 0]]
     times = 0.7 / (NOISE * 2**0.5)
-    assert choices.in_words(np.array([[2, 3]]), made, 0, 1, 4) == (
+    assert mixture.in_words(np.array([[2, 3]]), made, 0, 1, 4) == (
         f"routed to expert 3 instead of 0, although their scores are {times:.3g} times the noise apart"
     )
-    assert choices.describe_choices(np.array([[2, 3]]), made, 4) == (
+    assert mixture.describe_choices(np.array([[2, 3]]), made, 4) == (
         "chosen wrongly: experts 2 to 3 of 4; left out: expert 0 of 4"
     )
 
@@ -50,32 +50,32 @@ def test_whatever_noise_chooses_is_right_and_was_in_doubt(seed: int, count: int,
     own = Measured(random.integers(0, 12, (6, 8)) / 100.0, 0.02 * random.random((6, 8)))
     moved = own.values + own.spread * random.uniform(-1.0, 1.0, (6, 8))
     ids = np.argsort(-moved, axis=-1, kind="stable")[:, :count]
-    assert choices.judged(random.permuted(ids, axis=1).astype(float), own).errors.max() <= 1.0
-    expected, found = choices.places(own, count, by_place), choices.as_places(ids, 8)
+    assert mixture.judged(random.permuted(ids, axis=1).astype(float), own).errors.max() <= 1.0
+    expected, found = mixture.places(own, count, by_place), mixture.as_places(ids, 8)
     differs = expected.values != found if by_place else (expected.values > 0) != (found > 0)
     assert not (differs & (expected.spread == 0.0)).any()
 
 
 def test_places_and_ids_are_two_ways_to_say_the_same() -> None:
     ids = np.array([[3, 0], [1, 2]])
-    places = choices.as_places(ids, 4)
+    places = mixture.as_places(ids, 4)
     assert places.tolist() == [[2, 0, 0, 1], [0, 1, 2, 0]]
-    assert choices.ids(Measured(places, np.zeros((2, 4))), 2).tolist() == ids.tolist()
+    assert mixture.chosen_ids(Measured(places, np.zeros((2, 4))), 2).tolist() == ids.tolist()
 
 
 def test_the_last_rows_alone_may_be_dumped_and_those_that_cannot_be_are_what_they_should() -> None:
-    expected = choices.places(scores([0.9, 0.5, 0.1], [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]), 2, False)
-    read = choices.as_read(np.array([[0.0, 1.0], [7.0, 1.0]]), expected)
-    assert choices.ids(read, 2).tolist() == [[0, 1], [0, 1], [0, 2]]
-    made = choices.judged(np.array([[2, 1], [0, 2]]), scores([0.0] * 3, [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]))
+    expected = mixture.places(scores([0.9, 0.5, 0.1], [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]), 2, False)
+    read = mixture.as_read(np.array([[0.0, 1.0], [7.0, 1.0]]), expected)
+    assert mixture.chosen_ids(read, 2).tolist() == [[0, 1], [0, 1], [0, 2]]
+    made = mixture.judged(np.array([[2, 1], [0, 2]]), scores([0.0] * 3, [0.1, 0.5, 0.9], [0.9, 0.1, 0.5]))
     assert made.errors.tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_choice_that_most_scores_leave_open_says_nothing() -> None:
-    open_ones = choices.places(scores([0.5, 0.5, 0.5, 0.1]), 2, False)
-    clear = choices.places(scores([0.9, 0.8, 0.5, 0.1]), 2, False)
-    assert (choices.says_nothing(open_ones, 0.5), choices.says_nothing(clear, 0.5)) == (True, False)
-    assert not choices.says_nothing(choices.places(scores([0.5] * 4), 4, False), 0.5)  # all are chosen
+    open_ones = mixture.places(scores([0.5, 0.5, 0.5, 0.1]), 2, False)
+    clear = mixture.places(scores([0.9, 0.8, 0.5, 0.1]), 2, False)
+    assert (mixture.says_nothing(open_ones, 0.5), mixture.says_nothing(clear, 0.5)) == (True, False)
+    assert not mixture.says_nothing(mixture.places(scores([0.5] * 4), 4, False), 0.5)  # all are chosen
 
 
 CHOSEN = np.array([[5, 1], [1, 2], [5, 0], [2, 0]])
@@ -91,7 +91,7 @@ CHOSEN = np.array([[5, 1], [1, 2], [5, 0], [2, 0]])
     ],
 )
 def test_whose_outputs_are_wrong_in_words(wrong: list[list[int]], text: str) -> None:
-    assert choices.describe_experts(np.array(wrong, bool), CHOSEN, 8) == text
+    assert mixture.describe_experts(np.array(wrong, bool), CHOSEN, 8) == text
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_whose_outputs_are_wrong_in_words(wrong: list[list[int]], text: str) -> 
     ],
 )
 def test_who_is_common_to_wrong_sums_in_words(wrong: list[int], text: str) -> None:
-    assert choices.describe_common(np.array(wrong, bool), CHOSEN) == text
-    assert choices.share_of(1, 1) == "the only row that chose it"
+    assert mixture.describe_common(np.array(wrong, bool), CHOSEN) == text
+    assert mixture.share_of(1, 1) == "the only row that chose it"
