@@ -46,7 +46,7 @@ SPARSE = {**WIDE, "moe_intermediate_size": 256}
 
 
 def in_gguf(config: ModelConfig) -> bool:
-    """Whether llama.cpp has a place for it: for an LFM3, biases of convolutions, routers without one and factors none."""
+    """Whether llama.cpp has a place for it: none for LFM3, biases of convolutions, routers without one, factors."""
     mixture = config.mixture
     plain = mixture is None or (
         mixture.use_expert_bias and mixture.norm_topk_prob and mixture.routed_scaling_factor == 1.0
