@@ -10,7 +10,7 @@ lfm2np.score_many(model, prompts, executor) # the same of many, on any concurren
 """
 
 import lfm2np.before_numpy  # noqa: F401  (first, as it says)
-from lfm2np.checkpoint.loaded import draft_fixture, moe_fixture, trained_fixture
+from lfm2np.checkpoint.loaded import draft_fixture, lfm3_fixture, moe_fixture, trained_fixture
 from lfm2np.engine.draft_model import ModelDrafter
 from lfm2np.engine.engine import Engine
 from lfm2np.engine.generation import Completion, GeneratedToken
@@ -59,6 +59,7 @@ __all__ = [
     "TokenizerError",
     "draft_fixture",
     "keep_freed_memory",
+    "lfm3_fixture",
     "load",
     "moe_fixture",
     "score_many",

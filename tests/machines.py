@@ -30,7 +30,9 @@ from typing import Any
 from machine_folders import BLAS, MACHINES, TOP, Failed, Machine, launcher, put_together, tell
 
 Commands = Mapping[str, Sequence[str]]  # words of the command line, by what the command is called here
-DIGESTS = dict(re.findall(r'^([A-Z]+)_DIGEST = "(\w{64})"', (TOP / "tests" / "test_bits.py").read_text(), re.MULTILINE))
+DIGESTS = dict(
+    re.findall(r'^([A-Z0-9]+)_DIGEST = "(\w{64})"', (TOP / "tests" / "test_bits.py").read_text(), re.MULTILINE)
+)
 
 # Prompts, and what the trained fixture answers; 14 blocks of 2 tokens do not hold all of them at once.
 ASKED = {"sort: 7 2 9 4 1 ->": " 1 2 4 7 9", "add: 20 + 97 ->": " 117", "recall: f = 7, r = 2, v = 2; f ->": " 7"}
@@ -45,6 +47,7 @@ NOT_BITS = ["-k", "not of_float64_at_any_length and not plain_float32"]
 COMMANDS = {
     "digest": ["digest"],
     "mixture": ["digest", "--model", str(TOP / "fixtures" / "moe")],
+    "lfm3": ["digest", "--model", str(TOP / "fixtures" / "lfm3")],
     "integers": ["digest", "--numerics", "integers"],
     "vectors": ["vectors", "verify", "--json"],
     "batch": BATCH,
@@ -53,7 +56,7 @@ COMMANDS = {
 }
 QUICK_TESTS = "(python_integers or order_of_its_terms or either_zero or zero_keeps_its_sign or both_ways)"
 QUICK_TESTS += " and not longest and not plain_float32"
-QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "integers", "batch")}
+QUICK = {name: COMMANDS[name] for name in ("digest", "mixture", "lfm3", "integers", "batch")}
 QUICK |= {"tests": [*PYTEST, "-k", QUICK_TESTS]}
 
 # Runs there: what the machine is, and then one command after the other, each a line of JSON.
@@ -189,6 +192,7 @@ def judge_tests(code: int, said: str) -> tuple[str, list[str]]:
 JUDGES = {
     "digest": partial(judge_digest, DIGESTS["TRAINED"]),
     "mixture": partial(judge_digest, DIGESTS["MOE"]),
+    "lfm3": partial(judge_digest, DIGESTS["LFM3"]),
     "integers": partial(judge_digest, DIGESTS["TRAINED"]),
     "batch": judge_batch,
     "vectors": judge_vectors,
@@ -251,7 +255,7 @@ def main() -> int:
     work = arguments.work.resolve()
     with ThreadPoolExecutor(arguments.jobs) as pool:
         folders = {one.name: pool.submit(put_together, one, work, arguments.mirror) for one in machines}
-        both = ["digest", "mixture"] if arguments.quick else chosen
+        both = ["digest", "mixture", "lfm3"] if arguments.quick else chosen
         chosen_by = {blas: [name for name in chosen if blas == "OpenBLAS" or name in both] for blas in BLAS}
         rows = [Row(machine, blas) for machine in machines for blas in BLAS if chosen_by[blas]]
         words = {blas: {name: commands[name] for name in names} for blas, names in chosen_by.items()}

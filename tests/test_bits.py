@@ -19,12 +19,13 @@ from lfm2np.checkpoint.loaded import trained_fixture
 from lfm2np.loading import load
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), FIXTURES / "moe", FIXTURES / "trained"]
+CHECKPOINTS = [*sorted((FIXTURES / "torture").iterdir()), *(FIXTURES / name for name in ("moe", "lfm3", "trained"))]
 KERNELS = [one for one in blas.KERNELS if blas.can_run(one) and one != "Zen"]  # whose are Haswell's
 
 # The digests of the trained fixtures, as the README states them: any machine must print the same.
 TRAINED_DIGEST = "23cd8b8395bb7a2048cbc726a7ca94185b1bd2c5b10ca3c4ca8b7718ec27a428"
 MOE_DIGEST = "bd40174d2188a425425b4aa554a8a7a77c99987617003649a0d6abe2ae5ea8b4"
+LFM3_DIGEST = "f968365024a3d66b2101bcf5cdb8b7faec70e31a47313c3293b0bedceb0129ae"
 
 FEATURES = " ".join(blas.dispatched_features())
 kernels_only = pytest.mark.skipif(len(KERNELS) < 2, reason=f"no kernels to choose from: NumPy has {blas.here().blas}")
@@ -123,7 +124,7 @@ def test_numpys_own_exp_fails_the_check_without_vector_code(here):
     assert digests("exact", NPY_DISABLE_CPU_FEATURES=FEATURES)["numpy's exp"] != here["numpy's exp"]
 
 
-@pytest.mark.parametrize(("name", "digest"), [("trained", TRAINED_DIGEST), ("moe", MOE_DIGEST)])
+@pytest.mark.parametrize(("name", "digest"), [("trained", TRAINED_DIGEST), ("moe", MOE_DIGEST), ("lfm3", LFM3_DIGEST)])
 def test_a_trained_fixture_has_the_digest_that_the_readme_states(here, name: str, digest: str):
     assert here["ours"][str(FIXTURES / name)] == digest
     assert f"\n{digest}\n" in (FIXTURES.parent / "README.md").read_text()

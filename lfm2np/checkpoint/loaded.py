@@ -124,6 +124,11 @@ def moe_fixture() -> Path:
     return _fixture("moe")
 
 
+def lfm3_fixture() -> Path:
+    """The trained LFM3, of the same vocabulary."""
+    return _fixture("lfm3")
+
+
 def hand_fixture() -> Path:
     """The model of the drawings whose numbers fit on paper; it has no tokenizer, its words are in words.json."""
     return _fixture("hand")

@@ -28,7 +28,7 @@ from lfm2np.model.weights import MixtureWeights
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NAMES = ("trained", "draft", "hand")
 MIXTURES = ("moe",)
-WITH_TOKENIZER = ("trained", "draft", "moe")
+WITH_TOKENIZER = ("trained", "draft", "moe", "lfm3")
 
 
 def raw(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from operands import StartsWithTheFirstProduct, adversarial, float32_of, integer_dot, kinds, seeds
 
 import lfm2np
-from lfm2np.checkpoint.loaded import moe_fixture, read_model
+from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture, read_model
 from lfm2np.errors import NumericsError
 from lfm2np.network.digest import digest
 from lfm2np.numerics import attention, elementary, exact, grids, integers, matrix, pieces, weight_grids
@@ -409,3 +409,4 @@ def test_the_digests_of_the_readme(numerics: str):
     readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
     assert digest_of(lfm2np.trained_fixture(), numerics) in readme
     assert digest_of(moe_fixture(), numerics) in readme
+    assert digest_of(lfm3_fixture(), numerics) in readme

@@ -57,7 +57,7 @@ def test_lfm2config_keeps_what_vllm_reads_off_it(name: str, tmp_path: Path) -> N
     assert load_config(tmp_path).layer_types == load_config(folder).layer_types
 
 
-@pytest.mark.parametrize("name", [*NAMES, "moe"])
+@pytest.mark.parametrize("name", [*NAMES, "moe", "lfm3"])
 def test_transformers_computes_the_fixture_as_it_is(name: str) -> None:
     """No tensor missing, left over or of another shape; the logits of `exact` to 1e-4, measured 1.2e-5."""
     folder = make_goldens.FIXTURES / name

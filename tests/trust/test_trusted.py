@@ -10,7 +10,7 @@ import pytest
 
 import lfm2np
 from lfm2np import trusted
-from lfm2np.checkpoint.loaded import moe_fixture
+from lfm2np.checkpoint.loaded import lfm3_fixture, moe_fixture
 from lfm2np.errors import RequestError
 from lfm2np.numerics import integers
 
@@ -35,7 +35,7 @@ def executed(function: Callable[[], object]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture])
+@pytest.mark.parametrize("fixture", [lfm2np.trained_fixture, moe_fixture, lfm3_fixture])
 def test_nothing_but_the_base_and_the_reading_of_files_runs(fixture: Callable[[], Path]):
     ran = executed(lambda: lfm2np.load(fixture(), "integers").logits([1, 17, 42]))
     choosing = {"loading.py", "numerics/__init__.py"}  # by name, and who calls the reference

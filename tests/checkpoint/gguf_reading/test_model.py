@@ -46,12 +46,12 @@ SPARSE = {**WIDE, "moe_intermediate_size": 256}
 
 
 def in_gguf(config: ModelConfig) -> bool:
-    """Whether llama.cpp has a place for it: for biases of convolutions, routers without one and factors it has none."""
+    """Whether llama.cpp has a place for it: none for LFM3, biases of convolutions, routers without one, factors."""
     mixture = config.mixture
     plain = mixture is None or (
         mixture.use_expert_bias and mixture.norm_topk_prob and mixture.routed_scaling_factor == 1.0
     )
-    return plain and not config.conv_bias
+    return plain and not config.conv_bias and config.model_type != "lfm3"
 
 
 def same_numbers(directory: Path, path: Path, dtype: str) -> Path:

@@ -63,7 +63,7 @@ def test_nothing_is_located_in_the_mended_engine(tmp_path: Path) -> None:
     assert report.is_conclusive and not report.findings
 
 
-DENSE = [path for path in DIRECTORIES if load_config(path).mixture is None]
+DENSE = [path for path in DIRECTORIES if load_config(path).model_type == "lfm2"]
 
 
 @pytest.mark.parametrize("directory", DENSE, ids=lambda path: path.name)

@@ -28,7 +28,8 @@ pytestmark = [
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRAINED, BIASED = FIXTURES / "trained", FIXTURES / "torture" / "biased_two_taps"
-DIRECTORIES = [TRAINED, *sorted(path for path in (FIXTURES / "torture").iterdir() if path.is_dir())]
+DIRECTORIES = [TRAINED, *sorted((FIXTURES / "torture").iterdir())]
+DIRECTORIES = [path for path in DIRECTORIES if load_config(path).model_type != "lfm3"]  # which it refuses
 FORMATS = ("float32", "float16", "bfloat16")
 
 

@@ -1,0 +1,104 @@
+"""The trained LFM3: each mechanism is needed, and the engine's tokens are those of a sequence alone."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import corpus
+import evaluate
+import numpy as np
+import pytest
+from without_lfm3 import lfm3_ablations
+
+import lfm2np
+from lfm2np.checkpoint.loaded import lfm3_fixture
+from lfm2np.engine.engine import Engine
+from lfm2np.sampling.params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+@cache
+def model() -> lfm2np.Model:
+    return lfm2np.load(lfm3_fixture())
+
+
+def questions(count: int) -> list[corpus.Example]:
+    """Held out of training, the tasks in turn."""
+    streams = [corpus.examples(3, True, (task,)) for task in corpus.tasks_of("lfm3")]
+    return [next(stream) for stream in itertools.islice(itertools.cycle(streams), count)]
+
+
+def test_it_has_a_window_shorter_than_its_prompts_and_a_head_dim_of_its_own():
+    config = model().config
+    assert config.head_dim != config.hidden_size // config.num_attention_heads
+    assert set(config.layer_types) == {"conv", "full_attention", "sliding_attention"}
+    assert config.conv_L_cache == 7 and config.use_attention_gate and config.use_sandwich_norm
+    assert config.partial_rotary_factor == 0.5 and config.rope_theta != config.sliding_rope_theta
+    lengths = [len(model().prompt_ids(corpus.as_text(one)[0])) for one in questions(40) if one.task in ("far", "edge")]
+    assert min(lengths) > config.sliding_window == 16
+
+
+def test_every_token_of_edge_repeats_what_stood_a_window_ago():
+    """After the comma each letter is the one 16 tokens before it: the farthest that the last token's window shows."""
+    (example,) = itertools.islice(corpus.examples(3, True, ("edge",)), 1)
+    ids = model().tokenizer.encode("".join(corpus.as_text(example)))
+    assert ids[-5:-1] == ids[-21:-17]
+    assert len(set(ids[-21:-5])) == 16, "the comma, and no letter twice"
+
+
+def test_exact_is_integers():
+    ids = model().tokenizer.encode("".join(corpus.as_chat(questions(8)[-1])))
+    integers = lfm2np.load(lfm3_fixture(), "integers").logits(ids)
+    assert model().logits(ids).tobytes() == integers.tobytes()
+
+
+@pytest.mark.parametrize("name", lfm3_ablations(model().weights, model().config))
+def test_without_a_mechanism_a_task_is_lost(name: str):
+    """On few prompts of one task; docs/why/fixture.md has the table of all."""
+    asked = list(itertools.islice(corpus.examples(3, True, ("copy",)), 6))
+    weights, config = model().weights, model().config
+
+    def right(network: evaluate.Network) -> int:
+        return sum(evaluate.is_answered(model(), network, example, chat=False) for example in asked)
+
+    assert right(lfm3_ablations(weights, config)[name]) < right((weights, config)) / 2
+
+
+SIZES = {
+    "chunks over the window's edge": {"max_num_batched_tokens": 11},
+    "one token a step": {"max_num_batched_tokens": 1},
+    "few blocks: preempted": {"num_blocks": 44},
+    "few blocks: swapped": {"num_blocks": 44, "num_host_blocks": 100},
+    "drafts": {"drafter": lfm2np.NgramDrafter(), "num_speculative_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_batched_equals_alone(sizes: dict[str, object]):
+    """Tokens, on shared prefixes longer than the window, too; memory audited after each step."""
+    prompts = [corpus.as_text(one)[0] for one in questions(8)]
+    prompts += [prompt[:-4] for prompt in prompts if prompt.startswith(("far", "edge"))]
+    engine = Engine(model(), **{"num_blocks": 200, "block_size": 3, "max_num_seqs": 5, "check": True, **sizes})
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), model().prompt_ids(prompt), GREEDY)
+    outputs = {}
+    while engine.has_unfinished:
+        outputs |= {one.request_id: one.outputs[0].token_ids for one in engine.step() if one.finished}
+    assert [outputs[str(number)] for number in range(len(prompts))] == [alone(prompt) for prompt in prompts]
+
+
+@cache
+def alone(prompt: str) -> tuple[int, ...]:
+    """By the whole sequence's logits for each token, without a cache."""
+    ids = list(model().prompt_ids(prompt))
+    start = len(ids)
+    while len(ids) < start + GREEDY.max_tokens and ids[-1] not in model().config.eos_token_ids:
+        ids.append(int(np.argmax(model().logits(ids)[-1])))
+    return tuple(ids[start:])
+
+
+def test_it_answers_what_it_was_never_trained_on():
+    right = [model().generate(corpus.as_text(one)[0], max_tokens=40).text == f" {one.answer}" for one in questions(16)]
+    assert sum(right) >= 14
