@@ -10,6 +10,8 @@ operations rounded once to float32, 2.8e-7 for products (weights of 26 bits), 1.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -39,6 +41,13 @@ KINDS = {"float64": TensorProto.DOUBLE, "int64": TensorProto.INT64}
 SHAPES = [(1, 1), (2, 3), (5, 40), (7, 129)]
 
 each_numerics = pytest.mark.parametrize("numerics", NUMERICS)
+
+
+def drawn(count: int, **values: Sequence[Any]) -> pytest.MarkDecorator:
+    """`count` random combinations, the same every time; each value comes up equally often, give or take one."""
+    rng = random.Random(0)
+    columns = [rng.sample((list(column) * count)[:count], count) for column in values.values()]
+    return pytest.mark.parametrize(",".join(values), list(zip(*columns, strict=True)))
 
 
 def onnx_op(name: str, opset: int, inputs: dict[str, Array | None], outputs: list[str], **attributes: Any) -> list[Any]:
@@ -78,10 +87,9 @@ def assert_close(ours: Array, peer: Array | torch.Tensor, bound: float) -> None:
 
 
 @each_numerics
-@pytest.mark.parametrize(("tokens", "width"), SHAPES)
-@pytest.mark.parametrize("outputs", [1, 6, 31])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_linear_map_is_torchs(numerics: str, tokens: int, width: int, outputs: int, biased: bool) -> None:
+@drawn(12, shape=SHAPES, outputs=[1, 6, 31], biased=[False, True])
+def test_a_linear_map_is_torchs(numerics: str, shape: tuple[int, int], outputs: int, biased: bool) -> None:
+    tokens, width = shape
     weight, bias = normal(1, outputs, width), normal(2, outputs) if biased else None
     x = normal(3, tokens, width)
     arithmetic = NUMERICS[numerics]
@@ -91,10 +99,13 @@ def test_a_linear_map_is_torchs(numerics: str, tokens: int, width: int, outputs:
 
 
 @each_numerics
-@pytest.mark.parametrize("taps", [1, 2, 4, 7])
-@pytest.mark.parametrize("width", [1, 3, 40])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("chunks", [(9,), (1,), (1, 1, 1, 1), (2, 1, 5), (3, 7, 1, 12)])
+@drawn(
+    20,
+    taps=[1, 2, 4, 7],
+    width=[1, 3, 40],
+    biased=[False, True],
+    chunks=[(9,), (1,), (1, 1, 1, 1), (2, 1, 5), (3, 7, 1, 12)],
+)
 def test_a_convolution_in_chunks_is_onnxs_with_its_state(
     numerics: str, taps: int, width: int, biased: bool, chunks: tuple[int, ...]
 ) -> None:
@@ -118,9 +129,7 @@ def test_a_convolution_in_chunks_is_onnxs_with_its_state(
 
 
 @each_numerics
-@pytest.mark.parametrize("taps", [1, 2, 4, 7])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 11])
-@pytest.mark.parametrize("biased", [False, True])
+@drawn(12, taps=[1, 2, 4, 7], tokens=[1, 2, 3, 11], biased=[False, True])
 def test_a_convolution_after_a_history_is_torchs(numerics: str, taps: int, tokens: int, biased: bool) -> None:
     width = 13
     weight, bias = normal(1, width, taps), normal(2, width) if biased else None
@@ -158,9 +167,7 @@ def test_swiglu_is_onnxs_and_torchs(numerics: str, scale: float) -> None:
 
 
 @each_numerics
-@pytest.mark.parametrize("head_dim", [2, 6, 10, 64, 128])
-@pytest.mark.parametrize("heads", [1, 5])
-@pytest.mark.parametrize("start", [0, 1, 1000, 100_000])
+@drawn(15, head_dim=[2, 6, 10, 64, 128], heads=[1, 5], start=[0, 1, 1000, 100_000])
 def test_a_rotation_is_onnxs_and_transformers(numerics: str, head_dim: int, heads: int, start: int) -> None:
     tokens = 5
     x, positions = normal(1, tokens, heads, head_dim), np.arange(start, start + tokens)
@@ -182,13 +189,17 @@ def test_a_rotation_is_onnxs_and_transformers(numerics: str, head_dim: int, head
 
 
 @each_numerics
-@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (3, 3), (4, 2), (5, 1), (15, 3)])
-@pytest.mark.parametrize("head_dim", [2, 6, 10, 64])
-@pytest.mark.parametrize(("tokens", "context"), [(1, 1), (9, 9), (1, 8), (2, 37), (5, 6), (3, 129)])
+@drawn(
+    30,
+    heads_and_groups=[(1, 1), (3, 3), (4, 2), (5, 1), (15, 3)],
+    head_dim=[2, 6, 10, 64],
+    tokens_and_context=[(1, 1), (9, 9), (1, 8), (2, 37), (5, 6), (3, 129)],
+)
 def test_attention_in_a_chunk_is_onnxs_and_torchs(
-    numerics: str, heads: int, groups: int, head_dim: int, tokens: int, context: int
+    numerics: str, heads_and_groups: tuple[int, int], head_dim: int, tokens_and_context: tuple[int, int]
 ) -> None:
     """One, two or five query heads a key/value head; the queries are the last of the context."""
+    (heads, groups), (tokens, context) = heads_and_groups, tokens_and_context
     past = context - tokens
     queries = 2 * normal(1, tokens, heads, head_dim)
     keys, values = normal(2, context, groups, head_dim), normal(3, context, groups, head_dim)
