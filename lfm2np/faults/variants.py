@@ -53,7 +53,7 @@ VARIANTS: tuple[Variant, ...] = (
         Edit(
             "lfm2np.reference:attention",
             "numerics.multiply(mixed, gates[..., None])",
-            "numerics.multiply(gates[..., None], mixed)",
+            "numerics.multiply(np.repeat(gates[..., None], mixed.shape[-1], axis=-1), mixed)",
         ),
     ),
     edited(

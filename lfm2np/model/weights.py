@@ -56,8 +56,8 @@ class AttentionWeights:
     scale: AttentionScale
     kind: str  # full_attention or sliding_attention: see ModelConfig.rope
     qkv_proj: Matrix = field(metadata=of(*(f"self_attn.{part}_proj.weight" for part in "qkv")))  # [(H + 2G) * E, D]
-    out_proj: Matrix = field(metadata=of("self_attn.out_proj.weight"))  # [D, H * E]
     gate_proj: Matrix | None = field(default=None, metadata=of("self_attn.g_proj.weight"))  # [H, D]
+    out_proj: Matrix = field(metadata=of("self_attn.out_proj.weight"))  # [D, H * E]
     qkv_bias: Float32 | None = field(
         default=None, metadata=of(*(f"self_attn.{part}_proj.bias" for part in "qkv"))
     )  # [(H + 2G) * E]

@@ -194,7 +194,7 @@ def commit(cache: Cache, kept: Sequence[Kept]) -> None:
     """
     if not kept:
         return
-    places = {is_windowed: written_places(cache, kept, is_windowed) for is_windowed in set(cache.is_windowed)}
+    places = {is_windowed: written_places(cache, kept, is_windowed) for is_windowed in dict.fromkeys(cache.is_windowed)}
     for index, (is_windowed, layer) in enumerate(zip(cache.is_windowed, cache.blocks, strict=True)):
         blocks, offsets = places[is_windowed]
         for number, array in enumerate(layer):

@@ -228,7 +228,7 @@ def whole_sequences(example: tuple[TinyModel, tuple[tuple[int, ...], ...], bool]
     if len(runs) != len(sequences):
         raise Violation(f"{len(runs)} runs of {len(sequences)} sequences")
     for index, (one, ids) in enumerate(zip(runs, sequences, strict=True)):
-        bad = poison in ids and "A" in tiny.layers[1:]  # the first layer's feed-forward is what overflows
+        bad = poison in ids and not set(tiny.layers[1:]).isdisjoint("AS")  # the first layer's feed-forward is what overflows
         if (one.error is not None) != bad:
             raise Violation(f"sequence {index}, {ids}: error {one.error}")
         if poison not in ids:
@@ -276,7 +276,7 @@ def cache_is_sized(example: tuple[TinyModel, str, SchedulerConfig]) -> None:
     config, numerics = loaded(model).config, numerics_named(name)
     cache = make_cache(config, numerics, sizes)
     attention = [kind for kind in config.layer_types if kind != "conv"]
-    windowed = [kind == "sliding_attention" for kind in attention]
+    windowed = [kind == "sliding_attention" and sizes.sliding_window is not None for kind in attention]
     state = (len(config.layer_types) - len(attention), config.conv_L_cache - 1, config.hidden_size)
     require(cache.states.shape, (sizes.max_num_seqs, *state), "shape of the states", name)
     require(cache.checkpoints.shape, (sizes.num_blocks * sizes.prefix_caching, *state), "of the checkpoints", name)

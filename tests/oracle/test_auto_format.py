@@ -10,6 +10,7 @@ import pytest
 import lfm2np
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.cli.shared.formats import add_options, format_of
+from lfm2np.cli.shared.parser import add_model
 from lfm2np.errors import RequestError
 from lfm2np.oracle.auto_format import taken_format
 
@@ -56,7 +57,8 @@ def test_a_directory_does_not_say_what_llama_cpp_runs() -> None:
 
 def test_options_are_put_together() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default=str(lfm2np.trained_fixture()))
+    add_model(parser)
+    parser.set_defaults(model=str(lfm2np.trained_fixture()))
     add_options(parser)
     said = {
         "": ("float32", ""),
