@@ -287,7 +287,8 @@ def overflow_stays_home(factory: Factory, example: tuple[Scenario, int, bool]) -
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     if late:  # it overflows on the token that it generates
         params = replace(params, logit_bias={poison: 1e6})
-    told_later = not set(getattr(scenario.model, "layers", "")[1:]).isdisjoint("AS")  # attention meets what an earlier position became
+    later_layers = getattr(scenario.model, "layers", "")[1:]
+    told_later = "A" in later_layers or "S" in later_layers  # attention meets what an earlier position became
     bad = Request("bad", (3, 4) if late else (3, 4, poison, *((5, 3, 5) if told_later else ())), params)
     engine = make(factory, scenario.model, scenario.sizes)
     alone = generate(factory, scenario)
