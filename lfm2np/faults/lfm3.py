@@ -229,16 +229,6 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     modelled(
-        "partial-rotation-of-a-smaller-head",
-        "The rotated share of a head is turned by the frequencies of a head of that size.",
-        Edit(
-            ROTARY,
-            TABLE,
-            "table(positions, config.head_dim, config.rope(kind)._replace("
-            "theta=config.rope(kind).theta ** (1.0 / config.rope(kind).share)))",
-        ),
-    ),
-    modelled(
         "head-size-of-hidden-by-heads",
         "head_dim is taken as hidden_size by heads: frequencies are those of another head.",
         Edit(
