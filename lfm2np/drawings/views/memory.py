@@ -71,7 +71,9 @@ def memory(run: Run) -> View:
         in_window.chart() if in_window else None,
         growth(run),
         details("The numbers of the figure", pool_table(run, owned)),
-        details("The numbers of windowed layers", pool_table(in_window.run, in_window.owned)) if in_window else None,
+        details("The numbers of windowed layers", pool_table(in_window.run, in_window.owned, True))
+        if in_window
+        else None,
     )
 
 
@@ -205,8 +207,8 @@ def growth(run: Run) -> Markup:
         element(
             "p",
             f"A token has {token:,} numbers of keys and values{full}; a request has {state:,} numbers of convolution "
-            f"state, as much as {state / token:.1f} tokens, and never more."
-            if token
+            f"state, as much as {state / (token + in_a_window):.1f} tokens, and never more."
+            if token + in_a_window
             else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
         ),
         table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
@@ -234,13 +236,14 @@ def sizes_of(run: Run) -> tuple[int, int, int] | None:
     return None
 
 
-def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
+def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], is_windowed: bool = False) -> Markup:
     rows = []
     for step, owners in zip(run.steps, owned, strict=True):
         shared = sum(len(names) > 1 for names in owners.values())
         free = "\u2013" if step.abandoned else step.free_blocks
-        rows.append([step.number, len(owners), shared, free, len(step.moves)])
-    return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)
+        rows.append([step.number, len(owners), shared, *([] if is_windowed else [free]), len(step.moves)])
+    after = [] if is_windowed else ["free after it"]  # a trace has the number of the other pool only
+    return table("Blocks by step", ["step", "owned", "shared", *after, "moves"], rows)
 
 
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
@@ -253,6 +256,7 @@ SLOT = 70.0
 
 
 def map_legend(run: Run, is_windowed: bool) -> Markup:
+    where = " (of windowed layers: by its prefix alone)" if is_windowed else ""
     numbers, names = colours(run), short_names(run.requests)
     owners = [(name, short) for name, short in names.items() if name != short]
     return legend(
@@ -261,7 +265,7 @@ def map_legend(run: Run, is_windowed: bool) -> Markup:
         ("free", cell(1, 1, 16, 16, None, "")),
         *([("given back behind its request's window", cell(1, 1, 16, 16, None, "\u2039a"))] if is_windowed else []),
         ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
-        ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
+        (f"can be found by its prefix: it has a checkpoint of the state after its last token{where}", checkpoint(9, 9)),
         *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
     )
 
