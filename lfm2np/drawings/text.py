@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lfm2np.drawings.page.markup import counted, visible
-from lfm2np.drawings.runs.derive import LETTERS, moments, pools
+from lfm2np.drawings.runs.derive import LETTERS, Pool, moments, pools
 from lfm2np.drawings.runs.routes import routes
-from lfm2np.drawings.runs.run import Run, Step
+from lfm2np.drawings.runs.run import Run, Step, in_windows
 
 MOST_STEPS = 60  # columns of the timeline
 PER_LINE = 32  # blocks
@@ -16,7 +16,10 @@ PER_LINE = 32  # blocks
 def as_text(run: Run, number: int, colour: bool) -> str:
     """Step `number` of a run; its experts where the trace has their detail."""
     step = run.steps[number]
-    parts = [plan(run, step), experts(step), blocks(run, number, colour), timeline(run, number, colour)]
+    windows = in_windows(run)
+    of_windows = blocks(windows, pools(run, windows)[number], colour, " in windowed layers") if windows else ""
+    owned = blocks(run, pools(run)[number], colour)
+    parts = [plan(run, step), experts(step), owned, of_windows, timeline(run, number, colour)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -57,10 +60,10 @@ def experts(step: Step) -> str:
     return "\n".join(lines)
 
 
-def blocks(run: Run, number: int, colour: bool) -> str:
+def blocks(run: Run, pool: Pool, colour: bool, where: str = "") -> str:
     """Each block by its owner's letter; + is shared, . is free."""
     names = list(run.requests)
-    owned = pools(run)[number].owners
+    owned = pool.owners
     signs = []
     for block in range(int(run.config["num_blocks"])):
         who = owned.get(block, ())
@@ -71,7 +74,7 @@ def blocks(run: Run, number: int, colour: bool) -> str:
     if len(signs) > shown:
         rows[-1].append(f" and {counted(len(signs) - shown, 'free block')} more")
     lines = [f"  {index * PER_LINE:>5}  {''.join(row)}" for index, row in enumerate(rows)]
-    return "\n".join([f"blocks of {run.config['block_size']} tokens: {key(names)}; + shared, . free", *lines])
+    return "\n".join([f"blocks of {run.config['block_size']} tokens{where}: {key(names)}; + shared, . free", *lines])
 
 
 def timeline(run: Run, number: int, colour: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lfm2np.drawings.runs.run import Entry, Run, Step
-from scheduler import Scheduler, TraceError, replay
+from scheduler import FREED, BlockPool, Scheduler, TraceError, replay
 
 ABSENT, QUEUED, PREFILL, RECOMPUTED = "absent", "queued", "prefill", "recomputed"
 DECODE, IDLE, PREEMPTED, ENDED = "decode", "idle", "preempted", "ended"
@@ -144,25 +144,38 @@ class Pool:
     published: frozenset[int] = frozenset()  # blocks that a prefix can find after the step
 
 
-def pools(run: Run) -> list[Pool]:
-    """Of each step. Where a scheduler with a fault made the schedule, which can't be repeated, as its plans tell."""
+def pools(run: Run, windowed: Run | None = None) -> list[Pool]:
+    """Of each step. Where a scheduler with a fault made the schedule, which can't be repeated, as its plans tell.
+
+    With `windowed`, which is in_windows(run), those of its windowed layers.
+    """
     found: list[Pool] = []
 
     def ended(scheduler: Scheduler) -> None:
-        keys = enumerate(scheduler.pool.key_of)
+        keys = enumerate(pool_of(scheduler, windowed is not None).key_of)
         found[-1] = replace(found[-1], published=frozenset(block for block, key in keys if key is not None))
 
+    def begun(scheduler: Scheduler) -> None:
+        found.append(planned(scheduler, windowed is not None))
+
     try:
-        replay(run.schedule, lambda scheduler: found.append(planned(scheduler)), ended, is_whole=False)
+        replay(run.schedule, begun, ended, is_whole=False)
     except TraceError:
-        return by_plans(run)
+        return by_plans(windowed or run)
     return found
 
 
-def planned(scheduler: Scheduler) -> Pool:
-    owners = owners_of((request.request_id, request.block_table) for request in scheduler.running)
+def pool_of(scheduler: Scheduler, is_windowed: bool) -> BlockPool:
+    pool = scheduler.memory.windows.pool if is_windowed else scheduler.pool
+    assert pool is not None
+    return pool
+
+
+def planned(scheduler: Scheduler, is_windowed: bool) -> Pool:
+    running = scheduler.running
+    owners = owners_of((one.request_id, one.window_table if is_windowed else one.block_table) for one in running)
     slots = {request.slot: request.request_id for request in scheduler.running if request.slot is not None}
-    keys = enumerate(scheduler.pool.key_of)
+    keys = enumerate(pool_of(scheduler, is_windowed).key_of)
     return Pool(owners, slots, sum(key is not None and block not in owners for block, key in keys))
 
 
@@ -185,5 +198,25 @@ def owners_of(tables: Iterable[tuple[str, Sequence[int]]]) -> dict[int, tuple[st
     found: dict[int, list[str]] = {}
     for name, table in tables:
         for block in table:
+            if block == FREED:
+                continue
             found.setdefault(block, []).append(name)
     return {block: tuple(names) for block, names in found.items()}
+
+
+def behind_windows(windowed: Run, known: Sequence[Pool]) -> list[dict[int, str]]:
+    """Of each step the blocks that a request has given back and that nobody took since, while it runs on."""
+    tables: dict[str, tuple[int, ...]] = {}
+    behind: dict[int, str] = {}
+    found = []
+    for step, pool in zip(windowed.steps, known, strict=True):
+        for entry in step.entries:
+            before, now = tables.get(entry.request_id, ()), entry.block_table
+            behind |= {old: entry.request_id for old, new in zip(before, now, strict=False) if new == FREED != old}
+            tables[entry.request_id] = now
+        running = {*tables} & {*pool.slots.values()}
+        behind = {block: name for block, name in behind.items() if block not in pool.owners and name in running}
+        found.append(dict(behind))
+        for name in (*step.preempted, *step.finished):
+            tables.pop(name, None)
+    return found

@@ -93,7 +93,9 @@ class Detail:
         return self._noted("swiglu", ROW, {"gate": gate, "up": up}, made, name="swiglu", expert=self._expert)
 
     def sigmoid(self, x: Array) -> Array:
-        return self._noted("sigmoid", ROW, {"x": x}, self._numerics.sigmoid(x), name="experts' scores")
+        is_gate = self._operations[-1]["name"].endswith("g_proj")  # of an LFM3's heads
+        name = "gates of the heads" if is_gate else "experts' scores"
+        return self._noted("sigmoid", ROW, {"x": x}, self._numerics.sigmoid(x), name=name)
 
     def add_expert_bias(self, scores: Array, bias: NDArray[np.float32]) -> Array:
         made = self._numerics.add_expert_bias(scores, bias)
@@ -129,7 +131,9 @@ class Detail:
         made = self._numerics.attend_ragged(queries, rows, cached, scale)
         for own, parts in zip(rows, cached, strict=True):
             context = sum(len(part[0]) for part in parts)
-            self._noted("attend", REQUEST, {"queries": queries[own]}, made[own], name="attention", context=context)
+            window = {} if scale.window is None else {"window": scale.window}
+            inputs = {"queries": queries[own]}
+            self._noted("attend", REQUEST, inputs, made[own], name="attention", context=context, **window)
         return made
 
     def convolve_ragged(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfm2np.drawings.runs.run import Run
-from scheduler import Request, Scheduler, SchedulerConfig
+from scheduler import POLICIES, Request, Scheduler, SchedulerConfig
 
 MOST_STEPS = 100_000
 
@@ -72,7 +72,11 @@ def under(run: Run, name: str, **changes: Any) -> Outcome:
     """All requests, each by itself, through a scheduler with these sizes."""
     known = answers(run)
     left = [request for key, request in run.requests.items() if key in known]
-    scheduler = Scheduler(SchedulerConfig(**{**run.config, **changes}))
+    config: dict[str, Any] = {**run.config, **changes}
+    if config.get("sliding_window") and POLICIES[config["policy"]].reserves:
+        # The pool of a run that takes windows only may not hold a whole length, which these policies take at first.
+        config["num_window_blocks"] = max(config["num_window_blocks"], config["num_blocks"])
+    scheduler = Scheduler(SchedulerConfig(**config))
     arrived: dict[str, int] = {}
     first: dict[str, int] = {}
     last: dict[str, int] = {}

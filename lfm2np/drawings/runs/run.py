@@ -21,6 +21,7 @@ class Entry:
     slot: int
     num_drafts: int
     samples: tuple[str, ...]
+    window_table: tuple[int, ...] = ()  # in the pool of windowed layers; FREED where a block was given back
 
     @property
     def stop(self) -> int:
@@ -78,6 +79,28 @@ class Run:
         return self.texts.get(token_id, f"#{token_id}" if self.texts else str(token_id))
 
 
+def in_windows(run: Run) -> Run | None:
+    """The same run as its windowed layers have it: their pool, tables and moves in the place of the others'.
+
+    None without such layers. Not to be scheduled again: the whole run is.
+    """
+    if run.config.get("sliding_window") is None:
+        return None
+    steps = tuple(
+        replace(
+            step,
+            entries=tuple(replace(entry, block_table=entry.window_table) for entry in step.entries),
+            moves=tuple(
+                (kind.replace("_window", ""), source, destination)
+                for kind, source, destination in step.moves
+                if kind.endswith("_window_block")
+            ),
+        )
+        for step in run.steps
+    )
+    return replace(run, config={**run.config, "num_blocks": run.config["num_window_blocks"]}, steps=steps)
+
+
 def read_run(lines: Iterable[str], is_whole: bool = True) -> Run:
     """RequestError that names the line for what is no trace, or one without a single step; `is_whole` as for replay."""
     header: Mapping[str, Any] | None = None
@@ -125,10 +148,10 @@ def plain(value: Any) -> Any:
 
 def step_from(line: Mapping[str, Any], number: int) -> Step:
     plan = line["plan"]
-    entries = tuple(Entry(**{name: plain(one[name]) for name in ENTRY_FIELDS}) for one in plan["scheduled"])
+    scheduled = [{name: plain(one[name]) for name in ENTRY_FIELDS if name in one} for one in plan["scheduled"]]
     return Step(
         number=number,
-        entries=entries,
+        entries=tuple(Entry(**entry) for entry in scheduled),
         moves=tuple((one["kind"], one["source"], one["destination"]) for one in plan["moves"]),
         admitted=tuple(plan["admitted"]),
         preempted=tuple(plan["preempted"]),

@@ -93,9 +93,14 @@ def labels_of(run: Run, step: Step) -> LabelsOf:
 def blocks(operations: Sequence[Operation]) -> list[tuple[str, list[Operation]]]:
     """The first block of each kind, the first experts if they are in another, and what is before and after blocks."""
     kinds = {"convolve": "convolution", "attend": "attention"}
-    layers = {one["layer"]: kinds[one["operation"]] for one in operations if one["operation"] in kinds}
+    layers = {
+        one["layer"]: kinds[one["operation"]] + (f" in a window of {one['window']}" if "window" in one else "")
+        for one in operations
+        if one["operation"] in kinds
+    }
     sparse = {operation["layer"] for operation in operations if operation["operation"] == "best"}
-    first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in kinds.values()]
+    known = dict.fromkeys([*kinds.values(), *sorted(layers.values())])
+    first = [min((n for n, k in layers.items() if k == kind), default=None) for kind in known]
     groups = [("Before the blocks", [operation for operation in operations if operation["operation"] == "embed"])]
     for layer in first:
         if layer is not None:
@@ -162,7 +167,8 @@ def opened(title: str, group: Sequence[Operation], labels: LabelsOf) -> Markup:
 
 def sizes_text(operation: Operation) -> str:
     inputs = ", ".join(f"[{shape_text(tensor['shape'])}]" for tensor in operation["inputs"].values())
-    context = f" over {operation['context']} positions" if "context" in operation else ""
+    window = f", of which a row sees {operation['window']} at most" if "window" in operation else ""
+    context = f" over {operation['context']} positions{window}" if "context" in operation else ""
     output = f"[{shape_text(operation['output']['shape'])}]"
     return f"{inputs} → {output}{context}" if inputs else output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from lfm2np.drawings.page.markup import Markup, counted, details, element, joined, number, scrolled, table, visible
 from lfm2np.drawings.page.svg import figure, rectangle, words
@@ -18,9 +19,11 @@ from lfm2np.drawings.page.view import (
     step_text,
     view_of_run,
 )
-from lfm2np.drawings.runs.derive import Pool, colours, loads, num_kept, pools
+from lfm2np.drawings.runs.derive import Pool, behind_windows, colours, loads, num_kept, pools
 from lfm2np.drawings.runs.paged import Contents, contents
-from lfm2np.drawings.runs.run import Entry, Run, Step
+from lfm2np.drawings.runs.run import Entry, Run, Step, in_windows
+from lfm2np.drawings.views.positions import chart as reach
+from scheduler import FREED
 
 SIDE, LEFT, TOP = 22.0, 70.0, 16.0
 MOST_MAPS = 64  # steps with a map; a longer run has one for every so many
@@ -33,17 +36,24 @@ MOVES = {
     "load_block": "host block {0} is loaded to block {1}: swapped in",
     "save_state": "state slot {0} is saved with host block {1}",
     "load_state": "the state with host block {0} is loaded to slot {1}",
+    "copy_window_block": "block {0} of windowed layers is copied to block {1}: copy-on-write there",
+    "save_window_block": "block {0} of windowed layers is saved with host block {1}",
+    "load_window_block": "what host block {0} has of windowed layers is loaded to their block {1}",
 }
+MOST_SEEN = 64  # rows of a step, and positions, of which it is drawn what they see
 
 
 def memory(run: Run) -> View:
     known, held_after = pools(run), list(contents(run))
     owned = [one.owners for one in known]
+    in_window = windowed(run)
     every = -(-len(run.steps) // MOST_MAPS)
 
     def of_step(step: Step) -> list[Markup]:
         index = step.number
         drawn = [map_of(run, step, known[index], held_after[index])] if index % every == 0 else []
+        if in_window and drawn:
+            drawn += in_window.of_step(step)
         return [*drawn, now(run, step)]
 
     return view_of_run(
@@ -53,17 +63,66 @@ def memory(run: Run) -> View:
         "Memory",
         "Keys and values grow by blocks that any request may get, share or give back; the convolution's state "
         "is a few columns for each request, however long it is.",
-        map_legend(run),
+        map_legend(run, in_window is not None),
         element("p", f"The map of every {every}. step is drawn.") if every > 1 else None,
         by_step(run, of_step),
         element("h3", "All steps"),
         scrolled(chart(run, owned), "Block pool"),
+        in_window.chart() if in_window else None,
         growth(run),
         details("The numbers of the figure", pool_table(run, owned)),
+        details("The numbers of windowed layers", pool_table(in_window.run, in_window.owned, True))
+        if in_window
+        else None,
     )
 
 
-def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
+@dataclass(frozen=True)
+class Windowed:
+    """What the view has of windowed layers, whose blocks are a pool of their own."""
+
+    whole: Run
+    run: Run  # in_windows(whole)
+    known: Sequence[Pool]
+    held: Sequence[Contents]
+    behind: Sequence[Mapping[int, str]]
+
+    @property
+    def owned(self) -> list[Mapping[int, tuple[str, ...]]]:
+        return [pool.owners for pool in self.known]
+
+    def of_step(self, step: Step) -> list[Markup]:
+        index, window = step.number, self.run.config["sliding_window"]
+        drawn = map_of(self.run, self.run.steps[index], self.known[index], self.held[index], self.behind[index])
+        if not step.entries:
+            return [drawn]
+        if step.num_tokens > MOST_SEEN or max(entry.stop for entry in step.entries) > MOST_SEEN:
+            return [drawn, element("p", "This step has too many rows or positions to draw what each row sees.")]
+        text = (
+            f"A row of a layer with full attention sees every position up to its own, of a windowed layer the last "
+            f"{window}; \u00d7 stands where windowed layers have given the block back."
+        )
+        return [drawn, element("p", text), scrolled(reach(self.whole, step), f"What rows see in step {index}")]
+
+    def chart(self) -> Markup:
+        title = "Blocks of windowed layers and their owners"
+        return joined(
+            element("p", "Windowed layers: a bar that ends before its request does was given back behind the window."),
+            scrolled(chart(self.run, self.owned, title), title),
+        )
+
+
+def windowed(run: Run) -> Windowed | None:
+    windows = in_windows(run)
+    if windows is None:
+        return None
+    known = pools(run, windows)
+    return Windowed(run, windows, known, list(contents(windows)), behind_windows(windows, known))
+
+
+def chart(
+    run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], title_of_all: str = "Blocks and their owners"
+) -> Markup:
     numbers, names = colours(run), short_names(run.requests)
     blocks = int(run.config["num_blocks"])
     used = 1 + max((block for blocks_of_step in owned for block in blocks_of_step), default=0)
@@ -82,7 +141,7 @@ def chart(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
         shapes.append(cell(x, y, SIDE * (stop - first) - 2, SIDE - 2, numbers[requests[0]], letter, "", title))
     shapes += step_numbers(len(run.steps), SIDE, LEFT, height - 8)
     description = "A row for each block of the pool and a column for each step; a filled bar is owned by a request."
-    return figure("Blocks and their owners", description, width, height, shapes)
+    return figure(title_of_all, description, width, height, shapes)
 
 
 def held(owned: Sequence[Mapping[int, tuple[str, ...]]]) -> list[tuple[int, int, int, tuple[str, ...]]]:
@@ -109,13 +168,19 @@ def now(run: Run, step: Step) -> Markup:
     ]
     rows = []
     for entry in step.entries:
-        blocks = ", ".join(map(str, entry.block_table)) or "none"
-        rows.append([visible(entry.request_id), blocks, written(step, entry), entry.slot])
-    head = ["request", "block table", "positions written", "state slot"]
+        blocks = table_text(entry.block_table)
+        of_windows = [table_text(entry.window_table)] if "sliding_window" in run.config else []
+        rows.append([visible(entry.request_id), blocks, *of_windows, written(step, entry), entry.slot])
+    windowed = ["of windowed layers"] if "sliding_window" in run.config else []
+    head = ["request", "block table", *windowed, "positions written", "state slot"]
     return joined(
         element("ul", [element("li", one) for one in (*hits, *moves)]) if hits or moves else None,
         table(f"Block tables in step {step.number}", head, rows),
     )
+
+
+def table_text(table: Sequence[int]) -> str:
+    return ", ".join("\u00d7" if block == FREED else str(block) for block in table) or "none"
 
 
 def written(step: Step, entry: Entry) -> str:
@@ -131,45 +196,54 @@ def growth(run: Run) -> Markup:
         return element(
             "p", "How many numbers a block and a state are is known where the run was recorded with --trace-detail."
         )
-    token, state = sizes
-    rows = [[length, token * length, state] for length in (1, 4, 16, 64, 256, 1024)]
+    token, state, in_a_window = sizes
+    window = int(run.config.get("sliding_window", 1))
+    rows = [[length, token * length + in_a_window * min(window, length), state] for length in (1, 4, 16, 64, 256, 1024)]
+    full = (
+        f" and {in_a_window:,} more in windowed layers, kept of the last {window} positions only" if in_a_window else ""
+    )
     return joined(
         element("h3", "What grows and what does not"),
         element(
             "p",
-            f"A token has {token:,} numbers of keys and values; a request has {state:,} numbers of convolution "
-            f"state, as much as {state / token:.1f} tokens, and never more."
-            if token
+            f"A token has {token:,} numbers of keys and values{full}; a request has {state:,} numbers of convolution "
+            f"state, as much as {state / (token + in_a_window):.1f} tokens, and never more."
+            if token + in_a_window
             else f"Without attention there are no keys and values; a request has {state:,} numbers of state.",
         ),
         table("Numbers held for one request", ["tokens so far", "keys and values", "convolution state"], rows),
     )
 
 
-def sizes_of(run: Run) -> tuple[int, int] | None:
-    """Numbers of keys and values a token, and of convolution state a request."""
+def sizes_of(run: Run) -> tuple[int, int, int] | None:
+    """Numbers of keys and values a token, of convolution state a request, and of keys and values in windowed layers."""
     for step in run.steps:
         if step.operations and step.entries:
-            token = state = 0
+            token = state = in_a_window = 0
             count = len(step.entries)
+            in_windows = {operation["layer"] for operation in step.operations if "window" in operation}
             for operation in step.operations:
                 if operation["operation"] == "cache_entries":
                     shape = operation["inputs"]["keys"]["shape"]
-                    token += 2 * shape[1] * shape[2]
+                    if operation["layer"] in in_windows:
+                        in_a_window += 2 * shape[1] * shape[2]
+                    else:
+                        token += 2 * shape[1] * shape[2]
                 elif operation["operation"] == "convolve":
                     shape = operation["inputs"]["history"]["shape"]
                     state += shape[0] * shape[1]
-            return token, state // count
+            return token, state // count, in_a_window
     return None
 
 
-def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]]) -> Markup:
+def pool_table(run: Run, owned: Sequence[Mapping[int, tuple[str, ...]]], is_windowed: bool = False) -> Markup:
     rows = []
     for step, owners in zip(run.steps, owned, strict=True):
         shared = sum(len(names) > 1 for names in owners.values())
         free = "\u2013" if step.abandoned else step.free_blocks
-        rows.append([step.number, len(owners), shared, free, len(step.moves)])
-    return table("Blocks by step", ["step", "owned", "shared", "free after it", "moves"], rows)
+        rows.append([step.number, len(owners), shared, *([] if is_windowed else [free]), len(step.moves)])
+    after = [] if is_windowed else ["free after it"]  # a trace has the number of the other pool only
+    return table("Blocks by step", ["step", "owned", "shared", *after, "moves"], rows)
 
 
 # --- the map of a step: every block with its tokens, owners and checkpoint, and the state slots
@@ -181,15 +255,17 @@ WIDE = 860.0  # of the map, more where a single block is wider
 SLOT = 70.0
 
 
-def map_legend(run: Run) -> Markup:
+def map_legend(run: Run, is_windowed: bool) -> Markup:
+    where = " (of windowed layers: by its prefix alone)" if is_windowed else ""
     numbers, names = colours(run), short_names(run.requests)
     owners = [(name, short) for name, short in names.items() if name != short]
     return legend(
         ("a block, its number and its owner", cell(1, 1, 16, 16, 0, "a")),
         ("shared by several requests", cell(1, 1, 16, 16, 0, "+")),
         ("free", cell(1, 1, 16, 16, None, "")),
+        *([("given back behind its request's window", cell(1, 1, 16, 16, None, "\u2039a"))] if is_windowed else []),
         ("written in this step", rectangle(2, 2, 14, 14, class_="cell none written")),
-        ("can be found by its prefix: it has a checkpoint of the state after its last token", checkpoint(9, 9)),
+        (f"can be found by its prefix: it has a checkpoint of the state after its last token{where}", checkpoint(9, 9)),
         *((visible(name), cell(1, 1, 16, 16, numbers[name], short)) for name, short in owners),
     )
 
@@ -198,8 +274,11 @@ def checkpoint(x: float, y: float) -> Markup:
     return rectangle(x - 4, y - 4, 8, 8, class_="checkpoint", transform=f"rotate(45 {x:g} {y:g})")
 
 
-def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
-    """Owners and slots while the step computes, with the tokens that it leaves."""
+def map_of(run: Run, step: Step, pool: Pool, held: Contents, behind: Mapping[int, str] | None = None) -> Markup:
+    """Owners and slots while the step computes, with the tokens that it leaves.
+
+    behind  of windowed layers, which have no slots: the blocks that were given back, and by whom
+    """
     blocks, size = int(run.config["num_blocks"]), int(run.config["block_size"])
     shown = min(blocks, MOST_BLOCKS)
     place = max(9.0, min(38.0, 190.0 / size))
@@ -208,32 +287,42 @@ def map_of(run: Run, step: Step, pool: Pool, held: Contents) -> Markup:
     shapes = []
     for block in range(shown):
         x, y = (block % across) * (width + GAP), MAP_TOP + (block // across) * (HEAD + BODY + GAP)
-        shapes.append(of_block(run, block, (x + 1, y, place), pool, held))
+        shapes.append(of_block(run, block, (x + 1, y, place), pool, held, (behind or {}).get(block)))
     bottom = MAP_TOP + -(-shown // across) * (HEAD + BODY + GAP)
-    shapes.append(slots(run, pool.slots, bottom + 8))
     title = f"Memory in step {step.number}"
-    text = (
-        "Each block of the pool with the tokens that it holds, its owners and its checkpoint; below, the state slots."
-    )
-    drawn = figure(title, text, across * (width + GAP) + 8, bottom + HEAD + BODY + 34, shapes)
+    text = "Each block of the pool with the tokens that it holds, its owners and its checkpoint"
+    if behind is None:
+        shapes.append(slots(run, pool.slots, bottom + 8))
+        text += "; below, the state slots."
+    else:
+        title = f"Memory of windowed layers in step {step.number}"
+        text = "Each block of the windowed layers' pool with the tokens that it holds and its owners."
+    height = bottom + HEAD + BODY + 34 if behind is None else bottom + 4
+    drawn = figure(title, text, across * (width + GAP) + 8, height, shapes)
     more = f" Blocks from {shown} on are not drawn." if blocks > shown else ""
     found = f", {pool.cached} of them with a prefix that can be found" if pool.cached is not None else ""
     free = f"{counted(blocks - len(pool.owners), 'block')} free{found}."
+    free += f" Given back behind a window: {table_text(sorted(behind))}." if behind else ""
+    where = "" if behind is None else "in windowed layers "
+    owned = f"{where}{len(pool.owners)} of {counted(blocks, 'block')} owned"
     return joined(
-        step_text(step, f"While it computes, {len(pool.owners)} of {counted(blocks, 'block')} owned; {free}{more}"),
+        step_text(step, f"While it computes, {owned}; {free}{more}"),
         scrolled(drawn, title),
     )
 
 
-def of_block(run: Run, block: int, at: tuple[float, float, float], pool: Pool, held: Contents) -> Markup:
+def of_block(
+    run: Run, block: int, at: tuple[float, float, float], pool: Pool, held: Contents, behind: str | None
+) -> Markup:
     (x, y, place), owners = at, pool.owners.get(block, ())
     size = int(run.config["block_size"])
     numbers, names, tokens = colours(run), short_names(run.requests), held.tokens.get(block, {})
     fill = f"o{numbers[owners[0]] % NUM_COLOURS}" if owners else "none"
-    whose = "+".join(names[name] for name in owners) if owners else "free"
+    whose = "+".join(names[name] for name in owners) or (f"\u2039{names[behind]}" if behind else "free")
+    free = f"given back behind the window of {visible(behind)}" if behind else "free"
     text = " ".join(run.word(tokens[index]) for index in sorted(tokens))
     shapes: list[object] = [
-        element("title", f"block {block}, {', '.join(map(visible, owners)) or 'free'}: {visible(text)}"),
+        element("title", f"block {block}, {', '.join(map(visible, owners)) or free}: {visible(text)}"),
         words(x, y + HEAD / 2, block, class_="tick"),
         words(x + size * place, y + HEAD / 2, whose, "end", class_="label"),
         rectangle(x, y + HEAD, size * place, BODY, class_="cell none"),

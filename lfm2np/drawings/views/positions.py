@@ -7,6 +7,7 @@ from lfm2np.drawings.page.svg import figure, words
 from lfm2np.drawings.page.view import View, by_step, cell, short_names, view_of_run
 from lfm2np.drawings.runs.derive import colours
 from lfm2np.drawings.runs.run import Run, Step
+from scheduler import FREED
 
 SIDE, LEFT, TOP = 24.0, 150.0, 18.0
 
@@ -44,7 +45,8 @@ def of_step(run: Run, step: Step) -> Markup:
 
 
 def chart(run: Run, step: Step) -> Markup:
-    """A line a row of the step: what it may look at, in its own request."""
+    """A line a row of the step: what it may look at, in its own request; dashed what windowed layers don't see."""
+    window, size = run.config.get("sliding_window"), int(run.config["block_size"])
     numbers, shown = colours(run), short_names(run.requests)
     longest = max((entry.stop for entry in step.entries), default=1)
     shapes: list[object] = [words(LEFT, 8, "positions of the row's own request", class_="tick")]
@@ -57,10 +59,19 @@ def chart(run: Run, step: Step) -> Markup:
             for at in range(longest):
                 sees = at <= position
                 kind = "decode" if at == position else "" if sees else "unseen"
-                title = f"{label} {'looks at' if sees else 'does not look at'} position {at}"
+                title, text = f"{label} {'looks at' if sees else 'does not look at'} position {at}", str(at)
+                if window is not None and at <= position - window:
+                    kind = "idle"
+                    is_freed = entry.window_table[at // size] == FREED
+                    text = "\u00d7" if is_freed else text
+                    title += " in full layers only" + (", and windowed ones gave its block back" if is_freed else "")
                 x, colour = LEFT + at * SIDE + 1, numbers[entry.request_id] if sees else None
-                shapes.append(cell(x, y + 1, SIDE - 2, SIDE - 2, colour, str(at) if sees else "", kind, title))
+                shapes.append(cell(x, y + 1, SIDE - 2, SIDE - 2, colour, text if sees else "", kind, title))
             row += 1
     description = "A line for each row of the flat array; filled squares are the positions that it attends to."
+    if window is not None:
+        description += (
+            f" Dashed ones with text are beyond the window of {window}: only layers with full attention see them."
+        )
     title, width = f"Who looks how far back in step {step.number}", LEFT + SIDE * max(longest, 8) + 8
     return figure(title, description, width, TOP + SIDE * row + 8, shapes)
