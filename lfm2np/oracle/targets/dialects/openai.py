@@ -7,8 +7,7 @@ from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.checked import shortened
-from lfm2np.oracle.targets.dialects.dialect import Location, Reply, Response
-from lfm2np.oracle.targets.dialects.replies import concatenated, needed, optional
+from lfm2np.oracle.targets.dialects.dialect import Location, Reply, Response, concatenated, needed, optional
 
 PATH = "/v1/completions"
 LONGEST = Location("/v1/models", ("data", 0, "max_model_len"))
