@@ -8,14 +8,14 @@ Answers may be judged while others are still to come: see While.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lfm2np.errors import RequestError
 from lfm2np.loading import Model
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
-from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
@@ -53,6 +53,28 @@ def silent(what: str, done: int, total: int) -> None:
 def always(pairs: Sequence[Pair]) -> bool:
     """Sends every request."""
     return True
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Where a wrong request first goes wrong: it ran again with its activations recorded, see recorders/locating.py."""
+
+    recorder: str  # the target that was recorded
+    ask: str  # id of the request
+    prompts: tuple[tuple[int, ...], ...]  # what ran together,
+    request: int  # which of them it is,
+    max_tokens: int  # and how far it ran
+    beside: bool  # whether it has to run beside the others to be wrong
+    finding: Mapping[str, Any] | None  # the first wrong tensor: the fields of locate.Finding; None: nothing was wrong
+    lines: tuple[str, ...]  # in words
+
+    @property
+    def reason(self) -> str | None:
+        """One line for a verdict."""
+        if self.finding is None:
+            return None
+        where = "" if self.finding["layer"] is None else f"layer {self.finding['layer']}, "
+        return f"first wrong operation: {where}{self.finding['operation']} ({self.finding['name']})"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle import factors
-from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check import Cause, Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
