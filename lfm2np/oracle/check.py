@@ -29,9 +29,8 @@ from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 from lfm2np.oracle.targets.target import Abilities, Target, in_flight
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds

@@ -18,10 +18,9 @@ from lfm2np.oracle.check import check, judged
 from lfm2np.oracle.continued import EarlyEnds, early_ends
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.report import as_text, exit_code
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 
 pytestmark = pytest.mark.rounding
 

@@ -16,7 +16,7 @@ from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
-from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
+from lfm2np.oracle.targets.records import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES
 

@@ -36,9 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
 from lfm2np.oracle.targets.line_process import GRACE, Line, LineProcess
-from lfm2np.oracle.targets.records import Answer, Ask, parse_line
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, checked_answer, failed, parse_line, shortened
 from lfm2np.oracle.targets.target import Abilities, TargetError
 
 PROTOCOL = 1

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.records import (
     NOTED,
     Answer,
@@ -23,6 +22,7 @@ from lfm2np.oracle.targets.records import (
     answer_from_json,
     ask_as_json,
     ask_from_json,
+    failed,
     parse_line,
 )
 from lfm2np.oracle.targets.target import Abilities, TargetError

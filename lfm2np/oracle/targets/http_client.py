@@ -26,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 KEY_VARIABLE = "LFM2NP_API_KEY"

@@ -19,7 +19,7 @@ from typing import IO
 
 from lfm2np.child_processes import kill_session, session, split_command
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 MAX_LINE = 64 * 2**20

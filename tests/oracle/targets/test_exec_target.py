@@ -18,9 +18,8 @@ from lfm2np.cli import check, main
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Checked
 from lfm2np.oracle.targets import exec_target, line_process
-from lfm2np.oracle.targets.checked import NO_ABORT
 from lfm2np.oracle.targets.exec_target import ExecTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask
 from lfm2np.oracle.targets.target import Target, TargetError
 
 PRELUDE = """
