@@ -123,11 +123,6 @@ def flips_of(checked: Checked) -> list[Position]:
     )
 
 
-def wrong_of(checked: Checked) -> list[Position]:
-    """All that the format does not explain, in the order of the asks."""
-    return [position for position in checked.positions if position.is_wrong]
-
-
 def suspects(checked: Checked) -> list[str]:
     """The suspected causes, the first one first; empty if a number format explains the errors."""
     return lines(checked.total.causes)
