@@ -111,14 +111,14 @@ class Dialect:
 
     name: str
     path: str
-    takes_token_ids: bool
-    extras: tuple[Extras, ...]
     request: Callable[[Ask, Extras], dict[str, Any]]
     read: Callable[[Reply, Ask], Response]
     fields: tuple[Field, ...]
     join: Callable[[Sequence[Reply]], dict[str, Any]]
     reproducer: str
 
+    takes_token_ids: bool = True
+    extras: tuple[Extras, ...] = ALL_EXTRAS
     event_ids: Callable[[Reply], Any] = lambda event: None
     split_samples: Callable[[Reply], list[dict[str, Any]]] | None = None
     sampling_field: str | None = None

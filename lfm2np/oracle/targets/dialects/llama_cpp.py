@@ -110,7 +110,6 @@ REPRODUCER = '''def answer(replies):
 LLAMA_CPP = Dialect(
     name="llama.cpp",
     path="/completion",
-    takes_token_ids=True,
     extras=ALL_EXTRAS[1:],
     request=request,
     read=read,

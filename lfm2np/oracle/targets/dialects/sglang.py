@@ -9,7 +9,6 @@ import numpy as np
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects.dialect import (
-    ALL_EXTRAS,
     GREEDY,
     Dialect,
     Extras,
@@ -129,8 +128,6 @@ REPRODUCER = '''def answer(replies):
 SGLANG = Dialect(
     name="sglang",
     path="/generate",
-    takes_token_ids=True,
-    extras=ALL_EXTRAS,
     request=request,
     read=read,
     fields=FIELDS,

@@ -12,7 +12,6 @@ import numpy as np
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects import openai
 from lfm2np.oracle.targets.dialects.dialect import (
-    ALL_EXTRAS,
     GREEDY,
     Dialect,
     Extras,
@@ -152,8 +151,6 @@ REPRODUCER = '''def answer(replies):
 VLLM = Dialect(
     name="vllm",
     path=openai.PATH,
-    takes_token_ids=True,
-    extras=ALL_EXTRAS,
     request=request,
     read=read,
     fields=FIELDS,
