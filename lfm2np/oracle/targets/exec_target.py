@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.child_processes import kill_session, session, split_command
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, checked_answer, failed, parse_line, shortened
@@ -231,11 +232,7 @@ def read_fields(line: Line, what: str) -> dict[str, Any]:
     """The object on a line. RequestError if there is none."""
     if line.fault:
         raise RequestError(f"{what}: {line.fault}")
-    try:
-        text = line.content.decode()
-    except UnicodeDecodeError as problem:
-        raise RequestError(f"{what}: not UTF-8: byte {problem.start}: {problem.reason}") from None
-    fields = parse_line(text, what)
+    fields = parse_line(decode_text(line.content, what, RequestError), what)
     if not isinstance(fields, dict):
         raise RequestError(f"{what}: {type(fields).__name__}, expected a JSON object")
     return fields
