@@ -22,8 +22,7 @@ from lfm2np.oracle import agreement
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
-from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
-from lfm2np.oracle.coverage import not_tested
+from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge

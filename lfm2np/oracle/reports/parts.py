@@ -14,7 +14,7 @@ from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.continued import early_ends
+from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
 from lfm2np.oracle.targets.records import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities

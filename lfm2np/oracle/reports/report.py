@@ -15,7 +15,7 @@ from lfm2np.oracle import factors
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.continued import early_ends
+from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
 from lfm2np.oracle.reports import parts
 from lfm2np.oracle.reports.parts import number, plural, visible
