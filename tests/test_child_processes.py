@@ -16,7 +16,7 @@ import pytest
 from lfm2np import child_processes
 from lfm2np.child_processes import kill_session, session, split_command, terminate_session
 from lfm2np.fuzz.started import StartedServer
-from lfm2np.oracle.targets.line_process import LineProcess
+from lfm2np.oracle.targets.exec_target import LineProcess
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
 COMMANDS = ("python -m engine --name 'two words'", 'a "b c" d\\ e', "  ", "# x")

@@ -18,8 +18,7 @@ from lfm2np import Engine, NgramDrafter, SamplingParams
 from lfm2np.cli import main
 from lfm2np.conformance.strategies.models import loaded
 from lfm2np.numerics import NAMES
-from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, packaged_set
-from lfm2np.oracle.vectors.form import VectorsError, require_form
+from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, VectorsError, packaged_set, require_form
 from scheduler import POLICIES, FinishReason
 from scheduler.checksum import sealed
 from scheduler.plan import MoveKind

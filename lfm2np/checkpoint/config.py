@@ -169,8 +169,7 @@ def language_config_of(path: Path) -> Mapping[str, object]:
     try:
         return language_config(read_object(path, ConfigError))
     except ConfigError as problem:
-        text = str(problem)
-        raise ConfigError(text if text.startswith(f"{path}") else f"{path}: {text}") from None
+        raise named(problem, path) from None
 
 
 def reading_of(config: ModelConfig) -> str:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from lfm2np.checkpoint.layout import listed, reason, require_shape, taken_apart
 from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.packed import auto, compressed, mlx
-from lfm2np.checkpoint.packed.auto_settings import AutoSettings
+from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.rows import DTYPES as PACKED_DTYPES
 from lfm2np.checkpoint.packed.rows import PackedRows

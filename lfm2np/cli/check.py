@@ -18,7 +18,6 @@ from lfm2np.cli.shared.parser import Commands, add, add_command
 from lfm2np.cli.shared.terminal import command_line, print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
-from lfm2np.oracle.ahead import scored_ahead
 from lfm2np.oracle.check import (
     SCORING,
     Checked,
@@ -29,6 +28,7 @@ from lfm2np.oracle.check import (
     judged,
     needs_repeats,
     repeated,
+    scored_ahead,
     until_wrong,
 )
 from lfm2np.oracle.judging.formats import FORMATS, KV

@@ -13,8 +13,15 @@ from lfm2np.cli.shared.terminal import print_result, progress_bar, progress_bars
 from lfm2np.errors import InconclusiveError, ProofError, RequestError
 from lfm2np.loading import Model, load
 from lfm2np.oracle import vectors_plain
-from lfm2np.oracle.vectors.files import DOCUMENT, VectorSet, packaged_set, read_set, require_replaceable, write_set
-from lfm2np.oracle.vectors.form import VectorsError
+from lfm2np.oracle.vectors.files import (
+    DOCUMENT,
+    VectorsError,
+    VectorSet,
+    packaged_set,
+    read_set,
+    require_replaceable,
+    write_set,
+)
 from lfm2np.oracle.vectors.golden import BOUNDED, Difference, make, verify
 
 EXIT_CODES = """exit codes:

@@ -9,13 +9,13 @@ from lfm2np.fuzz.played import DEAD, IMPOSSIBLE, Played, Reply
 from lfm2np.fuzz.right import stop_fault
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
+from lfm2np.oracle.agreement import text_fault
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import Position, Verdict
 from lfm2np.oracle.targets.records import SAMPLED, Answer, Ask
-from lfm2np.oracle.texts import text_fault
 
 DRAWN_ERROR = 1e-9  # the probability, for each trace, that the samples of a right engine are called wrong
 WRONG, STOP, TEXT = "wrong", "stop", "text"

@@ -15,11 +15,10 @@ from lfm2np.fuzz.played import BROKEN, DEAD, FAILED, HANG, IMPOSSIBLE, LEAK, REF
 from lfm2np.fuzz.started import Watcher, counted
 from lfm2np.fuzz.trace import Sent, Trace, is_due
 from lfm2np.oracle.targets import dialects
-from lfm2np.oracle.targets.checked import shortened
 from lfm2np.oracle.targets.dialects.dialect import Dialect, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpError, TimedOut
 from lfm2np.oracle.targets.http_target import HttpTarget, judged
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, shortened
 from lfm2np.oracle.targets.target import TargetError
 from lfm2np.oracle.workloads import text_of
 

@@ -12,6 +12,7 @@ from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.engine.engine import Engine
 from lfm2np.fuzz.trace import Sent, Trace
 from lfm2np.loading import Model
+from lfm2np.oracle.agreement import UNFINISHED, all_text
 from lfm2np.oracle.check import fitting
 from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
@@ -20,7 +21,6 @@ from lfm2np.oracle.judging.position import margins, most_shift
 from lfm2np.oracle.judging.scored import Known, truths_of
 from lfm2np.oracle.judging.verdict import LIMIT
 from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.texts import UNFINISHED, all_text
 from lfm2np.sampling.params import SamplingParams
 
 

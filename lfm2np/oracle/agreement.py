@@ -15,12 +15,11 @@ from types import MappingProxyType
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import SPREAD, Position, so_many_or_more
-from lfm2np.oracle.targets.checked import failed
-from lfm2np.oracle.targets.records import Answer, Ask
-from lfm2np.oracle.texts import text_fault
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 
 LONGEST_STOP, LEAST_TEXT = 3, 4  # characters of a stop string, and of a text that one is taken from
 SEEDS_LIMIT = 1e-6  # probability below which so many different draws are not rounding
+UNFINISHED = "\ufffd"  # for bytes that are no character; how many of them, each decoder chooses
 
 
 def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str | None:
@@ -32,7 +31,7 @@ def stop_string(tokenizer: Tokenizer, ids: Sequence[int], is_last: bool) -> str 
     text, borders = "", set()
     for count in range(1, len(ids) + 1):
         longer = tokenizer.decode(ids[:count])
-        if len(longer) <= len(text) or "\ufffd" in longer:
+        if len(longer) <= len(text) or UNFINISHED in longer:
             break
         text = longer
         borders.add(len(text))
@@ -174,3 +173,44 @@ def repeats(pairs: Sequence[Pair]) -> Iterator[tuple[Answer, Ask, Answer]]:
                 yield first[key], ask, answer
             else:
                 first[key] = answer
+
+
+# --- one answer: its text and finish_reason against its tokens
+
+
+def text_fault(
+    tokenizer: Tokenizer, ends: Collection[int], stop: str | None, max_tokens: int, answer: Answer
+) -> str | None:
+    """Where a whole answer's text or finish_reason contradicts its tokens; None if it does not, or if some of them have
+    no text, as some servers leave special tokens out.
+
+    ends  end-of-sequence tokens: the last may be one, whose text is not shown
+    """
+    ids = answer.token_ids
+    if not ids:
+        return None
+    ended = ids[-1] in ends
+    if not all_text(tokenizer, ids[:-1] if ended else ids):
+        return None
+    whole = tokenizer.decode(ids)
+    stopped = stop is not None and stop in whole
+    if answer.finish_reason == "stop" and not (ended or stopped):
+        return f"finish_reason 'stop' after {len(ids)} tokens, expected 'length': nothing in its text stops it"
+    if answer.finish_reason == "length" and len(ids) < max_tokens:
+        return f"finish_reason 'length' after {len(ids)} of {max_tokens} tokens, expected 'stop'"
+    if answer.text is None:
+        return None
+    expected = whole[: whole.index(stop)] if stopped and stop is not None else whole
+    certain, broken, _ = expected.partition(UNFINISHED)
+    if answer.text == expected or (broken and answer.text.startswith(certain)):
+        return None
+    what = f"its tokens before stop {stop!r}" if stopped else "its tokens"
+    return f"text {excerpt(answer.text)}, expected {excerpt(expected)}, that of {what}"
+
+
+def excerpt(text: str, most: int = 80) -> str:
+    return repr(text) if len(text) <= most else f"{text[: most // 2]!r}...{text[-most // 2 :]!r}"
+
+
+def all_text(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
+    return all(map(tokenizer.token_bytes, ids))

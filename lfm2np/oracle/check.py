@@ -7,20 +7,22 @@ Answers may be judged while others are still to come: see While.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any
 
-from lfm2np.errors import RequestError
+from lfm2np.errors import Lfm2npError, RequestError
 from lfm2np.loading import Model
 from lfm2np.model.config import ModelConfig
 from lfm2np.oracle import agreement
-from lfm2np.oracle.cause import Cause
 from lfm2np.oracle.causes.findings import CERTAIN, Repeats, findings
 from lfm2np.oracle.causes.other_reading import reading_cause
 from lfm2np.oracle.causes.replies import ROUNDING, why_positive
-from lfm2np.oracle.continued import CONTINUES, MOST_TIMES, continuations, without_vain
-from lfm2np.oracle.coverage import not_tested
+from lfm2np.oracle.coverage import CONTINUES, MOST_TIMES, continuations, not_tested, without_vain
 from lfm2np.oracle.factors import OFF
 from lfm2np.oracle.judging.drawn import drawn_wrongly
 from lfm2np.oracle.judging.judge import judge
@@ -29,9 +31,8 @@ from lfm2np.oracle.judging.position import is_wrong
 from lfm2np.oracle.judging.routes import fitted
 from lfm2np.oracle.judging.scored import Known, Pair
 from lfm2np.oracle.judging.verdict import WRONG, Position, is_in_doubt
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 from lfm2np.oracle.targets.target import Abilities, Target, in_flight
 from lfm2np.oracle.total import Total, total, with_causes
 from lfm2np.oracle.workloads import Round, Writer, noted, rounds
@@ -41,6 +42,7 @@ from lfm2np.work.place import AnyPlace, place_of
 SCORING = "scoring"  # the progress that counts tokens
 MOST_ROUNDS = 4  # that are repeated, the smallest of those with a wrong request
 TIMES = 5  # each; once more before, so that what a cache may have is there each time
+TOKENS_AT_ONCE = 256  # that are scored ahead: more than one answer at once while there are as many
 LEAST_JUDGED = 64  # tokens of the first answers that are judged before the others are there
 
 While = Callable[[Sequence[Pair]], bool]  # given all answers so far, after each round: whether to go on
@@ -53,6 +55,28 @@ def silent(what: str, done: int, total: int) -> None:
 def always(pairs: Sequence[Pair]) -> bool:
     """Sends every request."""
     return True
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Where a wrong request first goes wrong: it ran again with its activations recorded, see recorders/locating.py."""
+
+    recorder: str  # the target that was recorded
+    ask: str  # id of the request
+    prompts: tuple[tuple[int, ...], ...]  # what ran together,
+    request: int  # which of them it is,
+    max_tokens: int  # and how far it ran
+    beside: bool  # whether it has to run beside the others to be wrong
+    finding: Mapping[str, Any] | None  # the first wrong tensor: the fields of locate.Finding; None: nothing was wrong
+    lines: tuple[str, ...]  # in words
+
+    @property
+    def reason(self) -> str | None:
+        """One line for a verdict."""
+        if self.finding is None:
+            return None
+        where = "" if self.finding["layer"] is None else f"layer {self.finding['layer']}, "
+        return f"first wrong operation: {where}{self.finding['operation']} ({self.finding['name']})"
 
 
 @dataclass(frozen=True)
@@ -164,6 +188,54 @@ def until_wrong(model: Model, format_name: str, known: Known) -> While:
         return not (any(answer.refuted for _, answer in new) or is_wrong(judge(model, format_name, new, known=known)))
 
     return on
+
+
+@contextlib.contextmanager
+def scored_ahead(model: Model, format_name: str, known: Known) -> Iterator[While]:
+    """A thread computes what `known` lacks of the answers so far, while later requests run; for engines in separate
+    processes. Nothing else may use `known` meanwhile.
+
+    At the end and after an error the running computation is waited for and no other starts; an interrupt does not wait.
+    Errors in the thread are ignored here: they occur again, and are raised, when the answers are judged.
+    """
+    waiting: SimpleQueue[Sequence[Pair]] = SimpleQueue()
+    ended, taken = threading.Event(), 0
+
+    def on(pairs: Sequence[Pair]) -> bool:
+        nonlocal taken
+        waiting.put([(ask, fitting(ask, answer, model.config)) for ask, answer in pairs[taken:]])
+        taken = len(pairs)
+        return True
+
+    def compute() -> None:
+        while not ended.is_set():
+            pairs = list(waiting.get())
+            while num_tokens(pairs) < TOKENS_AT_ONCE and not waiting.empty():
+                pairs += waiting.get()
+            try:
+                if not ended.is_set():
+                    judge(model, format_name, pairs, known=known)
+            except Lfm2npError:
+                return
+
+    thread = threading.Thread(target=compute, name="lfm2np-ahead", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        waiting.put([])
+
+    try:
+        yield on
+    except KeyboardInterrupt:
+        end()
+        raise
+    except BaseException:
+        end()
+        thread.join()
+        raise
+    end()
+    thread.join()
 
 
 def as_far_as_needed(pairs: Sequence[Pair], on: While) -> Sequence[Pair]:

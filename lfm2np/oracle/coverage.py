@@ -3,25 +3,32 @@
 A kind of position is a phase, alone or in a batch, and whether the prompt's beginning was seen before: ("decode",
 "batches", "after a prefix"). Errors that change no token show in log-probabilities only. So a tested case or kind
 without any reported log-probability leaves the whole check inconclusive. What was never requested is listed only.
+
+Some servers stop at an end-of-sequence token although ignore_eos was requested. The missing tokens are requested again,
+with the prompt and the answer so far as the prompt; what can't be requested again counts as not tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
+from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.oracle.agreement import ignores_stops
-from lfm2np.oracle.continued import early_ends
 from lfm2np.oracle.judging.scored import Pair
 from lfm2np.oracle.judging.verdict import Position
-from lfm2np.oracle.targets.records import Ask
+from lfm2np.oracle.targets.records import SAMPLED, Ask
 from lfm2np.oracle.targets.target import Abilities
-from lfm2np.oracle.workloads import CASES
+from lfm2np.oracle.workloads import CASES, text_of
 
 Kind = tuple[str, str, str]
 AFTER = ("warm", "shared")  # of the factor "prefix": the prompt begins like one that was asked before, or beside it
 NEED_BATCHES = ("neighbours", "families", "aborts", "wide-batches")
 NEVER_ASKED = ("temperatures other than 0 and 1, top_p, penalties", "preempted requests (lfm2np fuzz)")
+
+MOST_TIMES = 4  # that one request is continued
+CONTINUES = "continues"  # the factor of such a request: the id of the one that ended early
 
 
 def kind(ask: Ask, is_decode: bool) -> Kind:
@@ -96,3 +103,52 @@ def not_tested(
     if any(answer.token_ids for _, answer in pairs) and not any(answer.text for _, answer in pairs):
         lines.append("texts")
     return [*lines, *NEVER_ASKED]
+
+
+# --- answers that ended early: fewer tokens than requested, without a stop string
+
+
+@dataclass(frozen=True)
+class EarlyEnds:
+    """Answers that ended early, the tokens that are missing, and those of them that no continuation has."""
+
+    answers: int
+    tokens: int
+    lost: int
+
+
+def missing_tokens(pair: Pair) -> int:
+    """How many an answer with some tokens lacks."""
+    ask, answer = pair
+    if answer.error is not None or not answer.token_ids or ask.stop or answer.finish_reason == "abort":
+        return 0
+    return max(0, ask.max_tokens - len(answer.token_ids))
+
+
+def continuations(pairs: Sequence[Pair], tokenizer: Tokenizer | None, takes_token_ids: bool) -> tuple[Ask, ...]:
+    """Requests for the missing tokens; none for sampled answers, as a seed would start again."""
+    asks = []
+    for ask, answer in pairs:
+        missing, ids = missing_tokens((ask, answer)), (*ask.prompt_token_ids, *(answer.token_ids or ()))
+        text = text_of(tokenizer, ids) if tokenizer is not None and missing else None
+        if missing and SAMPLED not in ask.factors and (takes_token_ids or text is not None):
+            factors = {**ask.factors, "length": len(ids), "prefix": "warm", "seen": len(ids), CONTINUES: ask.id}
+            name = f"{ask.id}+{len(ids) - len(ask.prompt_token_ids)}"
+            asks.append(Ask(name, ask.case, ids, missing, text, prompt_logprobs=False, factors=factors))
+    return tuple(
+        replace(ask, factors={**ask.factors, "beside": len(asks) > 1, "place": place}) for place, ask in enumerate(asks)
+    )
+
+
+def without_vain(pairs: Sequence[Pair]) -> list[Pair]:
+    """Without continuations that brought no token: those tokens are lost, but no answer is missing."""
+    return [
+        (ask, answer) for ask, answer in pairs if CONTINUES not in ask.factors or answer.token_ids or answer.refuted
+    ]
+
+
+def early_ends(pairs: Sequence[Pair]) -> EarlyEnds:
+    first = [missing_tokens(pair) for pair in pairs if CONTINUES not in pair[0].factors]
+    continued = {ask.factors.get(CONTINUES) for ask, _ in pairs}
+    lost = sum(missing_tokens(pair) for pair in pairs if pair[0].id not in continued)
+    return EarlyEnds(sum(map(bool, first)), sum(first), lost)

@@ -35,10 +35,9 @@ from lfm2np.oracle.judging.verdict import (
     probability_words,
 )
 from lfm2np.oracle.reports.report import as_json
-from lfm2np.oracle.targets.checked import checked_answer
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
+from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json, checked_answer
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import total
 from lfm2np.oracle.workloads import CASES, Writer, noted, rounds

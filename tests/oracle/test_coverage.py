@@ -15,13 +15,12 @@ from lfm2np.faults.state import COMMIT, SLOTS
 from lfm2np.loading import Model
 from lfm2np.oracle.agreement import seed_mismatches
 from lfm2np.oracle.check import check, judged
-from lfm2np.oracle.continued import EarlyEnds, early_ends
+from lfm2np.oracle.coverage import EarlyEnds, early_ends
 from lfm2np.oracle.judging.verdict import WRONG, Position, Verdict
 from lfm2np.oracle.reports.report import as_text, exit_code
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.file_target import Transcript
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 
 pytestmark = pytest.mark.rounding
 

@@ -12,8 +12,7 @@ import pytest
 
 import lfm2np
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import NO_ABORT
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask
 from lfm2np.oracle.targets.target import Target, TargetError
 from lfm2np.oracle.targets.transformers_target import PADDED_AT_ONCE, TransformersTarget
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfm2np.checkpoint.packed.auto_settings import AutoSettings, awq_settings, gptq_settings
+from lfm2np.checkpoint.packed.auto import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object, require_done
 from lfm2np.errors import ConfigError

@@ -22,8 +22,7 @@ from lfm2np.oracle.judging.formats import format_named
 from lfm2np.oracle.judging.judge import judge
 from lfm2np.oracle.judging.scored import Known
 from lfm2np.oracle.judging.verdict import FLIPS_LIMIT, Position, Verdict, flip_probability, probability_words
-from lfm2np.oracle.targets.checked import checked_answer
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, checked_answer
 
 UNJUDGED = frozenset({"reference-noise", "processors"})  # features that no model of rounding errors speaks of
 SMALL_RANGE = ("float16", "q8", "int8", "int4")  # formats that can't hold the weights of models that overflow

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.errors import Lfm2npError
 from lfm2np.model.config import ModelConfig
-from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check import Cause, Checked
 from lfm2np.oracle.judging.verdict import Position
 from lfm2np.oracle.locate.dump import parse_dump
 from lfm2np.oracle.locate.locate import Report, finding_lines, locate, shortened

@@ -39,7 +39,7 @@ from lfm2np.oracle.recorders.own import RecordedEngine
 from lfm2np.oracle.recorders.recorder import Recorder, content_of
 from lfm2np.oracle.recorders.transformers_recorder import record as record_transformers
 from lfm2np.oracle.recorders.vllm_recorder import record as record_vllm
-from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 Prompts = Sequence[Sequence[int]]

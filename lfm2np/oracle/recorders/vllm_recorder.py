@@ -14,7 +14,7 @@ from lfm2np.oracle.locate.spread import FLOATS
 from lfm2np.oracle.recorders.demands import require_format, require_model_type, require_request
 from lfm2np.oracle.recorders.recorder import Recorder
 from lfm2np.oracle.recorders.vllm_taps import Step, Tap, attached
-from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 VERSIONS = ("0.32.0",)  # that this was run with

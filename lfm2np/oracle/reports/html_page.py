@@ -6,35 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lfm2np.oracle import factors
-from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.check import Checked
+from lfm2np.oracle.check import Cause, Checked
 from lfm2np.oracle.judging.verdict import LIMIT, Position, Verdict, probability_words
+from lfm2np.oracle.reports import parts
 from lfm2np.oracle.reports.figure import MOST_MARKS, error_figure
 from lfm2np.oracle.reports.page import bullets, details, foreign, page, table, versions
-from lfm2np.oracle.reports.parts import (
-    NOISE,
-    SEVERITY,
-    case_rows,
-    counts_in_words,
-    early_words,
-    environment,
-    error_words,
-    flip_cells,
-    flips_of,
-    gap_words,
-    group_cells,
-    left_words,
-    limits,
-    messages,
-    not_put_by_case,
-    number,
-    phase,
-    place_words,
-    plural,
-    some_ids,
-    suspects,
-    wrong_of,
-)
+from lfm2np.oracle.reports.parts import number, plural
 from lfm2np.oracle.reports.report import format_in_words, reasons_of
 
 MOST_ROWS = 100  # of one table
@@ -77,10 +54,10 @@ def as_html(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         ("flips", "Flips", flips(checked)),
         ("cases", "Cases", cases(checked)),
         ("missing", "Not tested", missing(checked)),
-        ("again", "Versions and command", again(checked, command, facts or environment())),
+        ("again", "Versions and command", again(checked, command, facts or parts.environment())),
     ]
     title = f"{checked.total.verdict}: {checked.abilities.engine} - lfm2np check"
-    return page(title, head(checked), sections, f'<p class="note">{NOISE}</p>\n')
+    return page(title, head(checked), sections, f'<p class="note">{parts.NOISE}</p>\n')
 
 
 def verdict_cell(verdict: Verdict) -> str:
@@ -103,7 +80,7 @@ def errors(checked: Checked) -> str:
     reported = sum(position.error_ratio is not None for position in checked.positions)
     rms, worst = (number(value) if reported else "-" for value in (total.rms, total.worst))
     summary = (
-        f"{plural(len(checked.positions), 'position')}: {counts_in_words(total.counts)}. "
+        f"{plural(len(checked.positions), 'position')}: {parts.counts_in_words(total.counts)}. "
         f"{plural(reported, 'position')} with a reported log-probability. Errors in units of the noise of "
         f"{foreign(checked.format)}: RMS {rms}, worst {worst}; the limit is {LIMIT:g}."
     )
@@ -131,21 +108,23 @@ def by_row(checked: Checked) -> str:
     for position in checked.positions:
         counts.setdefault(factors.row_bin(position), Counter())[position.verdict] += 1
     rows = [
-        [level, *group_cells(group), *(counts[level][verdict] for verdict in SEVERITY)]
+        [level, *parts.group_cells(group), *(counts[level][verdict] for verdict in parts.SEVERITY)]
         for level, group in factors.grouped(checked.positions, "row").items()
     ]
-    return table("Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, SEVERITY)], {"": rows})
+    return table(
+        "Errors by row, in units of the noise", ["row", *NUMBERS, *map(verdict_cell, parts.SEVERITY)], {"": rows}
+    )
 
 
 def wrong_table(checked: Checked) -> str:
     """The wrong positions themselves, as many as one can read."""
-    wrong = wrong_of(checked)
+    wrong = [position for position in checked.positions if position.is_wrong]
     if not wrong:
         return "<p>No position is DRIFT or BUG.</p>\n"
     header = ("request", "row", "kind", "token", "oracle's", "gap, nats", "gap, noise", "error, nats", "error, noise")
     rows = [
         [
-            *(foreign(position.ask.id), position.row, phase(position), position.token_id, position.best),
+            *(foreign(position.ask.id), position.row, parts.phase(position), position.token_id, position.best),
             *map(number, (position.gap, position.gap_ratio, position.error, position.error_ratio)),
             verdict_cell(position.verdict),
         ]
@@ -166,12 +145,12 @@ def first_wrong(position: Position | None) -> str:
     rows: list[list[object]] = [
         ["verdict", verdict_cell(position.verdict)],
         ["request", f"{foreign(ask.id)} of case {foreign(ask.case)}"],
-        ["prompt", f"{plural(len(ids), 'token')}: <code>{some_ids(ids, 64)}</code>"],
-        ["position", place_words(position)],
+        ["prompt", f"{plural(len(ids), 'token')}: <code>{parts.some_ids(ids, 64)}</code>"],
+        ["position", parts.place_words(position)],
         ["token", position.token_id],
         ["the oracle's token", position.best],
-        ["behind it by", gap_words(position)],
-        ["error", error_words(position)],
+        ["behind it by", parts.gap_words(position)],
+        ["error", parts.error_words(position)],
     ]
     if ask.prompt_text is not None:
         rows.insert(3, ["prompt as text", foreign(ask.prompt_text, MOST_PROMPT)])
@@ -181,13 +160,13 @@ def first_wrong(position: Position | None) -> str:
 def cause(cause: Cause) -> str:
     """The lines of `locate`."""
     lines = "\n".join(foreign(line) for line in cause.lines)
-    prompts = [[index, f"<code>{some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
+    prompts = [[index, f"<code>{parts.some_ids(ids, 64)}</code>"] for index, ids in enumerate(cause.prompts)]
     together = f"Requests that ran together; recorded was {cause.request}"
     return f"<pre>{lines}</pre>\n" + table(together, ("request", "prompt"), {"": prompts}, (1,))
 
 
 def suspected(checked: Checked) -> str:
-    suspected_bugs = suspects(checked)
+    suspected_bugs = parts.suspects(checked)
     if suspected_bugs:
         return "<p>Suspected causes, the likeliest first:</p>\n" + bullets(
             [foreign(suspect) for suspect in suspected_bugs]
@@ -201,7 +180,7 @@ def by_factor(checked: Checked) -> str:
     """Errors by each level of each factor."""
     bodies = {
         FACTOR_WORDS.get(factor, factor): [
-            [foreign(level), *group_cells(group), group.bugs, state(group)]
+            [foreign(level), *parts.group_cells(group), group.bugs, state(group)]
             for level, group in factors.grouped(checked.positions, factor).items()
         ]
         for factor in factors.FACTORS
@@ -221,14 +200,13 @@ def state(group: factors.Group) -> str:
 
 
 def flips(checked: Checked) -> str:
-    sorted_flips = flips_of(checked)
+    sorted_flips = parts.flips_of(checked)
     if not sorted_flips:
         judged = any(position.is_new for position in checked.positions)
         return f"<p>{'None' if judged else 'No new token could be judged'}.</p>\n"
     header = ("request", "prompt", "row", "token", "oracle's", "gap, nats", "gap, noise", "margin, noise", "verdict")
-    rows = [
-        [foreign(flip.ask.id), *flip_cells(flip)[1:-1], verdict_cell(flip.verdict)] for flip in sorted_flips[:MOST_ROWS]
-    ]
+    shown = sorted_flips[:MOST_ROWS]
+    rows = [[foreign(flip.ask.id), *parts.flip_cells(flip)[1:-1], verdict_cell(flip.verdict)] for flip in shown]
     likely = probability_words(checked.total.flip_chance)
     return (
         f"<p>{checked.total.flips} new tokens are not the oracle's. A right engine of this format has so many or more "
@@ -240,22 +218,29 @@ def flips(checked: Checked) -> str:
 
 def cases(checked: Checked) -> str:
     rows = [
-        [foreign(row.case), row.asks, row.unanswered, *group_cells(row.group), row.flips, verdict_cell(row.verdict)]
-        for row in case_rows(checked)
+        [
+            foreign(row.case),
+            row.asks,
+            row.unanswered,
+            *parts.group_cells(row.group),
+            row.flips,
+            verdict_cell(row.verdict),
+        ]
+        for row in parts.case_rows(checked)
     ]
     header = ("case", "requests", "unanswered", *NUMBERS, "flips", "verdict")
     return table("Each case, all its requests together", header, {"": rows}, (0, 8))
 
 
 def missing(checked: Checked) -> str:
-    lines = [f"Ended early: {words}." for words in early_words(checked)]
+    lines = [f"Ended early: {words}." for words in parts.early_words(checked)]
     lines += [f"Not tested: {foreign(words)}." for words in checked.not_tested]
-    lines += [f"The engine {words}." for words in limits(checked.abilities)]
-    for case, count in not_put_by_case(checked).items():
+    lines += [f"The engine {words}." for words in parts.limits(checked.abilities)]
+    for case, count in parts.not_put_by_case(checked).items():
         lines.append(f"Not sent: {plural(count, 'request')} of {foreign(case)}.")
-    lines += [f"{words}." for words in left_words(checked)]
+    lines += [f"{words}." for words in parts.left_words(checked)]
     content = bullets(lines) if lines else "<p>Everything was tested.</p>\n"
-    counted = messages(checked)
+    counted = parts.messages(checked)
     if counted:
         rows = [[foreign(message), count] for message, count in counted[:MOST_ROWS]]
         content += table("Requests without a usable answer", ("why", "requests"), {"": rows}) + more(counted)

@@ -14,9 +14,9 @@ from lfm2np.numerics.products.blas import blas_kernel, blas_library
 from lfm2np.oracle import factors
 from lfm2np.oracle.causes.findings import lines
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.continued import early_ends
+from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict
-from lfm2np.oracle.targets.checked import MOST_OF_A_MESSAGE
+from lfm2np.oracle.targets.records import MOST_OF_A_MESSAGE
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.workloads import CASES
 
@@ -121,11 +121,6 @@ def flips_of(checked: Checked) -> list[Position]:
     return sorted(
         (position for position in checked.positions if position.is_flip), key=lambda position: -position.gap_ratio
     )
-
-
-def wrong_of(checked: Checked) -> list[Position]:
-    """All that the format does not explain, in the order of the asks."""
-    return [position for position in checked.positions if position.is_wrong]
 
 
 def suspects(checked: Checked) -> list[str]:

@@ -15,31 +15,10 @@ from lfm2np.oracle import factors
 from lfm2np.oracle.causes.regions import described
 from lfm2np.oracle.causes.wrong_constants import would_show
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.continued import early_ends
+from lfm2np.oracle.coverage import early_ends
 from lfm2np.oracle.judging.verdict import LIMIT, WRONG, Position, Verdict, probability_words
-from lfm2np.oracle.reports.parts import (
-    MOST_COMMAND,
-    aligned,
-    case_rows,
-    counts_in_words,
-    early_words,
-    environment,
-    error_words,
-    flip_cells,
-    flips_of,
-    gap_words,
-    group_cells,
-    left_words,
-    limits,
-    messages,
-    not_put_by_case,
-    number,
-    place_words,
-    plural,
-    some_ids,
-    suspects,
-    visible,
-)
+from lfm2np.oracle.reports import parts
+from lfm2np.oracle.reports.parts import number, plural, visible
 from lfm2np.oracle.total import Total
 
 MOST_LINES = 10  # of flips and of messages
@@ -67,11 +46,11 @@ def as_text(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         case_lines(checked),
         first_wrong_lines(checked.total.first_wrong),
         ["where it goes wrong", *map(visible, checked.cause.lines)] if checked.cause else [],
-        flip_lines(flips_of(checked)),
+        flip_lines(parts.flips_of(checked)),
         message_lines(checked),
         missing_lines(checked),
-        [f"{name:<11}{visible(value)}" for name, value in (facts or environment()).items()],
-        [f"{'again':<11}{visible(command, MOST_COMMAND)}"] if command else [],
+        [f"{name:<11}{visible(value)}" for name, value in (facts or parts.environment()).items()],
+        [f"{'again':<11}{visible(command, parts.MOST_COMMAND)}"] if command else [],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in blocks if lines)
 
@@ -92,8 +71,8 @@ def head_lines(checked: Checked) -> list[str]:
         *(f"{'' if index else 'because':<11}{visible(reason)}" for index, reason in enumerate(reasons_of(checked))),
         f"engine     {visible(checked.abilities.engine)}",
         f"format     {visible(format_in_words(checked))}",
-        f"positions  {len(checked.positions)}: {counts_in_words(total.counts)}",
-        *(f"early ends {words}" for words in early_words(checked)),
+        f"positions  {len(checked.positions)}: {parts.counts_in_words(total.counts)}",
+        *(f"early ends {words}" for words in parts.early_words(checked)),
         f"errors     {errors} (1 is the noise of the format, {LIMIT:g} the most that it explains)",
         f"flips      {total.flips}{chance}",
         *route_lines(total),
@@ -124,24 +103,24 @@ def reasons_of(checked: Checked) -> list[str]:
 
 def case_lines(checked: Checked) -> list[str]:
     header = ("case", "requests", "positions", "reported", "RMS", "worst", "flips", "verdict")
-    rows = [
-        (visible(row.case), row.asks, *group_cells(row.group), row.flips, row.verdict) for row in case_rows(checked)
-    ]
-    return aligned([header, *rows], left=(0, 7)) if rows else []
+    rows: list[tuple[object, ...]] = []
+    for row in parts.case_rows(checked):
+        rows.append((visible(row.case), row.asks, *parts.group_cells(row.group), row.flips, row.verdict))
+    return parts.aligned([header, *rows], left=(0, 7)) if rows else []
 
 
 def first_wrong_lines(position: Position | None) -> list[str]:
     if position is None:
         return []
     ids = position.ask.prompt_token_ids
-    prompt = f"prompt of {plural(len(ids), 'token')}: {some_ids(ids)}"
-    behind = f"the oracle's is {position.best}, the engine's is behind it by {gap_words(position)}"
+    prompt = f"prompt of {plural(len(ids), 'token')}: {parts.some_ids(ids)}"
+    behind = f"the oracle's is {position.best}, the engine's is behind it by {parts.gap_words(position)}"
     return [
         f"first wrong position: {position.verdict}",
         f"request    {visible(position.ask.id)} of {visible(position.ask.case)}, {prompt}",
-        f"position   {place_words(position)}",
+        f"position   {parts.place_words(position)}",
         f"token      {position.token_id}; {behind}",
-        f"error      {error_words(position)}",
+        f"error      {parts.error_words(position)}",
     ]
 
 
@@ -150,13 +129,13 @@ def flip_lines(flips: Sequence[Position]) -> list[str]:
     if not flips:
         return []
     header = ("flip in", "prompt", "row", "token", "oracle", "gap, nats", "gap, noise", "margin, noise", "verdict")
-    rows = [(visible(flip.ask.id), *flip_cells(flip)[1:]) for flip in flips[:MOST_LINES]]
-    return [*aligned([header, *rows], left=(0, 8)), *more(flips)]
+    rows = [(visible(flip.ask.id), *parts.flip_cells(flip)[1:]) for flip in flips[:MOST_LINES]]
+    return [*parts.aligned([header, *rows], left=(0, 8)), *more(flips)]
 
 
 def message_lines(checked: Checked) -> list[str]:
     """The engine's messages, counted."""
-    counted = messages(checked)
+    counted = parts.messages(checked)
     if not counted:
         return []
     unanswered = plural(len(checked.total.unanswered), "request")
@@ -166,10 +145,10 @@ def message_lines(checked: Checked) -> list[str]:
 
 
 def missing_lines(checked: Checked) -> list[str]:
-    lines = [f"the engine {words}" for words in limits(checked.abilities)]
-    lines += left_words(checked)
+    lines = [f"the engine {words}" for words in parts.limits(checked.abilities)]
+    lines += parts.left_words(checked)
     if checked.not_put:
-        by_case = ", ".join(f"{visible(case)} {count}" for case, count in not_put_by_case(checked).items())
+        by_case = ", ".join(f"{visible(case)} {count}" for case, count in parts.not_put_by_case(checked).items())
         lines.append(f"not sent: {plural(len(checked.not_put), 'request')} ({by_case})")
     return ["not tested", *("  " + line for line in lines)] if lines else []
 
@@ -189,7 +168,7 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "reasons": reasons_of(checked),
         "not_tested": checked.not_tested,
         "early_ends": dataclasses.asdict(early_ends(checked.pairs)),
-        "suspects": suspects(checked),
+        "suspects": parts.suspects(checked),
         "causes": [cause.as_json() for cause in total.causes],
         "constants": None if total.constants is None else dataclasses.asdict(total.constants),
         "repeats": [dataclasses.asdict(repeat) for repeat in checked.repeats],
@@ -199,19 +178,19 @@ def as_json(checked: Checked, command: str = "", facts: Mapping[str, str] | None
         "abilities": dataclasses.asdict(checked.abilities),
         "counts": dict(total.counts),
         **{name: getattr(total, name) for name in TOTAL_FIELDS},
-        "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in case_rows(checked)],
+        "cases": [{**dataclasses.asdict(row), "verdict": str(row.verdict)} for row in parts.case_rows(checked)],
         "groups": {factor: groups_json(checked.positions, factor) for factor in factors.FACTORS},
         "first_wrong": None if total.first_wrong is None else position_json(total.first_wrong),
         "cause": None if checked.cause is None else dataclasses.asdict(checked.cause),
         "positions": [position_json(position) for position in odd],
         "prompts": {position.ask.id: list(position.ask.prompt_token_ids) for position in odd},
         "asked": len(checked.pairs),
-        "unanswered": [{"message": message, "count": count} for message, count in messages(checked)],
+        "unanswered": [{"message": message, "count": count} for message, count in parts.messages(checked)],
         "unanswered_ids": list(total.unanswered),
         "not_put": list(checked.not_put),
         "left": checked.left,
-        "limits": limits(checked.abilities),
-        "environment": dict(facts or environment()),
+        "limits": parts.limits(checked.abilities),
+        "environment": dict(facts or parts.environment()),
         "command": command,
     }
     plain: dict[str, Any] = finite(fields)

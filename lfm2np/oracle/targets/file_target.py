@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lfm2np.checkpoint.strict_json import decode_text
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.records import (
     NOTED,
     Answer,
@@ -23,6 +23,7 @@ from lfm2np.oracle.targets.records import (
     answer_from_json,
     ask_as_json,
     ask_from_json,
+    failed,
     parse_line,
 )
 from lfm2np.oracle.targets.target import Abilities, TargetError
@@ -160,11 +161,7 @@ def contradicts(earlier: tuple[Ask, Answer] | None, later: tuple[Ask, Answer]) -
 
 def read_line(line: bytes, where: str) -> dict[str, Any]:
     """Checks its checksum, if it has one. RequestError that names the line."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as problem:
-        raise RequestError(f"{where}: not UTF-8: byte {problem.start}: {problem.reason}") from None
-    raw = parse_line(text, where)
+    raw = parse_line(decode_text(line, where, RequestError), where)
     if not isinstance(raw, dict) or set(raw) - {FIELD} not in ({"ask", "answer"}, {"end"}):
         names = ", ".join(sorted(raw)) if isinstance(raw, dict) else type(raw).__name__
         raise RequestError(f"{where}: {names[:80]}, expected an object with ask and answer")

@@ -26,7 +26,7 @@ from urllib.parse import urljoin, urlsplit
 
 from lfm2np.checkpoint.strict_json import parse_object
 from lfm2np.errors import Lfm2npError
-from lfm2np.oracle.targets.checked import shortened
+from lfm2np.oracle.targets.records import shortened
 from lfm2np.oracle.targets.target import TargetError
 
 KEY_VARIABLE = "LFM2NP_API_KEY"
@@ -99,24 +99,19 @@ class HttpClient:
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path. HttpError for anything else, TargetError if there is no server."""
-        return self._persist(lambda: self._send("GET", path, None, read_json, self.timeout))
+        return self._send("GET", path, None, read_json)
 
     def get_text(self, path: str) -> str:
         """The text at a path, whatever its kind; errors as in `get`."""
-        return self._persist(
-            lambda: self._send("GET", path, None, lambda r: read_whole(r).decode(errors="replace"), self.timeout)
-        )
+        return self._send("GET", path, None, lambda response: read_whole(response).decode(errors="replace"))
 
     def post(self, path: str, fields: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The response to a JSON object; errors as in `get`."""
-        limit = self.timeout if seconds is None else min(seconds, self.timeout)
-        return self._persist(lambda: self._send("POST", path, fields, read_json, limit))
+        return self._send("POST", path, fields, read_json, seconds)
 
     def post_and_leave(self, path: str, fields: Mapping[str, Any], is_enough: Enough) -> list[dict[str, Any]]:
         """Server-sent events until they are enough; then the connection is closed, in the middle of the response."""
-        return self._persist(
-            lambda: self._send("POST", path, fields, lambda r: read_events(r, is_enough), self.timeout)
-        )
+        return self._send("POST", path, fields, lambda response: read_events(response, is_enough))
 
     def close(self) -> None:
         """Cuts all connections, from any thread. No request can be sent afterwards."""
@@ -124,13 +119,22 @@ class HttpClient:
         for watch in list(self._open):
             watch.cut()
 
-    def _persist(self, attempt: Callable[[], T]) -> T:
-        """TargetError if there was no connection in the end."""
+    def _send(
+        self,
+        method: str,
+        path: str,
+        fields: Mapping[str, Any] | None,
+        read: Callable[[http.client.HTTPResponse], T],
+        seconds: float | None = None,
+    ) -> T:
+        """In as many attempts as it takes. TargetError if there was no connection in the end."""
+        body = None if fields is None else json.dumps(fields, allow_nan=False).encode()
+        limit = self.timeout if seconds is None else min(seconds, self.timeout)
         tried = 0
         while True:
             tried += 1
             try:
-                return attempt()
+                return self._attempt(method, path, body, read, limit)
             except Unready as problem:
                 why = f"{problem} ({tried} attempts)"
                 if tried > self._retries and isinstance(problem, Unreachable):
@@ -141,16 +145,10 @@ class HttpClient:
                     self.notes.append(f"tried again: {problem}")
                 self._closed.wait(pause_before(tried, problem.after, self._backoff))
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        fields: Mapping[str, Any] | None,
-        read: Callable[[http.client.HTTPResponse], T],
-        seconds: float,
+    def _attempt(
+        self, method: str, path: str, body: bytes | None, read: Callable[[http.client.HTTPResponse], T], seconds: float
     ) -> T:
-        """One attempt, with its redirects."""
-        body = None if fields is None else json.dumps(fields, allow_nan=False).encode()
+        """With its redirects."""
         target, key = self.place.prefix + path, self._key
         for _ in range(MAX_REDIRECTS + 1):
             with self._connection(seconds) as connection:

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 from lfm2np.checkpoint.tokenizer import Tokenizer
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets import dialects
-from lfm2np.oracle.targets.checked import checked_answer, failed, shortened
 from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Location, Response, value_at
 from lfm2np.oracle.targets.http_client import BadReply, HttpClient, HttpError, TimedOut
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, checked_answer, failed, shortened
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 
 PROBE_TEXT, PROBE_IDS, PROBE_TOKENS = "The", (1, 2, 3), 2

@@ -18,8 +18,7 @@ from typing import Any
 
 from lfm2np.engine_protocol import Request, lacking, load_factory, missing, sizes_of, told
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
-from lfm2np.oracle.targets.records import Answer, Ask, answer_as_json
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, answer_as_json, checked_answer, failed, shortened
 from lfm2np.oracle.targets.target import Abilities, TargetError, in_flight
 from lfm2np.sampling.params import SamplingParams
 

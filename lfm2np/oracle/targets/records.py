@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lfm2np.errors import RequestError
 
+T = TypeVar("T")
 SAMPLED = "sampled"  # the factor of an ask whose tokens were drawn: they need not be the likeliest
 # Factors that say where an ask stands in the plan. They change nothing of the request.
 NOTED = ("place", "seen", "abort", "order", "together", "tenant")
+MOST_OF_A_MESSAGE = 1000  # characters of an engine's own words
+NO_ABORT = "the engine can't abort a request"
 Routes = tuple[tuple[tuple[int, ...], ...], ...]  # [positions][layers][experts] ids, in any order; -1: not reported
 
 
@@ -76,11 +79,11 @@ def ask_from_json(raw: Any) -> Ask:
         case=_text(fields, "case"),
         prompt_token_ids=_ids(fields, "prompt_token_ids"),
         max_tokens=_whole(fields.get("max_tokens"), "max_tokens", 1),
-        prompt_text=None if fields.get("prompt_text") is None else _text(fields, "prompt_text"),
+        prompt_text=_optional(fields, "prompt_text", _text),
         prompt_logprobs=bool(fields.get("prompt_logprobs", False)),
         factors=factors,
-        stop=None if fields.get("stop") is None else _text(fields, "stop"),
-        seed=None if fields.get("seed") is None else _whole(fields["seed"], "seed"),
+        stop=_optional(fields, "stop", _text),
+        seed=_optional(fields, "seed", lambda fields, name: _whole(fields[name], name)),
     )
 
 
@@ -91,19 +94,43 @@ def answer_from_json(raw: Any) -> Answer:
     for name in fields:
         if name not in known:
             raise RequestError(f"answer field {name!r}: expected one of {', '.join(sorted(known))}")
-    ids = None if fields.get("token_ids") is None else _ids(fields, "token_ids")
-    logprobs = None if fields.get("logprobs") is None else _numbers(fields, "logprobs")
-    top = None if fields.get("top_logprobs") is None else _tops(fields["top_logprobs"])
+    ids, logprobs = _optional(fields, "token_ids", _ids), _optional(fields, "logprobs", _numbers)
+    top = _optional(fields, "top_logprobs", _tops)
     for name, values in (("logprobs", logprobs), ("top_logprobs", top)):
         if values is not None and len(values) != len(ids or ()):
             raise RequestError(f"{name}: {len(values)} entries for {len(ids or ())} token_ids, expected one each")
-    prompt = None if fields.get("prompt_logprobs") is None else _numbers(fields, "prompt_logprobs")
-    texts = {
-        name: None if fields.get(name) is None else _text(fields, name) for name in ("text", "finish_reason", "error")
-    }
-    routes = None if fields.get("routes") is None else _routes(fields["routes"])
+    prompt = _optional(fields, "prompt_logprobs", _numbers)
+    texts = {name: _optional(fields, name, _text) for name in ("text", "finish_reason", "error")}
+    routes = _optional(fields, "routes", _routes)
     refuted = True if fields.get("refuted") else None
     return Answer(_text(fields, "id"), ids, logprobs, top, prompt, refuted=refuted, routes=routes, **texts)
+
+
+def checked_answer(ask: Ask, fields: Mapping[str, Any]) -> Answer:
+    """The fields as an Answer to the ask, with `error` where they are invalid or don't fit it."""
+    try:
+        answer = answer_from_json({**fields, "id": ask.id})
+    except RequestError as problem:
+        return failed(ask, str(problem))
+    if answer.error is not None:
+        return failed(ask, answer.error, bool(answer.refuted))
+    if answer.token_ids is None:
+        return failed(ask, "token_ids: missing, expected the new tokens")
+    expected = len(ask.prompt_token_ids) - 1
+    if answer.prompt_logprobs is not None and len(answer.prompt_logprobs) != expected:
+        return failed(ask, f"prompt_logprobs: {len(answer.prompt_logprobs)} entries, expected {expected}", refuted=True)
+    return answer
+
+
+def failed(ask: Ask, why: str, refuted: bool = False) -> Answer:
+    """An answer that can't be judged, and why, as one short line. `refuted`: no right engine gives such an answer."""
+    return Answer(ask.id, error=shortened(why) or "an error without a message", refuted=refuted or None)
+
+
+def shortened(text: str, most: int = MOST_OF_A_MESSAGE) -> str:
+    """A text from outside as one line that is safe for a terminal."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * most]).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def parse_line(line: str, what: str) -> Any:
@@ -124,6 +151,10 @@ def _object(raw: Any, what: str) -> dict[str, Any]:
     return raw
 
 
+def _optional(fields: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], T]) -> T | None:
+    return None if fields.get(name) is None else read(fields, name)
+
+
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
@@ -137,11 +168,15 @@ def _whole(value: Any, name: str, least: int = 0) -> int:
     return value
 
 
-def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    value = fields.get(name)
+def _list(value: Any, name: str, of: str = "") -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise RequestError(f"{name}: {type(value).__name__}, expected a list of token ids")
-    return tuple(_whole(item, f"{name}[{index}]") for index, item in enumerate(value))
+        raise RequestError(f"{name}: {type(value).__name__}, expected a list{of}")
+    return value
+
+
+def _ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    ids = _list(fields.get(name), name, " of token ids")
+    return tuple(_whole(item, f"{name}[{index}]") for index, item in enumerate(ids))
 
 
 def _number(value: Any, name: str) -> float:
@@ -155,35 +190,25 @@ def _number(value: Any, name: str) -> float:
 
 
 def _numbers(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    value = fields.get(name)
-    if not isinstance(value, list | tuple):
-        raise RequestError(f"{name}: {type(value).__name__}, expected a list of numbers")
-    return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(value))
+    values = _list(fields.get(name), name, " of numbers")
+    return tuple(_number(item, f"{name}[{index}]") for index, item in enumerate(values))
 
 
-def _routes(value: Any) -> Routes:
+def _routes(fields: Mapping[str, Any], name: str) -> Routes:
     """oracle/judging/routes.py, which knows the model, checks the sizes."""
-
-    def lists(item: Any, where: str) -> list[Any] | tuple[Any, ...]:
-        if not isinstance(item, list | tuple):
-            raise RequestError(f"{where}: {type(item).__name__}, expected a list")
-        return item
-
     return tuple(
         tuple(
-            tuple(_whole(expert, f"routes[{row}][{layer}]", -1) for expert in lists(experts, f"routes[{row}][{layer}]"))
-            for layer, experts in enumerate(lists(layers, f"routes[{row}]"))
+            tuple(_whole(expert, f"{name}[{row}][{layer}]", -1) for expert in _list(experts, f"{name}[{row}][{layer}]"))
+            for layer, experts in enumerate(_list(layers, f"{name}[{row}]"))
         )
-        for row, layers in enumerate(lists(value, "routes"))
+        for row, layers in enumerate(_list(fields[name], name))
     )
 
 
-def _tops(value: Any) -> tuple[dict[int, float], ...]:
-    if not isinstance(value, list | tuple):
-        raise RequestError(f"top_logprobs: {type(value).__name__}, expected a list of objects")
+def _tops(fields: Mapping[str, Any], name: str) -> tuple[dict[int, float], ...]:
     tops = []
-    for index, entry in enumerate(value):
-        where = f"top_logprobs[{index}]"
+    for index, entry in enumerate(_list(fields[name], name, " of objects")):
+        where = f"{name}[{index}]"
         top = {}
         for key, number in _object(entry, where).items():
             if not (isinstance(key, int) or (isinstance(key, str) and key.isascii() and key.isdigit())):

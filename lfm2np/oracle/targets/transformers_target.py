@@ -12,8 +12,7 @@ from typing import Any
 
 from lfm2np.checkpoint.files import is_gguf
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import NO_ABORT, checked_answer, failed, shortened
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask, checked_answer, failed, shortened
 from lfm2np.oracle.targets.target import Abilities, TargetError
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 import lfm2np
 from lfm2np.errors import NumericsError
 from lfm2np.loading import Model
-from lfm2np.oracle.ahead import scored_ahead
-from lfm2np.oracle.check import LEAST_JUDGED, Checked, as_far_as_needed, ask_all, judged, num_tokens, until_wrong
+from lfm2np.oracle.check import (
+    LEAST_JUDGED,
+    Checked,
+    as_far_as_needed,
+    ask_all,
+    judged,
+    num_tokens,
+    scored_ahead,
+    until_wrong,
+)
 from lfm2np.oracle.judging import judge as judging
 from lfm2np.oracle.judging import scored
 from lfm2np.oracle.judging.emulate import emulated

@@ -16,8 +16,7 @@ from lfm2np.cli.program import main
 from lfm2np.errors import RequestError
 from lfm2np.faults import inject
 from lfm2np.loading import Model
-from lfm2np.oracle.cause import Cause
-from lfm2np.oracle.check import Checked, ask_all, check, judged
+from lfm2np.oracle.check import Cause, Checked, ask_all, check, judged
 from lfm2np.oracle.locate.dump import parse_dump, read_dump
 from lfm2np.oracle.locate.locate import locate
 from lfm2np.oracle.recorders.locating import cause_of

@@ -9,9 +9,8 @@ import lfm2np
 from lfm2np.faults import inject
 from lfm2np.oracle.check import Checked, check
 from lfm2np.oracle.judging.verdict import Position, Verdict, root_mean_square
-from lfm2np.oracle.targets.checked import failed
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import Answer, Ask, failed
 from lfm2np.oracle.targets.target import Abilities
 from lfm2np.oracle.total import Total
 

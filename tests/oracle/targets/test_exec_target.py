@@ -17,10 +17,9 @@ import lfm2np
 from lfm2np.cli import check, main
 from lfm2np.errors import RequestError
 from lfm2np.oracle.check import Checked
-from lfm2np.oracle.targets import exec_target, line_process
-from lfm2np.oracle.targets.checked import NO_ABORT
+from lfm2np.oracle.targets import exec_target
 from lfm2np.oracle.targets.exec_target import ExecTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask
 from lfm2np.oracle.targets.target import Target, TargetError
 
 PRELUDE = """
@@ -173,7 +172,7 @@ def in_runs(scripts: list[str]) -> list[tuple[list[Answer], list[str]]]:
     command = shlex.join([sys.executable, "-I", "-S", "-c", PRELUDE + RUNS, json.dumps(scripts)])
     target, found = ExecTarget(command, "model", 512, 20.0), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_process, "MAX_LINE", 2**20)
+        patch.setattr(exec_target, "MAX_LINE", 2**20)
         for _ in scripts:
             before = len(target.complaints)
             answers = target.answer(ASKS)
@@ -284,7 +283,7 @@ def test_what_an_engine_leaves_behind_is_ended_with_it(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child holds the engine's pipes open, so their end is no sign of the engine's."""
-    monkeypatch.setattr(line_process, "SILENCE_AFTER_THE_END", 0.2)
+    monkeypatch.setattr(exec_target, "SILENCE_AFTER_THE_END", 0.2)
     monkeypatch.setattr(exec_target, "GRACE", 0.2)
     beats = tmp_path / "beats"
     script = f"{PRELUDE}{CHILD}hello()\na, b = asks()\nwhile not os.path.exists(sys.argv[1]): pass\nanswer(a)\n{end}"
@@ -344,7 +343,7 @@ HELLOS = {
 
 @pytest.mark.parametrize(("script", "error"), HELLOS.values(), ids=HELLOS)
 def test_another_hello_is_a_target_error(make: Make, script: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_process, "MAX_LINE", 2**20)
+    monkeypatch.setattr(exec_target, "MAX_LINE", 2**20)
     target = make(f"{script}\nasks()", patience=0.4 if error == "no answer in" else 20.0)
     with pytest.raises(TargetError) as caught:
         target.probe()

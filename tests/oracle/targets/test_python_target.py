@@ -14,9 +14,8 @@ import pytest
 import lfm2np
 from lfm2np.engine_protocol import Completion, Request
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import NO_ABORT
 from lfm2np.oracle.targets.python_target import PythonTarget
-from lfm2np.oracle.targets.records import Answer, Ask
+from lfm2np.oracle.targets.records import NO_ABORT, Answer, Ask
 from lfm2np.oracle.targets.target import Target, TargetError
 
 ASKS = [Ask(name, "case", (1, 2, 3), 4) for name in ("a", "b", "c")]

@@ -18,8 +18,17 @@ from lfm2np.loading import load
 from lfm2np.oracle import vectors_plain
 from lfm2np.oracle.vectors import files, golden
 from lfm2np.oracle.vectors.chosen import choose, mentioned
-from lfm2np.oracle.vectors.files import DOCUMENT, TENSORS, VectorSet, packaged_set, read_set, write_set
-from lfm2np.oracle.vectors.form import WORDS, VectorsError, schema
+from lfm2np.oracle.vectors.files import (
+    DOCUMENT,
+    TENSORS,
+    WORDS,
+    VectorsError,
+    VectorSet,
+    packaged_set,
+    read_set,
+    schema,
+    write_set,
+)
 from lfm2np.oracle.vectors.golden import make, verify
 from lfm2np.oracle.vectors.notes import NOTES
 from scheduler.checksum import sealed

@@ -1,7 +1,7 @@
 """The HTTP dialects: one file for each kind of server, one value in it, and the list that all others read.
 
-A new dialect is a new file and a line here. dialect.py says what belongs to it; requests.py, replies.py and openai.py
-hold what several share.
+A new dialect is a new file and a line here. dialect.py says what belongs to it; openai.py and dialect.py hold what
+several share.
 
 vLLM 0.32.0, mlx-lm 0.32.2 and llama.cpp were tried on real servers (fixtures/engines/results.jsonl). SGLang's form is
 that of its documentation, tried only on servers of our own.

@@ -1,7 +1,13 @@
-"""What belongs to a dialect: requests, responses, and what else a check or a fuzz run must know of such a server."""
+"""What belongs to a dialect: requests, responses, and what else a check or a fuzz run must know of such a server.
+
+Below it what several dialects share: fields of requests, and reading JSON from outside, where what may be missing is
+None, and what has another form raises RequestError that names it.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,6 +16,8 @@ from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.records import Ask
 
 TOP_LOGPROBS = 5
+GREEDY = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+KINDS: dict[type, str] = {dict: "an object", list: "a list"}
 Reply = Mapping[str, Any]
 Path = tuple[str | int, ...]  # names and indices that lead into a JSON value
 
@@ -103,14 +111,14 @@ class Dialect:
 
     name: str
     path: str
-    takes_token_ids: bool
-    extras: tuple[Extras, ...]
     request: Callable[[Ask, Extras], dict[str, Any]]
     read: Callable[[Reply, Ask], Response]
     fields: tuple[Field, ...]
     join: Callable[[Sequence[Reply]], dict[str, Any]]
     reproducer: str
 
+    takes_token_ids: bool = True
+    extras: tuple[Extras, ...] = ALL_EXTRAS
     event_ids: Callable[[Reply], Any] = lambda event: None
     split_samples: Callable[[Reply], list[dict[str, Any]]] | None = None
     sampling_field: str | None = None
@@ -156,3 +164,69 @@ def value_at(value: Any, path: Path) -> Any:
         else:
             return None
     return value
+
+
+# --- what requests share
+
+
+def is_cold(ask: Ask) -> bool:
+    """Whether no cached prefix may be used."""
+    return bool(ask.factors.get("cold", False))
+
+
+def stop_and_seed(ask: Ask) -> dict[str, Any]:
+    """In the names that OpenAI, SGLang and llama.cpp share."""
+    seed = {} if ask.seed is None else {"temperature": 1.0, "seed": ask.seed}
+    return seed if ask.stop is None else {**seed, "stop": [ask.stop]}
+
+
+def model_field(extras: Extras) -> dict[str, Any]:
+    return {} if extras.model is None else {"model": extras.model}
+
+
+# --- reading responses
+
+
+def needed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise RequestError(f"{name}: {type(value).__name__}, expected {KINDS[kind]}")
+    return value
+
+
+def optional(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    return None if fields.get(name) is None else needed(fields, name, kind)
+
+
+def by_token_id(pairs: Sequence[tuple[Any, Any]], where: str) -> dict[Any, Any]:
+    """RequestError for an id that is no whole number, or stands there twice."""
+    for token_id, _ in pairs:
+        if type(token_id) is not int:
+            raise RequestError(f"{where}: id {token_id!r}, expected a whole number")
+    logprobs = dict(pairs)
+    if len(logprobs) != len(pairs):
+        raise RequestError(f"{where}: a token stands twice among the most probable, expected once")
+    return logprobs
+
+
+def require_prompt(ids: Sequence[Any] | None, ask: Ask, where: str) -> None:
+    """The server must have computed the prompt that was sent: not with a second BOS, not cut."""
+    if ids is not None and list(ids) != list(ask.prompt_token_ids):
+        raise RequestError(f"{where}: other tokens than the prompt that was sent")
+
+
+def concatenated(pieces: Sequence[Any], name: str) -> Any:
+    """Texts as one text, or lists as one list."""
+    kind = type(pieces[0])
+    if kind not in (str, list) or any(type(piece) is not kind for piece in pieces):
+        raise RequestError(f"{name}: expected texts, or lists, in all events")
+    return "".join(pieces) if kind is str else [item for piece in pieces for item in piece]
+
+
+def from_base64(text: Any, where: str) -> bytes:
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: {type(text).__name__}, expected base64")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as problem:
+        raise RequestError(f"{where}: not base64: {problem}") from None

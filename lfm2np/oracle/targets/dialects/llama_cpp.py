@@ -8,6 +8,7 @@ from typing import Any
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects.dialect import (
     ALL_EXTRAS,
+    GREEDY,
     Dialect,
     Extras,
     Field,
@@ -15,9 +16,12 @@ from lfm2np.oracle.targets.dialects.dialect import (
     Metrics,
     Reply,
     Response,
+    by_token_id,
+    concatenated,
+    is_cold,
+    optional,
+    stop_and_seed,
 )
-from lfm2np.oracle.targets.dialects.replies import by_token_id, concatenated, optional
-from lfm2np.oracle.targets.dialects.requests import GREEDY, is_cold, stop_and_seed
 from lfm2np.oracle.targets.records import Ask
 
 ENTRIES = "completion_probabilities"
@@ -106,7 +110,6 @@ REPRODUCER = '''def answer(replies):
 LLAMA_CPP = Dialect(
     name="llama.cpp",
     path="/completion",
-    takes_token_ids=True,
     extras=ALL_EXTRAS[1:],
     request=request,
     read=read,

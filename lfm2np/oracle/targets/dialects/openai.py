@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfm2np.errors import RequestError
-from lfm2np.oracle.targets.checked import shortened
-from lfm2np.oracle.targets.dialects.dialect import Location, Reply, Response
-from lfm2np.oracle.targets.dialects.replies import concatenated, needed, optional
+from lfm2np.oracle.targets.dialects.dialect import Location, Reply, Response, concatenated, needed, optional
+from lfm2np.oracle.targets.records import shortened
 
 PATH = "/v1/completions"
 LONGEST = Location("/v1/models", ("data", 0, "max_model_len"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects.dialect import (
-    ALL_EXTRAS,
+    GREEDY,
     Dialect,
     Extras,
     Field,
@@ -17,9 +17,13 @@ from lfm2np.oracle.targets.dialects.dialect import (
     Metrics,
     Reply,
     Response,
+    by_token_id,
+    from_base64,
+    needed,
+    optional,
+    require_prompt,
+    stop_and_seed,
 )
-from lfm2np.oracle.targets.dialects.replies import by_token_id, from_base64, needed, optional, require_prompt
-from lfm2np.oracle.targets.dialects.requests import GREEDY, stop_and_seed
 from lfm2np.oracle.targets.records import Ask
 
 
@@ -124,8 +128,6 @@ REPRODUCER = '''def answer(replies):
 SGLANG = Dialect(
     name="sglang",
     path="/generate",
-    takes_token_ids=True,
-    extras=ALL_EXTRAS,
     request=request,
     read=read,
     fields=FIELDS,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lfm2np.oracle.targets.dialects import openai
-from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Field, Reply, Response
-from lfm2np.oracle.targets.dialects.requests import model_field
+from lfm2np.oracle.targets.dialects.dialect import Dialect, Extras, Field, Reply, Response, model_field
 from lfm2np.oracle.targets.records import Ask
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from lfm2np.errors import RequestError
 from lfm2np.oracle.targets.dialects import openai
 from lfm2np.oracle.targets.dialects.dialect import (
-    ALL_EXTRAS,
+    GREEDY,
     Dialect,
     Extras,
     Field,
@@ -20,9 +20,14 @@ from lfm2np.oracle.targets.dialects.dialect import (
     Metrics,
     Reply,
     Response,
+    from_base64,
+    is_cold,
+    model_field,
+    needed,
+    optional,
+    require_prompt,
+    stop_and_seed,
 )
-from lfm2np.oracle.targets.dialects.replies import from_base64, needed, optional, require_prompt
-from lfm2np.oracle.targets.dialects.requests import GREEDY, is_cold, model_field, stop_and_seed
 from lfm2np.oracle.targets.records import Ask
 
 ID_PREFIX = "token_id:"  # of return_tokens_as_token_ids
@@ -146,8 +151,6 @@ REPRODUCER = '''def answer(replies):
 VLLM = Dialect(
     name="vllm",
     path=openai.PATH,
-    takes_token_ids=True,
-    extras=ALL_EXTRAS,
     request=request,
     read=read,
     fields=FIELDS,
