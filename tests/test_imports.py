@@ -70,7 +70,7 @@ ROOMS: dict[str, set[str]] = {
     "lfm2np.fuzz": {*CALL, *ORACLE, "lfm2np.oracle.reports", PROTOCOL},
     "lfm2np.drawings.runs": {*CALL, "lfm2np.faults"},
     "lfm2np.drawings.page": {"lfm2np.drawings.runs"},
-    "lfm2np.drawings.views": {"lfm2np.drawings.runs", "lfm2np.drawings.page"},
+    "lfm2np.drawings.views": {"scheduler", "lfm2np.drawings.runs", "lfm2np.drawings.page"},
     "lfm2np.drawings": {*CALL, *(f"lfm2np.drawings.{name}" for name in ("runs", "page", "views"))},
     "lfm2np.serve": CALL,
     "lfm2np.lab": {

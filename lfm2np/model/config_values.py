@@ -7,7 +7,7 @@ from lfm2np.values import show
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
-    # 2**17 is also the most terms that exact arithmetic adds: of a softmax over the vocabulary or over the context.
+    # 2**18 positions are also the most terms that exact arithmetic adds: of a softmax over the context.
     "vocab_size": (1, 2**17),
     "hidden_size": (1, 2**17),
     "num_hidden_layers": (1, 1024),
@@ -20,7 +20,7 @@ SIZES: dict[str, tuple[int, int]] = {
     "feed_forward_size": (1, 2**17),
     "conv_L_cache": (1, 64),
     "sliding_window": (1, 2**17),
-    "max_position_embeddings": (1, 2**17),
+    "max_position_embeddings": (1, 2**18),
     "num_experts": (1, 1024),
     "num_experts_per_tok": (1, 1024),
     "moe_intermediate_size": (1, 2**17),

@@ -353,7 +353,7 @@ def share_units(weights: Float64, units: Float64) -> Exponents:
 
     The sum of a row's weights is below 2**top (nearly: by its grid), one high unit is 2**-28 of that, one low unit
     2**-12 of a high one. So the high units of a row sum to at most 2**28 + C, the low ones are at most 2**11 each,
-    and with C <= 2**17 and value units up to 2**24 either sum of products stays below 2**53. Hidden positions weigh 0.
+    and with C <= 2**18 and value units up to 2**24 neither sum of products exceeds 2**53. Hidden positions weigh 0.
     """
     top = sum_exponent(weights)
     weights *= power_of_two(SHARE_BITS - top)

@@ -43,7 +43,8 @@ LOW_WEIGHT_BITS = 16  # each further slice: the second of float32 weights, what 
 MOST_SLICES = 3  # 52 bits: of quantised weights, whose values are float64
 LEAST_BITS, MOST_BITS = 16, 30  # of inputs: coarser ones are refused, finer ones gain nothing over float32
 TERM_BITS = 36  # of each half of a term of exact_sum,
-TERMS = 2**17  # which has at most so many: TERMS * 2**TERM_BITS = 2**SUM_BITS
+TERMS = 2**18  # which has at most so many;
+EXACT_TERMS = 2**17  # so many are summed without rounding: EXACT_TERMS * 2**TERM_BITS = 2**SUM_BITS
 VALUE_BITS = 24  # attention's values
 SHARE_BITS, LOW_SHARE_BITS = 28, 12  # attention's weights relative to their sum, and what that leaves
 ZERO_EXPONENT = -200  # of a row of zeros
@@ -93,10 +94,11 @@ def units_of(x: Weights, shift: Int32 | int = 0) -> Int64:
 
 
 def exact_sum(x: Float64) -> Float64:
-    """Sum over the last axis [..., n] of at most 2**17 terms, rounded once; off by less than 2**-52 of sum|x|.
+    """Sum over the last axis [..., n] of at most 2**18 terms; off by less than 2**-51 of sum|x|.
 
-    Each term is high + low, multiples of 2**-36 and of 2**-72 of the row's power of two, at most 2**36 units each:
-    either sum is at most 2**17 * 2**36 = 2**53.
+    Each term is high + low, multiples of 2**-36 and of 2**-72 of the row's power of two, at most 2**36 and 2**35 units.
+    Up to 2**17 terms either sum is at most 2**53, so that only adding the two rounds, by less than 2**-52 of sum|x|;
+    with more, the high sum is rounded to float64 before.
     """
     if x.shape[-1] > TERMS:
         raise NumericsError(f"a sum of {x.shape[-1]} terms: at most {TERMS} can be added exactly")
@@ -261,7 +263,7 @@ def mix_values(scores: Float64, values: Float32, channels: Int32) -> Float32:
 
     A value is at most 2**24 units of its own row's power of two, which is moved to its weight. The weights of a row sum
     to less than 2**top; a high unit is 2**-28 of that, a low unit 2**-12 of a high one. So a row's high units sum to at
-    most 2**28 + C, its low ones are at most 2**11 each, and with C <= 2**17 neither sum of products exceeds 2**53.
+    most 2**28 + C, its low ones are at most 2**11 each, and with C <= 2**18 neither sum of products exceeds 2**53.
     """
     scaled = scale(values, -channels)
     exponents = exponent_of(scaled)  # [C, 1]

@@ -17,7 +17,7 @@ from pydantic.config import JsonDict
 from lfm2np.sampling.params import MAX_SAMPLES, MAX_SEED, MAX_TOKEN_ID
 
 MOST_TOP_LOGPROBS = 20  # OpenAI's, of a chat
-MOST_TOKENS = 2**17  # no context and no vocabulary is larger
+MOST_TOKENS = 2**18  # no context and no vocabulary is larger
 MOST_STOPS, MOST_BIASES, LONGEST_STOP = 16, 1024, 256
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKENS, fail_fast=True)]

@@ -9,7 +9,7 @@ from lfm2np.numerics import grids
 from lfm2np.numerics.matrix import Matrix
 
 LARGEST_WIDTH = 11776
-LONGEST_CONTEXT = 128_000
+LONGEST_CONTEXT = 262_144
 
 
 def float32_of(value: Fraction) -> np.float32:

@@ -20,7 +20,8 @@ from operands import (
 )
 
 from lfm2np.errors import NumericsError
-from lfm2np.numerics import exact, grids
+from lfm2np.model.config_values import SIZES
+from lfm2np.numerics import exact, grids, integers
 from lfm2np.numerics.ieee import FLOAT32, FLOAT64, round_to_bfloat16
 from lfm2np.numerics.matrix import Matrix
 from lfm2np.numerics.weight_grids import LOW_WEIGHT_BITS, WEIGHT_BITS
@@ -176,19 +177,37 @@ def test_an_exact_sum_is_right_to_2_to_the_minus_52_and_ignores_order(seed, kind
 def test_the_longest_sums_are_exact_and_longer_ones_are_refused():
     rng = np.random.default_rng(5)
     x = rng.uniform(0.9, 1.0, (1, grids.TERMS))
-    truth = sum((Fraction(float(v)) for v in x[0]), Fraction(0))
-    assert abs(Fraction(float(grids.exact_sum(x)[0])) - truth) <= truth * Fraction(1, 2**52)
+    for terms, bound in ((grids.EXACT_TERMS, Fraction(1, 2**52)), (grids.TERMS, Fraction(1, 2**51))):
+        truth = sum((Fraction(float(v)) for v in x[0, :terms]), Fraction(0))
+        assert abs(Fraction(float(grids.exact_sum(x[:, :terms])[0])) - truth) <= truth * bound
+        assert grids.exact_sum(x[:, :terms]).tobytes() == integers.exact_sum(x[:, :terms]).tobytes()
     for part in (np.floor(x * 2.0**grids.TERM_BITS), np.rint(x * 2.0**grids.TERM_BITS)):
-        assert int(part.sum()) == sum(int(v) for v in part[0]), "the high parts of the longest sum are exact"
-    with pytest.raises(NumericsError, match="sum of 131073 terms"):
+        exact_part = part[:, : grids.EXACT_TERMS]
+        assert int(exact_part.sum()) == sum(int(v) for v in exact_part[0]), "the high parts of so many terms are exact"
+    with pytest.raises(NumericsError, match="sum of 262145 terms"):
         grids.exact_sum(np.ones((1, grids.TERMS + 1)))
 
 
+@pytest.mark.parametrize("largest", [2**36, 2**36 - 1, -(2**36), 2**20])
+def test_more_units_than_are_summed_exactly_are_summed_to_the_nearest_float_in_any_order(largest: int):
+    """Python's integers; the control is a plain sum, which loses terms."""
+    rng = np.random.default_rng(6)
+    units = np.rint(largest * rng.uniform(0.75, 1.0, (1, grids.TERMS)))
+    units[0, ::3] = largest
+    total = grids.sum_units(units)
+    assert total[0, 0] == float(sum(map(int, units[0])))
+    assert total.tobytes() == grids.sum_units(units[:, rng.permutation(grids.TERMS)]).tobytes()
+    ones = np.concatenate([[2.0**36] * grids.EXACT_TERMS, np.ones(grids.TERMS - grids.EXACT_TERMS)])[None]
+    one_by_one = np.cumsum(ones)[-1]
+    assert one_by_one == 2.0**53 != float(2**53 + 2**17) == grids.sum_units(ones)[0, 0], "the control"
+
+
 def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
-    assert grids.TERMS << grids.TERM_BITS == 1 << grids.SUM_BITS
+    assert grids.EXACT_TERMS << grids.TERM_BITS == 1 << grids.SUM_BITS
+    assert grids.TERMS << (grids.TERM_BITS - 1) == 1 << grids.SUM_BITS
     assert ((1 << exact.SHARE_BITS) + grids.TERMS) << exact.VALUE_BITS < 1 << grids.SUM_BITS
-    assert grids.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS < 1 << grids.SUM_BITS
-    assert LONGEST_CONTEXT < grids.TERMS
+    assert grids.TERMS << (exact.LOW_SHARE_BITS - 1) << exact.VALUE_BITS <= 1 << grids.SUM_BITS
+    assert grids.TERMS == SIZES["max_position_embeddings"][1] >= LONGEST_CONTEXT
 
 
 @given(seeds, kinds, st.integers(1, 400), st.integers(1, 400))

@@ -79,6 +79,7 @@ def test_attention_over_the_longest_context_ignores_the_order_of_its_past():
     order = rng.permutation(LONGEST_CONTEXT)
     straight = exact.attend(query, keys, values, no_scale(1, 8))
     assert straight.tobytes() == exact.attend(query, keys[order], values[order], no_scale(1, 8)).tobytes()
+    assert straight.tobytes() == integers.attend(query, keys, values, no_scale(1, 8)).tobytes()
     assert np.isfinite(straight).all()
 
 

@@ -204,9 +204,9 @@ def test_too_many_terms_too_coarse_inputs_and_matrices_without_a_grid_are_refuse
     with pytest.raises(NumericsError, match="a matrix without a grid"):
         exact.linear(np.ones((1, 2), np.float32), matrix.Matrix(np.ones((3, 2))))
     for exact_sum in (grids.exact_sum, integers.exact_sum):
-        with pytest.raises(NumericsError, match=r"a sum of 131073 terms: at most 131072"):
-            exact_sum(np.zeros((1, 1, 2**17 + 1)))
-        assert exact_sum(np.ones((1, 2**17))) == 2.0**17
+        with pytest.raises(NumericsError, match=r"a sum of 262145 terms: at most 262144"):
+            exact_sum(np.zeros((1, 1, 2**18 + 1)))
+        assert exact_sum(np.ones((1, 2**18))) == 2.0**18
     wide = np.full((1, 2**18), 1.99, np.float32)
     for arithmetic in (exact, integers):
         with pytest.raises(NumericsError, match=r"^w: rows of 262144 weights sum to 2\*\*38 units .* leaves 15 bits"):

@@ -64,12 +64,12 @@ LISTED: list[tuple[set[str], dict[str, set[str]], str]] = [
     (
         {".sum"},
         {
-            "numerics/grids.py": {"exact_sum", "sum_exponent"},
+            "numerics/grids.py": {"exact_sum", "sum_units"},
             "numerics/weight_grids.py": {"largest_row_sum"},
             "numerics/integers.py": {"exact_sum", "prepare_matrix", "mix_values"},
             "numerics/products/exactness.py": {"operands"},
         },
-        "of integers, at most 2**53 together by the function's docstring",
+        "of integers, at most 2**53 together by the function's docstring (int64 sums of integers.py up to 2**54)",
     ),
     (
         {"@"},

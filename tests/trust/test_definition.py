@@ -54,13 +54,13 @@ def test_what_shares_an_input_is_one_product():
     assert sum(len(names) > 1 for names in parts) == 2
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
-def test_vocabulary_and_context_are_capped_at_the_longest_exact_sum(key: str, tmp_path: Path):
+@pytest.mark.parametrize(("key", "most"), [("vocab_size", 2**17), ("max_position_embeddings", integers.TERMS)])
+def test_vocabulary_and_context_are_capped_at_the_longest_exact_sum(key: str, most: int, tmp_path: Path):
     text = (trained_fixture() / "config.json").read_text(encoding="utf-8")
-    (tmp_path / "config.json").write_text(re.sub(rf'("{key}": )\d+', r"\g<1>131073", text), encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"{key}: 131073, expected .*131072"):
+    (tmp_path / "config.json").write_text(re.sub(rf'("{key}": )\d+', rf"\g<1>{most + 1}", text), encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"{key}: {most + 1}, expected .*{most}"):
         load_config(tmp_path)
-    assert integers.TERMS == 131072
+    assert integers.TERMS == 262_144
 
 
 def test_every_test_that_the_page_names_is_there():
