@@ -194,12 +194,13 @@ def test_more_units_than_are_summed_exactly_are_summed_to_the_nearest_float_in_a
     rng = np.random.default_rng(6)
     units = np.rint(largest * rng.uniform(0.75, 1.0, (1, grids.TERMS)))
     units[0, ::3] = largest
-    total = grids.sum_units(units)
-    assert total[0, 0] == float(sum(map(int, units[0])))
-    assert total.tobytes() == grids.sum_units(units[:, rng.permutation(grids.TERMS)]).tobytes()
-    ones = np.concatenate([[2.0**36] * grids.EXACT_TERMS, np.ones(grids.TERMS - grids.EXACT_TERMS)])[None]
-    one_by_one = np.cumsum(ones)[-1]
-    assert one_by_one == 2.0**53 != float(2**53 + 2**17) == grids.sum_units(ones)[0, 0], "the control"
+    truth = float(sum(map(int, units[0])))
+    in_turn = np.asfortranarray(np.repeat(units, 2, 0))  # NumPy adds its columns one after another, a row in pairs
+    assert grids.sum_units(units)[0, 0] == grids.sum_units(in_turn)[0, 0] == truth
+    assert grids.sum_units(units[:, rng.permutation(grids.TERMS)])[0, 0] == truth
+    many = np.asfortranarray([[2.0**36] * grids.EXACT_TERMS + [1.0] * grids.EXACT_TERMS] * 2)
+    assert many.sum(-1)[0] == 2.0**53, "the control: a sum that loses terms"
+    assert grids.sum_units(many)[0, 0] == 2.0**53 + 2**17
 
 
 def test_the_constants_keep_the_bounds_that_the_docstrings_claim():
