@@ -1,4 +1,4 @@
-"""Checkpoints with the shapes of published ones (350M: 0.7 GB, 8B-A1B: 16.7 GB) and random weights, made once, kept.
+"""Checkpoints with the shapes of published ones (350M: 0.7 GB, 8B-A1B: 16.7 GB), random weights, made once and kept.
 
 Speed does not depend on what the weights are, only on their number format: bfloat16, as published, of which exact
 arithmetic needs one slice. It is written beside its place and then put there, so that it is whole or not there.
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.lfm3 import in_file
 from lfm2np.checkpoint.tensors import SINGLE
 from lfm2np.errors import CheckpointError
 from lfm2np.model.config import ModelConfig
@@ -89,9 +90,47 @@ SHORT_MIXTURE_CONFIG: dict[str, object] = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
-SMALL, LARGE = "LFM2-350M", "LFM2-2.6B"
+# What LFM3-1.7B takes from the defaults of transformers 5.24 (models/lfm3/configuration_lfm3.py), its rotation in the
+# reading of the trained weights.
+LFM3_CONFIG: dict[str, object] = {
+    "architectures": ["Lfm3ForCausalLM"],
+    "model_type": "lfm3",
+    "vocab_size": 128000,
+    "hidden_size": 2048,
+    "intermediate_size": 7680,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "layer_types": ["conv", "conv", "full_attention", "conv"]
+    + ["sliding_attention", "conv", "full_attention", "conv"] * 5,
+    "sliding_window": 256,
+    "conv_L_cache": 7,
+    "conv_bias": False,
+    "attention_bias": False,
+    "use_sandwich_norm": True,
+    "use_attention_gate": True,
+    "norm_eps": 1e-05,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "max_position_embeddings": 128000,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+    "bos_token_id": 124894,
+    "eos_token_id": 124900,
+    "pad_token_id": 124893,
+}
+SMALL, LARGE, LFM3 = "LFM2-350M", "LFM2-2.6B", "LFM3-1.7B"
 MIXTURE, SHORT_MIXTURE = "LFM2-8B-A1B", "LFM2-8B-A1B-4-layers"
-CONFIGS = {SMALL: CONFIG, LARGE: LARGE_CONFIG, MIXTURE: MIXTURE_CONFIG, SHORT_MIXTURE: SHORT_MIXTURE_CONFIG}
+CONFIGS = {
+    SMALL: CONFIG,
+    LARGE: LARGE_CONFIG,
+    LFM3: LFM3_CONFIG,
+    MIXTURE: MIXTURE_CONFIG,
+    SHORT_MIXTURE: SHORT_MIXTURE_CONFIG,
+}
 
 
 def cache_directory() -> Path:
@@ -149,9 +188,10 @@ def file_header(config: ModelConfig) -> bytes:
     """The beginning of a safetensors file: the length of the header, and it. All tensors are bfloat16."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
+    called = in_file if config.model_type == "lfm3" else str
     for name, shape in expected_tensors(config).items():
         end = begin + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+        header[called(name)] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lfm2np.bench import check_time, five, growth, large, measure, profile, serve_time, table
 from lfm2np.bench.machine import Elsewhere, describe_machine
-from lfm2np.bench.random_checkpoint import LARGE, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
+from lfm2np.bench.random_checkpoint import LARGE, LFM3, MIXTURE, SHORT_MIXTURE, SMALL, random_checkpoint
 from lfm2np.bench.sides.cells import CELLS, QUICK, cells_named
 from lfm2np.checkpoint.files import is_gguf, read_config
 from lfm2np.checkpoint.loaded import checkpoint_path
@@ -37,7 +37,7 @@ EXAMPLE = """lfm2np bench
   lfm2np bench large --numerics exact
   lfm2np bench large --model-shape 8b-a1b --numerics float32
   lfm2np bench steps --model-shape 8b-a1b-4-layers --cells decode-1x128,decode-16x128"""
-SHAPES = {"350m": SMALL, "2.6b": LARGE, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
+SHAPES = {"350m": SMALL, "2.6b": LARGE, "lfm3-1.7b": LFM3, "8b-a1b": MIXTURE, "8b-a1b-4-layers": SHORT_MIXTURE}
 ROUNDS = {STEPS: 5, PROFILE: 3, FIVE: 1, GROWTH: 3, BIG: 2, CHECK: 1, SERVE: 3}
 QUICK_ROUNDS = 3
 NEW_TOKENS = 256
