@@ -71,10 +71,10 @@ def sum_units(units: Float64) -> Float64:
     at most 2**18 and 2**17 in size, so both sums are exact in any order, and only adding the two rounds.
     """
     if units.shape[-1] <= EXACT_TERMS:
-        return units.sum(-1, keepdims=True)
+        return np.asarray(units.sum(-1, keepdims=True))
     high = np.rint(units * 2.0**-18)
     low = units - high * 2.0**18
-    return high.sum(-1, keepdims=True) * 2.0**18 + low.sum(-1, keepdims=True)
+    return np.asarray(high.sum(-1, keepdims=True) * 2.0**18 + low.sum(-1, keepdims=True))
 
 
 def sum_exponent(x: Float64) -> Exponents:
