@@ -116,8 +116,7 @@ class RecordingNumerics:
         if f"{self._layer}.{names[0]}" in self.passes[-1]:  # again, for something else than the step's tokens
             return made
         if names == ("self_attn.out_proj",):
-            gated = f"{self._layer}.self_attn.gate" in self.passes[-1]
-            self._keep(f"{self._layer}.self_attn.{'gated' if gated else 'attended'}", x)
+            self._keep(f"{self._layer}.self_attn.{'gated' if self._has_gates() else 'attended'}", x)
         for name, part in zip(names, np.split(made, np.cumsum(sizes)[:-1], axis=-1), strict=True):
             self._keep(f"{self._layer}.{name}", part)
         if names[0].endswith("out_proj") and self._sandwich:
@@ -127,6 +126,9 @@ class RecordingNumerics:
         elif names[0] in (LAST, ROUTER):
             self._enter_feed_forward(names[0] == ROUTER)
         return made
+
+    def _has_gates(self) -> bool:
+        return f"{self._layer}.self_attn.g_proj" in self.passes[-1]
 
     def _keep_first(self, names: Sequence[str], values: Array) -> None:
         """Under the first of these names in this layer that has none in this pass, if it is of all tokens."""
@@ -138,9 +140,9 @@ class RecordingNumerics:
     def multiply(self, x: Array, y: Array) -> Array:
         """The gate on a convolution's input, then the one on its output; that on attention's heads."""
         made = self._numerics.multiply(x, y)
-        if f"{self._layer}.self_attn.gate" in self.passes[-1]:
+        if self._has_gates() and x.ndim == 3:
             self._keep_first(("self_attn.attended",), x)
-        else:
+        elif not self._has_gates():
             self._keep_first(("conv.u", "conv.gated"), made)
         return made
 
@@ -151,7 +153,7 @@ class RecordingNumerics:
 
     def sigmoid(self, x: Array) -> Array:
         made = self._numerics.sigmoid(x)
-        gate = f"{self._layer}.self_attn.g_proj" in self.passes[-1] and not self._in_experts
+        gate = self._has_gates() and not self._in_experts
         self._keep_first(("self_attn.gate",) if gate else ("feed_forward.scores",), made)
         return made
 
