@@ -98,6 +98,8 @@ def token_ids(prompt: str, of: Chosen) -> list[int]:
 
 
 class UnknownWord(Lfm2npError):
+    """A prompt has a word that the paper model does not know."""
+
     exit_code = 2
 
 
