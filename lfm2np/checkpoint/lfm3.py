@@ -45,6 +45,13 @@ def in_file(name: str) -> str:
     return name
 
 
+def in_ours(name: str) -> str:
+    """The name here of an LFM3's tensor that its file calls so, or of a part of a quantised one."""
+    for ours, theirs in FILE_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name.replace("self_attn.gate_proj.", "self_attn.g_proj.")  # as transformers renames it, too
+
+
 def default_layer_types(layers: int) -> tuple[str, ...]:
     return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
 

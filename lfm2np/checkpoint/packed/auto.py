@@ -131,18 +131,20 @@ def with_matrices(
     """What is no part of a quantised matrix keeps its name. CheckpointError names the file, the tensor and the key."""
     found = dict(tensors)
     for module, dims in matrices(tensors, config):
-        if f"{module}.qweight" not in tensors:
+        if f"{module.name}.qweight" not in tensors:
             continue
         parts = Parts(tensors, module, source)
-        if skipped := next((one for one in settings.skipped if one in module), None):
-            why = f"modules_to_not_convert, which has {show(skipped)} (config.json)"
-            raise CheckpointError(f"{source}: {module}.qweight: expected none from {why}")
-        if f"{module}.weight" in tensors:
-            raise CheckpointError(f"{source}: {module}.weight stands beside {module}.qweight, expected one of them")
+        if skipped := next((one for one in settings.skipped if any(one in name for name in module.names)), None):
+            raise parts.wrong(
+                "qweight", f"expected none from modules_to_not_convert, which has {show(skipped)} (config.json)"
+            )
+        if f"{module.name}.weight" in tensors:
+            both = f"{parts.called('weight')} stands beside {parts.called('qweight')}"
+            raise CheckpointError(f"{source}: {both}, expected one of them")
         made = _gptq(parts, dims, settings) if settings.method == "gptq" else _awq(parts, dims, settings)
         for name in parts.used:
             del found[name]
-        found[f"{module}.weight"] = made
+        found[f"{module.name}.weight"] = made
     return found
 
 
@@ -187,7 +189,7 @@ def _gptq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
         zeros=_gptq_zeros(zeros, rows[0], settings),
         group_of=_gptq_groups(parts, dims, size, settings),
     )
-    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
 
 
 def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDArray[np.integer]:
@@ -207,7 +209,7 @@ def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDAr
 def _gptq_groups(parts: Parts, dims: Dims, size: int, settings: AutoSettings) -> NDArray[np.int64] | None:
     """The group of each column: those of g_idx, which files without desc_act may leave out."""
     expected = np.arange(dims[1][0], dtype=np.int64) // size
-    if f"{parts.module}.g_idx" not in parts.tensors and not settings.has_order:
+    if f"{parts.module.name}.g_idx" not in parts.tensors and not settings.has_order:
         return None
     stored = parts.take("g_idx", "desc_act=true", INTEGERS)
     if settings.has_order:
@@ -240,7 +242,7 @@ def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
         scales.dtype,
         zeros=_awq_order(zeros),
     )
-    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
 
 
 def _awq_order(stored: StoredTensor) -> NDArray[np.uint8]:

@@ -76,21 +76,23 @@ class CompressedSettings:
     schemes: tuple[Scheme, ...]
     ignore: tuple[str, ...]
 
-    def is_ignored(self, module: str, kind: str) -> bool:
-        return any(_matches(module, one) or kind == one for one in self.ignore)
+    def is_ignored(self, names: tuple[str, ...], kind: str) -> bool:
+        return kind in self.ignore or any(_matches(names, one) for one in self.ignore)
 
-    def of(self, module: str, kind: str) -> Scheme | None:
-        """The scheme of a module, and of its class: the first that names it, else the first for its class."""
-        if self.is_ignored(module, kind):
+    def of(self, names: tuple[str, ...], kind: str) -> Scheme | None:
+        """The scheme of a module, by its names and its class: the first that names it, else the first for its class."""
+        if self.is_ignored(names, kind):
             return None
         for scheme in self.schemes:
-            if any(_matches(module, target) for target in scheme.targets):
+            if any(_matches(names, target) for target in scheme.targets):
                 return scheme
         return next((one for one in self.schemes if kind in one.targets), None)
 
 
-def _matches(module: str, target: str) -> bool:
-    return bool(re.match(target[3:], module)) if target.startswith("re:") else target == module
+def _matches(names: tuple[str, ...], target: str) -> bool:
+    if target.startswith("re:"):
+        return any(re.match(target[3:], name) for name in names)
+    return target in names
 
 
 def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:

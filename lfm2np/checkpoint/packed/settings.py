@@ -42,8 +42,10 @@ class MlxSettings:
     default: MlxFormat
     modules: Mapping[str, MlxFormat | None]
 
-    def of(self, module: str) -> MlxFormat | None:
-        return self.modules.get(module, self.default)
+    def of(self, names: tuple[str, ...]) -> tuple[str | None, MlxFormat | None]:
+        """Which of a module's names has settings of its own, if any, and its format."""
+        key = next((name for name in names if name in self.modules), None)
+        return key, self.default if key is None else self.modules[key]
 
 
 def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
