@@ -90,13 +90,10 @@ class Parts:
 
 
 def _require_none(tensors: Mapping[str, StoredTensor], module: Module, settings: CompressedSettings) -> None:
+    is_ignored = settings.is_ignored(module.names, class_of(module.name))
     for part in ("weight_packed", "weight_scale"):
         if one := tensors.get(f"{module.name}.{part}"):
-            why = (
-                "ignore names it"
-                if settings.is_ignored(module.names, class_of(module.name))
-                else "no target matches it"
-            )
+            why = "ignore names it" if is_ignored else "no target matches it"
             raise one.wrong(f"expected none, as {why} (config.json)")
 
 
