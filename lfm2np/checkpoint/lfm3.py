@@ -17,7 +17,7 @@ from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.model.config_values import require_bool, require_real, require_size
-from lfm2np.values import same, show
+from lfm2np.values import same, show_json
 
 READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
 DEFAULT_ROPES: dict[str, dict[str, object]] = {
@@ -76,7 +76,7 @@ def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str)
     keys = (key for key in ("rope_parameters", "rope_scaling") if raw.get(key) is not None)
     entries = raw[key] if (key := next(keys, None)) else DEFAULT_ROPES
     if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
-        raise ConfigError(f"rope_parameters: {show(entries)}, expected an object for each of {', '.join(kinds)}")
+        raise ConfigError(f"rope_parameters: {show_json(entries)}, expected an object for each of {', '.join(kinds)}")
     fields: dict[str, object] = {}
     for kind, prefix in ((ATTENTION, ""), (SLIDING, "sliding_")):
         if kind in kinds:
@@ -90,7 +90,7 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
     """Theta, the share of a head's pairs that turn, and whether the label says otherwise."""
     for name in entry:
         if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
-            raise ConfigError(f"{key}.{show(name)}: not a parameter of LFM3's rotations")
+            raise ConfigError(f"{key}.{show_json(name)}: not a parameter of LFM3's rotations")
     label = entry.get("rope_type", entry.get("type", "default"))
     require(label in ("default", "proportional"), f"{key}.rope_type", label, "'default' or 'proportional'")
     is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import REALS, SIZES, require_bool, require_real, require_size, require_token_id
 from lfm2np.numerics.rope import Rope
-from lfm2np.values import show
+from lfm2np.values import show_json
 
 CONV, ATTENTION, SLIDING = "conv", "full_attention", "sliding_attention"
 LAYER_TYPES = {"lfm2": (CONV, ATTENTION), "lfm2_moe": (CONV, ATTENTION), "lfm3": (CONV, ATTENTION, SLIDING)}
@@ -145,6 +145,6 @@ def require_layer_types(types: tuple[object, ...], layers: int, allowed: tuple[s
     """One of those that the model may have for each layer."""
     for index, kind in enumerate(types):
         if kind not in allowed:
-            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(allowed)}")
+            raise ConfigError(f"layer_types[{index}]: {show_json(kind)}, expected one of {', '.join(allowed)}")
     if len(types) != layers:
         raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")

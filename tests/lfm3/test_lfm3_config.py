@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
         "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
     ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
-    "both ways": ({"is_causal": False}, "is_causal: False"),
+    "both ways": ({"is_causal": False}, "is_causal: false"),
     "a window in an LFM2": (
         {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
         "sliding_window: 8 is not implemented",
