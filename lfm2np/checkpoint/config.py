@@ -152,8 +152,8 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     config = parse_config(raw, str(path), rope)
     if unread := unread_keys(raw, READ):
         warnings.warn(f"{path}: {', '.join(unread)}: not read, as no published config has such keys", stacklevel=2)
-    if config.is_rope_relabelled:
-        warnings.warn(f"{path}: {reading_of(config)}", stacklevel=2)
+    if reading := reading_of(config):
+        warnings.warn(f"{path}: {reading}", stacklevel=2)
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config
@@ -173,11 +173,16 @@ def language_config_of(path: Path) -> Mapping[str, object]:
 
 
 def reading_of(config: ModelConfig) -> str:
-    """How the label of a partial rotation was read, for people."""
-    what = 'rope_parameters.full_attention: labelled "default" beside a partial_rotary_factor below 1, read as '
-    if config.partial_rotary_factor < 1.0:
-        return f'{what}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
-    return f"{what}transformers reads it: all of each head is rotated"
+    """How labels of partial rotations were read, for people; empty where there is only one reading."""
+    label = 'labelled "default" beside a partial_rotary_factor below 1, read as '
+    whole = f"{label}transformers reads it: all of each head is rotated"
+    trained = f'{label}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
+    found = []
+    if config.is_rope_relabelled:
+        found.append(f"rope_parameters.full_attention: {trained if config.partial_rotary_factor < 1.0 else whole}")
+    if config.is_sliding_factor_ignored:
+        found.append(f"rope_parameters.sliding_attention: {whole}")
+    return "; ".join(found)
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:

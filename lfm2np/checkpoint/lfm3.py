@@ -5,6 +5,7 @@ Source: transformers 5.24, models/lfm3, Lfm3Config, Lfm3Attention and Lfm3Rotary
 Released checkpoints label the rotation of full attention "default" beside a partial_rotary_factor of 0.5. What was
 trained is the "proportional" rotation, in which so many pairs of a head turn; transformers ignores the factor under
 "default", and turns all. Here such an entry is proportional whatever its label, unless the reading is "transformers".
+Of an entry of sliding attention nobody says that something else was trained: it is read as transformers reads it.
 Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which relabels the entry.
 """
 
@@ -19,6 +20,7 @@ from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.model.config_values import require_bool, require_real, require_size
 from lfm2np.values import same, show_json
 
+LABEL_IN_DOUBT = {ATTENTION: "is_rope_relabelled", SLIDING: "is_sliding_factor_ignored"}  # fields of ModelConfig
 READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
 DEFAULT_ROPES: dict[str, dict[str, object]] = {
     ATTENTION: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
@@ -82,7 +84,7 @@ def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str)
         if kind in kinds:
             theta, share, relabelled = rope_of(f"rope_parameters.{kind}", dict(entries[kind]), kind, reading)
             fields |= {f"{prefix}rope_theta": theta, f"{prefix}partial_rotary_factor": share}
-            fields |= {"is_rope_relabelled": True} if relabelled else {}
+            fields |= {LABEL_IN_DOUBT[kind]: True} if relabelled else {}
     return {"rope_theta": 1e6} | fields
 
 
@@ -106,4 +108,4 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
     if label == "proportional" or share == 1.0:
         return theta, share, False
     as_trained = kind == ATTENTION and reading == "trained"
-    return (theta, share, True) if as_trained else (theta, 1.0, kind == ATTENTION)
+    return theta, share if as_trained else 1.0, True
