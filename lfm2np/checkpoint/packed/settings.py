@@ -8,12 +8,13 @@ mlx_lm/utils.py, quantize_model, save_config and load_model; mlx.core.quantize.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lfm2np.checkpoint.packed.auto import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object, require_done
+from lfm2np.checkpoint.vision_language import LANGUAGE_MODEL, PREFIXES, language_config
 from lfm2np.errors import ConfigError
 from lfm2np.values import plain, show_json
 
@@ -134,9 +135,19 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
 
 
 def settings_in(directory: Path) -> Settings | None:
-    """None also where there is no config.json: then its ModelConfig is from elsewhere."""
+    """None also where there is no config.json: then its ModelConfig is from elsewhere.
+
+    Of a model that also sees, what is said of its language model; modules have the file's names, with its prefix.
+    """
     path = directory / "config.json"
-    return settings_of(read_object(path, ConfigError), str(path)) if is_present(path, ConfigError) else None
+    if not is_present(path, ConfigError):
+        return None
+    raw = read_object(path, ConfigError)
+    settings = settings_of(language_config(raw), str(path))
+    if raw.get("model_type") in LANGUAGE_MODEL and isinstance(settings, MlxSettings):
+        own = {name: one for name, one in settings.modules.items() if f"{name}.".startswith(tuple(PREFIXES))}
+        return replace(settings, modules=own)
+    return settings
 
 
 def without_settings(raw: Mapping[str, object], source: str) -> dict[str, object]:

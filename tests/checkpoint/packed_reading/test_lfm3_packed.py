@@ -283,6 +283,54 @@ def test_inputs_of_every_product_are_rounded_as_told(tmp_path: Path):
     assert input_roundings(path, config).keys() == matrices - {"model.embed_tokens.weight"}
 
 
+# --- the language model of one that also sees
+
+PREFIXES = ["model.language_model.", "language_model.model."]
+
+
+def seeing(directory: Path, raw: dict[str, object], told: Mapping[str, Any], tensors: FILES, prefix: str) -> Path:
+    vision = {"model.vision_tower.patch_embed.weight": stored(np.ones((3, 4), np.float32), "F32")}
+    text = {key: value for key, value in raw.items() if key != "architectures"}
+    above = {"model_type": "lfm3_vl", "architectures": ["Lfm3VlForConditionalGeneration"], "text_config": text, **told}
+    renamed = {prefix + name.removeprefix("model."): one for name, one in tensors.items()}
+    return write(directory, above, renamed | vision)
+
+
+@pytest.mark.filterwarnings("ignore:.*the language model alone")
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_language_model_of_one_that_sees_is_quantised_as_alone(prefix: str, name: str, tmp_path: Path):
+    """Settings name modules with the file's prefix, and those of vision, which are left out."""
+    raw, (made, _, settings) = raw_config(ALL), FORMS[name]
+    told, tensors = made(config_of(raw), settings)
+    module = f"{prefix}layers.1.self_attn.g_proj"
+    vision, key = "model.vision_tower.patch_embed", "quantization_config"
+    alone_told, seen_told = json.loads(json.dumps([told, told]))
+    if made is mlx:
+        for name_of_gate, one in ((GATE, alone_told), (module, seen_told)):
+            one["quantization"][name_of_gate] = one[key][name_of_gate] = False
+        seen_told["quantization"][vision] = seen_told[key][vision] = False
+    elif made is compressed:
+        alone_told[key]["ignore"], seen_told[key]["ignore"] = [GATE], [module, "re:.*vision.*"]
+    elif settings[key]["quant_method"] == "awq":
+        alone_told[key]["modules_to_not_convert"] = seen_told[key]["modules_to_not_convert"] = ["1.self_attn.g_proj"]
+    tensors = without(in_files(tensors), GATE, (8, 64))
+    alone = write(tmp_path / "alone", raw | alone_told, tensors)
+    seen = seeing(tmp_path / "seen", raw, seen_told, tensors, prefix)
+    assert read_tensors(seen, read_config(seen))[f"{GATE}.weight"].dtype == "BF16"
+    assert lfm2np.load(seen).logits(PROMPT).tobytes() == lfm2np.load(alone).logits(PROMPT).tobytes()
+    config = read_config(seen)
+    assert input_roundings(seen, config) == input_roundings(alone, config)
+
+
+@pytest.mark.filterwarnings("ignore:.*the language model alone")
+def test_settings_in_text_config_are_those_of_the_language_model(tmp_path: Path):
+    raw = raw_config(ALL)
+    told, tensors = compressed(config_of(raw), "int4-g32")
+    path = seeing(tmp_path / "x", raw | told, {}, in_files(tensors), PREFIXES[0])
+    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
+
+
 DAMAGE: dict[str, tuple[str, str, str | None, str]] = {
     "mlx: no scales": (
         "affine-4bit-g32",
