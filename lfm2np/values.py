@@ -23,14 +23,31 @@ def require_count(name: str, value: object, least: int, most: int | None) -> int
     return count
 
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 80
+class _JsonRepr(reprlib.Repr):
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+
+_REPR, _JSON_REPR = reprlib.Repr(), _JsonRepr()
+for _each in (_REPR, _JSON_REPR):
+    _each.maxstring = _each.maxother = 80
 
 
 def show(value: object) -> str:
     """repr, shortened, for a message; an integer too long for Python to print is named as such."""
     try:
         return _REPR.repr(value)
+    except ValueError:
+        return "an integer of thousands of digits"
+
+
+def show_json(value: object) -> str:
+    """As show, of a value from JSON: with its true, false and null."""
+    try:
+        return _JSON_REPR.repr(value)
     except ValueError:
         return "an integer of thousands of digits"
 

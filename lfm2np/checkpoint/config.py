@@ -30,7 +30,7 @@ from lfm2np.model.config import (
     require_layer_types,
 )
 from lfm2np.model.config_values import SIZES, require_bool, require_real, require_size
-from lfm2np.values import same, show
+from lfm2np.values import same, show_json
 
 ONLY: dict[str, tuple[object, ...]] = {
     # Keys that would change the computation, and the values under which they don't; absent is fine.
@@ -152,8 +152,8 @@ def load_config(directory: Path, rope: str = "trained") -> ModelConfig:
     config = parse_config(raw, str(path), rope)
     if unread := unread_keys(raw, READ):
         warnings.warn(f"{path}: {', '.join(unread)}: not read, as no published config has such keys", stacklevel=2)
-    if config.is_rope_relabelled:
-        warnings.warn(f"{path}: {reading_of(config)}", stacklevel=2)
+    if reading := reading_of(config):
+        warnings.warn(f"{path}: {reading}", stacklevel=2)
     generation = directory / "generation_config.json"
     if not is_present(generation, ConfigError):
         return config
@@ -173,11 +173,16 @@ def language_config_of(path: Path) -> Mapping[str, object]:
 
 
 def reading_of(config: ModelConfig) -> str:
-    """How the label of a partial rotation was read, for people."""
-    what = 'rope_parameters.full_attention: labelled "default" beside a partial_rotary_factor below 1, read as '
-    if config.partial_rotary_factor < 1.0:
-        return f'{what}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
-    return f"{what}transformers reads it: all of each head is rotated"
+    """How labels of partial rotations were read, for people; empty where there is only one reading."""
+    label = 'labelled "default" beside a partial_rotary_factor below 1, read as '
+    whole = f"{label}transformers reads it: all of each head is rotated"
+    trained = f'{label}"proportional", as it was trained: {config.partial_rotary_factor:g} of each head is rotated'
+    found = []
+    if config.is_rope_relabelled:
+        found.append(f"rope_parameters.full_attention: {trained if config.partial_rotary_factor < 1.0 else whole}")
+    if config.is_sliding_factor_ignored:
+        found.append(f"rope_parameters.sliding_attention: {whole}")
+    return "; ".join(found)
 
 
 def parse_config(raw: _Raw, source: str, rope: str = "trained") -> ModelConfig:
@@ -247,26 +252,26 @@ def parse_mixture(raw: _Raw) -> MixtureConfig:
     for key in raw:
         if key not in (*MIXTURE_KEYS, *NOT_OF_ROUTERS) and any(part in key for part in OF_ROUTERS):
             known = f"expected one of {list(MIXTURE_KEYS)}"
-            raise ConfigError(f"{show(key)}: {show(raw[key])}: not a key of LFM2's router, {known}")
+            raise ConfigError(f"{show_json(key)}: {show_json(raw[key])}: not a key of LFM2's router, {known}")
     for key, allowed in DENSE_ONLY.items():
         is_right = key not in raw or any(same(raw[key], value) for value in allowed)
-        require(is_right, key, raw.get(key), f"{show(allowed[0])} or no such key in an lfm2_moe")
+        require(is_right, key, raw.get(key), f"{show_json(allowed[0])} or no such key in an lfm2_moe")
     fields: dict[str, Any] = {key: check(key, raw.get(key, value)) for key, (check, value) in MIXTURE_KEYS.items()}
     mixture, local = MixtureConfig(**fields), raw.get("num_local_experts")
     if local is not None and not same(local, mixture.num_experts):
-        raise ConfigError(f"num_local_experts: {show(local)}, expected num_experts={mixture.num_experts}")
+        raise ConfigError(f"num_local_experts: {show_json(local)}, expected num_experts={mixture.num_experts}")
     return mixture
 
 
 def _require_known(raw: _Raw) -> None:
     model_type = raw.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"model_type: {show(model_type)}, expected one of {', '.join(MODEL_TYPES)}")
+        raise ConfigError(f"model_type: {show_json(model_type)}, expected one of {', '.join(MODEL_TYPES)}")
     _require_causal(raw)
     for key, allowed in ONLY.items():
         is_done = key not in raw or any(same(raw[key], value) for value in allowed)
         if not (model_type == "lfm3" and key in LFM3_ONLY):
-            require_done(is_done, key, raw.get(key), f"{show(allowed[0])} or no such key")
+            require_done(is_done, key, raw.get(key), f"{show_json(allowed[0])} or no such key")
     for key in ("num_experts", "num_local_experts") if model_type != "lfm2_moe" else ():
         is_right = raw.get(key) is None or same(raw[key], 0)
         require(is_right, key, raw.get(key), "no such key, or model_type 'lfm2_moe'")
@@ -278,15 +283,15 @@ def _require_causal(raw: _Raw) -> None:
     """Published encoders say lfm2, too, with a class that looks ahead in attention and convolution."""
     classes = raw.get("architectures")
     if classes is not None and not isinstance(classes, list | tuple):
-        raise ConfigError(f"architectures: {show(classes)}, expected a list of class names or null")
+        raise ConfigError(f"architectures: {show_json(classes)}, expected a list of class names or null")
     causal = CAUSAL[str(raw["model_type"])]
-    expected = f"one of {', '.join(causal)}, for model_type {show(raw['model_type'])}"
+    expected = f"one of {', '.join(causal)}, for model_type {show_json(raw['model_type'])}"
     for name in classes or ():
         if name not in causal:
-            raise ConfigError(f"architectures: {show(name)}, expected {expected}: lfm2np computes no encoder")
+            raise ConfigError(f"architectures: {show_json(name)}, expected {expected}: lfm2np computes no encoder")
     if raw.get("auto_map") and not classes:
         raise ConfigError(
-            f"auto_map: {show(raw['auto_map'])}, expected {expected} in architectures beside it: "
+            f"auto_map: {show_json(raw['auto_map'])}, expected {expected} in architectures beside it: "
             "the code that it names may compute anything"
         )
 
@@ -306,7 +311,7 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     from_indices: tuple[str, ...] | None = None
     if indices is not None:
         if not isinstance(indices, list | tuple) or not all(type(i) is int for i in indices):
-            raise ConfigError(f"full_attn_idxs: {show(indices)}, expected a list of integers or null")
+            raise ConfigError(f"full_attn_idxs: {show_json(indices)}, expected a list of integers or null")
         for index in indices:
             require(0 <= index < layers, "full_attn_idxs", index, f"0 to num_hidden_layers-1={layers - 1}")
         require(len(set(indices)) == len(indices), "full_attn_idxs", indices, "no index twice")
@@ -319,13 +324,15 @@ def _layer_types(raw: _Raw, layers: int) -> tuple[str, ...]:
     if named is None:
         return from_indices if from_indices is not None else (ATTENTION,) * layers
     if not isinstance(named, list | tuple):
-        raise ConfigError(f"layer_types: {show(named)}, expected a list of layer types or null")
+        raise ConfigError(f"layer_types: {show_json(named)}, expected a list of layer types or null")
     # transformers renames the legacy "attention" likewise
     types = tuple(ATTENTION if kind == "attention" else kind for kind in named)
     require_layer_types(types, layers, LAYER_TYPES[str(raw["model_type"])])
     if from_indices is not None and types != from_indices:
-        found = show([i for i, kind in enumerate(types) if kind == ATTENTION])
-        raise ConfigError(f"full_attn_idxs: {show(indices)} contradicts layer_types, which has attention in {found}")
+        found = show_json([i for i, kind in enumerate(types) if kind == ATTENTION])
+        raise ConfigError(
+            f"full_attn_idxs: {show_json(indices)} contradicts layer_types, which has attention in {found}"
+        )
     return types
 
 
@@ -338,34 +345,34 @@ def _rope_theta(raw: _Raw) -> float:
         if value is not None and value != {}:
             found[key] = _theta_of(key, value, top)
     if len(set(found.values())) > 1:
-        raise ConfigError(f"rope_scaling: {show(raw['rope_scaling'])} contradicts rope_parameters")
+        raise ConfigError(f"rope_scaling: {show_json(raw['rope_scaling'])} contradicts rope_parameters")
     return next(iter(found.values()), top)
 
 
 def _theta_of(key: str, value: object, top: float) -> float:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{key}: {show(value)}, expected an object or null")
+        raise ConfigError(f"{key}: {show_json(value)}, expected an object or null")
     if value.keys() & {ATTENTION, CONV}:  # nested by layer type: only attention layers rotate
         inner = value.get(ATTENTION)
         if not isinstance(inner, Mapping) or value.keys() - {ATTENTION, CONV}:
-            raise ConfigError(f"{key}: {show(value)}, expected an object under full_attention and nothing else")
+            raise ConfigError(f"{key}: {show_json(value)}, expected an object under full_attention and nothing else")
         if value.get(CONV) is not None and value[CONV] != inner:
-            raise ConfigError(f"{key}.conv: {show(value['conv'])}, expected null or the same as full_attention")
+            raise ConfigError(f"{key}.conv: {show_json(value['conv'])}, expected null or the same as full_attention")
         return _theta_of(f"{key}.full_attention", dict(inner), top)
     for name in ("rope_type", "type"):
         require_done(value.get(name, "default") == "default", f"{key}.{name}", value.get(name), "'default'")
     unknown = [k for k in value if k not in ("rope_type", "type", "rope_theta", "partial_rotary_factor")]
     if unknown:
-        raise ConfigError(f"{key}.{show(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
+        raise ConfigError(f"{key}.{show_json(unknown[0])}: not a parameter of the default RoPE, expected rope_theta")
     if not any(same(value.get("partial_rotary_factor"), whole) for whole in ONLY["partial_rotary_factor"]):
-        raise ConfigError(f"{key}.partial_rotary_factor: {show(value['partial_rotary_factor'])}, expected 1.0")
+        raise ConfigError(f"{key}.partial_rotary_factor: {show_json(value['partial_rotary_factor'])}, expected 1.0")
     return require_real("rope_theta", value.get("rope_theta", top), integers=True)
 
 
 def _optional_id(raw: _Raw, key: str, default: int) -> int | None:
     value = raw.get(key, default)
     if value is not None and type(value) is not int:
-        raise ConfigError(f"{key}: {show(value)}, expected an integer or null")
+        raise ConfigError(f"{key}: {show_json(value)}, expected an integer or null")
     return value
 
 
@@ -373,7 +380,9 @@ def _eos_ids(raw: _Raw, source: str, default: int | None) -> tuple[int, ...]:
     value = raw.get("eos_token_id", default)
     ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
     if not all(type(token_id) is int for token_id in ids):
-        raise ConfigError(f"{source}: eos_token_id: {show(value)}, expected an integer, a list of integers or null")
+        raise ConfigError(
+            f"{source}: eos_token_id: {show_json(value)}, expected an integer, a list of integers or null"
+        )
     return tuple(dict.fromkeys(ids))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,25 @@ class Place(NamedTuple):
 
     name: str
     expert: int | None = None
+
+
+class Module(NamedTuple):
+    """A module with a matrix: our name of it, and the file's, which messages use."""
+
+    name: str
+    called: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which config.json may name it: the file's, and transformers' where it renames what the file has."""
+        return self.called, self.called.replace("self_attn.gate_proj", "self_attn.g_proj")
+
+
+def modules_of(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> list[Module]:
+    """The modules of `names`, which are ours of weights."""
+    called = {name.rpartition(".")[0]: one.name.rpartition(".")[0] for name, one in tensors.items()}
+    modules = [name.removesuffix(".weight") for name in names]
+    return [Module(module, called.get(module, module)) for module in modules]
 
 
 def taken_apart(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:

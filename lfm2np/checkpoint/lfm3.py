@@ -5,6 +5,7 @@ Source: transformers 5.24, models/lfm3, Lfm3Config, Lfm3Attention and Lfm3Rotary
 Released checkpoints label the rotation of full attention "default" beside a partial_rotary_factor of 0.5. What was
 trained is the "proportional" rotation, in which so many pairs of a head turn; transformers ignores the factor under
 "default", and turns all. Here such an entry is proportional whatever its label, unless the reading is "transformers".
+Of an entry of sliding attention nobody says that something else was trained: it is read as transformers reads it.
 Source of what was trained: NVIDIA NeMo AutoModel, components/models/lfm3, which relabels the entry.
 """
 
@@ -17,8 +18,9 @@ from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config import ATTENTION, CONV, SLIDING
 from lfm2np.model.config_values import require_bool, require_real, require_size
-from lfm2np.values import same, show
+from lfm2np.values import same, show_json
 
+LABEL_IN_DOUBT = {ATTENTION: "is_rope_relabelled", SLIDING: "is_sliding_factor_ignored"}  # fields of ModelConfig
 READINGS = ("trained", "transformers")  # of the label "default" beside a partial_rotary_factor
 DEFAULT_ROPES: dict[str, dict[str, object]] = {
     ATTENTION: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
@@ -45,6 +47,13 @@ def in_file(name: str) -> str:
     return name
 
 
+def in_ours(name: str) -> str:
+    """The name here of an LFM3's tensor that its file calls so, or of a part of a quantised one."""
+    for ours, theirs in FILE_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name.replace("self_attn.gate_proj.", "self_attn.g_proj.")  # as transformers renames it, too
+
+
 def default_layer_types(layers: int) -> tuple[str, ...]:
     return tuple(ATTENTION if i % 4 == 2 else SLIDING if i % 4 == 0 and i > 0 else CONV for i in range(layers))
 
@@ -69,13 +78,13 @@ def parse_ropes(raw: Mapping[str, object], kinds: tuple[str, ...], reading: str)
     keys = (key for key in ("rope_parameters", "rope_scaling") if raw.get(key) is not None)
     entries = raw[key] if (key := next(keys, None)) else DEFAULT_ROPES
     if not isinstance(entries, Mapping) or not all(isinstance(entries.get(kind), Mapping) for kind in kinds):
-        raise ConfigError(f"rope_parameters: {show(entries)}, expected an object for each of {', '.join(kinds)}")
+        raise ConfigError(f"rope_parameters: {show_json(entries)}, expected an object for each of {', '.join(kinds)}")
     fields: dict[str, object] = {}
     for kind, prefix in ((ATTENTION, ""), (SLIDING, "sliding_")):
         if kind in kinds:
             theta, share, relabelled = rope_of(f"rope_parameters.{kind}", dict(entries[kind]), kind, reading)
             fields |= {f"{prefix}rope_theta": theta, f"{prefix}partial_rotary_factor": share}
-            fields |= {"is_rope_relabelled": True} if relabelled else {}
+            fields |= {LABEL_IN_DOUBT[kind]: True} if relabelled else {}
     return {"rope_theta": 1e6} | fields
 
 
@@ -83,7 +92,7 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
     """Theta, the share of a head's pairs that turn, and whether the label says otherwise."""
     for name in entry:
         if name not in ("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"):
-            raise ConfigError(f"{key}.{show(name)}: not a parameter of LFM3's rotations")
+            raise ConfigError(f"{key}.{show_json(name)}: not a parameter of LFM3's rotations")
     label = entry.get("rope_type", entry.get("type", "default"))
     require(label in ("default", "proportional"), f"{key}.rope_type", label, "'default' or 'proportional'")
     is_one = any(same(entry.get("factor"), value) for value in (None, 1.0))
@@ -99,4 +108,4 @@ def rope_of(key: str, entry: Mapping[str, object], kind: str, reading: str) -> t
     if label == "proportional" or share == 1.0:
         return theta, share, False
     as_trained = kind == ATTENTION and reading == "trained"
-    return (theta, share, True) if as_trained else (theta, 1.0, kind == ATTENTION)
+    return theta, share if as_trained else 1.0, True

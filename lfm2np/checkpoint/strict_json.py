@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lfm2np.errors import ConfigError, Lfm2npError
-from lfm2np.values import show
+from lfm2np.values import show_json
 
 MAX_JSON_BYTES = 16 * 2**20
+KINDS = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
 
 
 def is_present(path: Path, error: type[Lfm2npError]) -> bool:
@@ -75,7 +76,7 @@ def parse_object(content: bytes, source: str, error: type[Lfm2npError]) -> dict[
     except ValueError as problem:  # also an integer of more than 4300 digits
         raise error(f"{source}: not JSON: {problem}") from None
     if not isinstance(parsed, dict):
-        raise error(f"{source}: a JSON {type(parsed).__name__}, expected an object")
+        raise error(f"{source}: a JSON {KINDS[type(parsed)]}, expected an object")
     return parsed
 
 
@@ -99,10 +100,10 @@ def _unique_keys(source: str, error: type[Lfm2npError]) -> Callable[[list[tuple[
 def require(is_right: bool, key: str, value: object, expected: str) -> None:
     """ConfigError names the key, the value and what was expected."""
     if not is_right:
-        raise ConfigError(f"{key}: {show(value)}, expected {expected}")
+        raise ConfigError(f"{key}: {show_json(value)}, expected {expected}")
 
 
 def require_done(is_done: bool, key: str, value: object, expected: str) -> None:
     """The same of what has a meaning elsewhere."""
     if not is_done:
-        raise ConfigError(f"{key}: {show(value)} is not implemented, expected {expected}")
+        raise ConfigError(f"{key}: {show_json(value)} is not implemented, expected {expected}")

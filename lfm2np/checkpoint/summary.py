@@ -189,7 +189,8 @@ def lfm3_rows(config: ModelConfig) -> list[tuple[str, str]]:
         ("share of a head that turns", f"{full.share:g} in A, {sliding.share:g} in S"),
         ("norms after, gate, biases", ", ".join(str(switch).lower() for switch in switches)),
     ]
-    return [*rows, ("rotation", reading_of(config))] if config.is_rope_relabelled else rows
+    reading = reading_of(config)
+    return [*rows, ("rotation", reading)] if reading else rows
 
 
 def with_experts_together(bounds: Sequence[Bound]) -> list[Bound]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lfm2np.checkpoint.layout import listed, reason, require_shape, taken_apart
-from lfm2np.checkpoint.lfm3 import in_file
+from lfm2np.checkpoint.lfm3 import in_file, in_ours
 from lfm2np.checkpoint.packed import auto, compressed, mlx
 from lfm2np.checkpoint.packed.auto import AutoSettings
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
@@ -63,24 +63,29 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> dict[str, StoredTen
     """
     try:
         settings = settings_in(directory)
-        tensors, source = open_tensors(directory, DTYPES if settings is None else ALL_DTYPES)
-        tensors = under_our_names(language_tensors(tensors, directory, source), config, source)
+        tensors, source = open_under_our_names(directory, config, DTYPES if settings is None else ALL_DTYPES)
         return _select(taken_apart(unpacked(tensors, config, settings, source), config), config, source)
     except OSError as problem:
         raise CheckpointError(f"{directory}: cannot be read: {problem}") from None
 
 
+def open_under_our_names(
+    directory: Path, config: ModelConfig, dtypes: Dtypes = ALL_DTYPES
+) -> tuple[dict[str, StoredTensor], str]:
+    """As open_tensors; of the language model only, and by the names of model/weights.py."""
+    tensors, source = open_tensors(directory, dtypes)
+    return under_our_names(language_tensors(tensors, directory, source), config, source), source
+
+
 def under_our_names(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) -> dict[str, StoredTensor]:
-    """Tensors by the names of model/weights.py; each keeps the file's own, for messages."""
+    """Tensors by the names of model/weights.py; each keeps the file's own, for messages and quantisers' settings."""
     if config.model_type != "lfm3":
         return tensors
-    ours = {in_file(name): name for name in layout_of(config)}
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if in_file(name) != name:
             raise CheckpointError(f"{source}: {plain(name)}: expected {plain(in_file(name))} in an lfm3")
-        known = name.replace(".self_attn.gate_proj.", ".self_attn.g_proj.")  # as transformers renames it, too
-        if (own := ours.get(known, name)) in found:
+        if (own := in_ours(name)) in found:
             raise CheckpointError(f"{source}: {plain(name)} and {plain(found[own].name)}: expected one of them")
         found[own] = tensor
     return found
@@ -226,7 +231,8 @@ def _select(tensors: dict[str, StoredTensor], config: ModelConfig, source: str) 
         what = f"missing {len(missing)} of the {len(layout)} tensors: {listed(called)}"
         raise CheckpointError(f"{source}: {what}{_why(min(missing), shape, config)}")
     if unexpected:
-        what = f"{len(unexpected)} unexpected beside the {len(layout)} tensors: {listed(unexpected)}"
+        called = {tensors[name].name for name in unexpected}
+        what = f"{len(unexpected)} unexpected beside the {len(layout)} tensors: {listed(called)}"
         first = min(unexpected)
         raise CheckpointError(f"{source}: {what}{_why(first, tensors[first].shape, config)}")
     for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from lfm2np.checkpoint.stored import StoredTensor
 from lfm2np.checkpoint.strict_json import is_present, read_object
 from lfm2np.errors import CheckpointError, ConfigError
-from lfm2np.values import show
+from lfm2np.values import show_json
 
 LANGUAGE_MODEL = {"lfm2_vl": "lfm2", "lfm3_vl": "lfm3"}  # model_type -> that of its text_config
 PREFIXES = {  # of a tensor's name in the file -> in a checkpoint of the language model alone
@@ -36,9 +36,9 @@ def language_config(raw: Mapping[str, object]) -> Mapping[str, object]:
     text = raw.get("text_config")
     expected = f"an object with the config of an {LANGUAGE_MODEL[kind]}"
     if not isinstance(text, dict):
-        raise ConfigError(f"text_config: {show(text)}, expected {expected}")
+        raise ConfigError(f"text_config: {show_json(text)}, expected {expected}")
     if text.get("model_type", LANGUAGE_MODEL[kind]) not in (LANGUAGE_MODEL[kind], "lfm2_moe"):
-        raise ConfigError(f"text_config.model_type: {show(text['model_type'])}, expected {LANGUAGE_MODEL[kind]!r}")
+        raise ConfigError(f"text_config.model_type: {show_json(text['model_type'])}, expected {LANGUAGE_MODEL[kind]!r}")
     above = {key: raw[key] for key in OF_BOTH if raw.get(key) is not None}
     own = {key: value for key, value in text.items() if value is not None and key not in ("architectures", "auto_map")}
     return {"model_type": LANGUAGE_MODEL[kind], **above, **own}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import REALS, SIZES, require_bool, require_real, require_size, require_token_id
 from lfm2np.numerics.rope import Rope
-from lfm2np.values import show
+from lfm2np.values import show_json
 
 CONV, ATTENTION, SLIDING = "conv", "full_attention", "sliding_attention"
 LAYER_TYPES = {"lfm2": (CONV, ATTENTION), "lfm2_moe": (CONV, ATTENTION), "lfm3": (CONV, ATTENTION, SLIDING)}
@@ -84,6 +84,7 @@ class ModelConfig:
     use_attention_gate: bool = False
     attention_bias: bool = False
     is_rope_relabelled: bool = False  # config.json labels a partial rotation "default": see checkpoint/lfm3.py
+    is_sliding_factor_ignored: bool = False  # and that of sliding attention, which turns whole heads
 
     def is_sparse(self, layer: int) -> bool:
         """Whether that layer's feed-forward is a mixture of experts."""
@@ -145,6 +146,6 @@ def require_layer_types(types: tuple[object, ...], layers: int, allowed: tuple[s
     """One of those that the model may have for each layer."""
     for index, kind in enumerate(types):
         if kind not in allowed:
-            raise ConfigError(f"layer_types[{index}]: {show(kind)}, expected one of {', '.join(allowed)}")
+            raise ConfigError(f"layer_types[{index}]: {show_json(kind)}, expected one of {', '.join(allowed)}")
     if len(types) != layers:
         raise ConfigError(f"layer_types: {len(types)} entries, expected num_hidden_layers={layers}")

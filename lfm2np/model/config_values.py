@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lfm2np.errors import ConfigError
-from lfm2np.values import show
+from lfm2np.values import show_json
 
 SIZES: dict[str, tuple[int, int]] = {
     # Smallest and largest size accepted: generous for any real model, too small for a hostile allocation or loop.
@@ -41,7 +41,7 @@ def require_size(name: str, value: object) -> int:
     """An integer within SIZES[name]; True and "12" are not integers."""
     low, high = SIZES[name]
     if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{name}: {show(value)}, expected an integer from {low} to {high}")
+        raise ConfigError(f"{name}: {show_json(value)}, expected an integer from {low} to {high}")
     return value
 
 
@@ -49,18 +49,20 @@ def require_real(name: str, value: object, integers: bool = False) -> float:
     """A float (or an integer where transformers takes one) within REALS[name]; NaN and infinity are outside."""
     low, high = REALS[name]
     if not (type(value) is float or (integers and type(value) is int)) or not low <= value <= high:
-        raise ConfigError(f"{name}: {show(value)}, expected a {'number' if integers else 'float'} from {low} to {high}")
+        raise ConfigError(
+            f"{name}: {show_json(value)}, expected a {'number' if integers else 'float'} from {low} to {high}"
+        )
     return float(value)
 
 
 def require_bool(name: str, value: object) -> bool:
     """True or False, nothing that merely looks like it."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name}: {show(value)}, expected true or false")
+        raise ConfigError(f"{name}: {show_json(value)}, expected true or false")
     return value
 
 
 def require_token_id(name: str, value: object, vocab_size: int) -> None:
     """An integer in [0, vocab_size)."""
     if type(value) is not int or not 0 <= value < vocab_size:
-        raise ConfigError(f"{name}: {show(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")
+        raise ConfigError(f"{name}: {show_json(value)}, expected an integer from 0 to vocab_size-1={vocab_size - 1}")

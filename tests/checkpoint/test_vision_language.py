@@ -52,7 +52,7 @@ def test_it_is_the_same_model_as_alone(tmp_path: Path, models: dict[str, TinyMod
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"text_config": None}, "text_config: None, expected an object with the config of an lfm3"),
+        ({"text_config": None}, "text_config: null, expected an object with the config of an lfm3"),
         ({"text_config": {"model_type": "llama"}}, "text_config.model_type: 'llama', expected 'lfm3'"),
         ({"architectures": ["Lfm3VlModelWithAnotherHead"]}, "architectures: 'Lfm3VlModelWithAnotherHead'"),
     ],

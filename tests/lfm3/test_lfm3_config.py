@@ -11,6 +11,7 @@ import pytest
 
 import lfm2np
 from lfm2np.checkpoint.config import parse_config
+from lfm2np.checkpoint.lfm3 import DEFAULT_ROPES
 from lfm2np.cli.program import main
 from lfm2np.conformance.strategies.models import TinyModel, checkpoint, raw_config
 from lfm2np.errors import CheckpointError, ConfigError, RequestError
@@ -84,6 +85,36 @@ def test_both_readings_are_computed(tmp_path: Path):
         assert logits("label", default, "transformers") == whole
 
 
+def test_a_label_of_the_window_s_rotation_is_read_as_transformers_does_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Of it nobody says that something else was trained; both entries are told in one line."""
+    tiny = TinyModel(lfm3=True, layers="cSA", head_dim=8)
+    raw = raw_config(tiny)
+    shutil.copytree(checkpoint(tiny), tmp_path, dirs_exist_ok=True)
+    for kind in ("sliding_attention", "full_attention"):
+        entry = raw["rope_parameters"][kind]  # type: ignore[index]
+        entry |= {"rope_type": "default", "partial_rotary_factor": 0.5}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        line = r"rope_parameters\.sliding_attention: labelled .* read as transformers reads it: all of each head"
+        of_both = rf"full_attention: .* 0\.5 of each head is rotated; {line}" if kind == "full_attention" else line
+        with pytest.warns(UserWarning, match=of_both) as told:
+            model = lfm2np.load(tmp_path)
+        assert len(told) == 1
+        assert (model.config.sliding_partial_rotary_factor, model.config.partial_rotary_factor) == (1.0, 0.5)
+        assert model.config.is_rope_relabelled == (kind == "full_attention")
+        assert model.logits([3, 4, 5, 6]).tobytes() == lfm2np.load(checkpoint(tiny)).logits([3, 4, 5, 6]).tobytes()
+    assert main(["info", "--model", str(tmp_path)]) == 0
+    assert "rope_parameters.sliding_attention: labelled" in capsys.readouterr().out
+    entry = raw["rope_parameters"]["sliding_attention"]  # type: ignore[index]
+    assert parse_config({**raw, "rope_parameters": {**DEFAULT_ROPES, "sliding_attention": entry}}, "x").rope(
+        "sliding_attention"
+    ) == Rope(10.0, 1.0, True)
+    entry["rope_type"] = "proportional"
+    config = parse_config(raw, "config.json")
+    assert config.rope("sliding_attention") == Rope(10.0, 0.5, True) and not config.is_sliding_factor_ignored
+
+
 def test_another_reading_is_another_model(tmp_path: Path):
     """Results of both must not be mixed, and a worker process reads as its parent does."""
     tiny = TinyModel(lfm3=True, layers="cA", head_dim=8)
@@ -150,7 +181,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
         "architectures: 'Lfm2ForCausalLM', expected one of Lfm3ForCausalLM, Lfm3VlForConditionalGeneration",
     ),
     "an encoder": ({"architectures": ["Lfm3Model"]}, "architectures: 'Lfm3Model'"),
-    "both ways": ({"is_causal": False}, "is_causal: False"),
+    "both ways": ({"is_causal": False}, "is_causal: false"),
     "a window in an LFM2": (
         {"model_type": "lfm2", "architectures": None, "sliding_window": 8},
         "sliding_window: 8 is not implemented",

@@ -26,6 +26,9 @@ from lfm2np.model.config_values import REALS, SIZES
 from lfm2np.values import plain, same, show
 
 ARCHITECTURES = ("lfm2", "lfm2moe")
+NOT_KNOWN = {  # architectures of networks that are implemented, of which no source at hand says how GGUF stores them
+    "lfm3": "GGUF's keys for it are not known to this version; load the safetensors",
+}
 KEYS = {  # our names, without the architecture's prefix; layout.py names dimensions so
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -107,6 +110,8 @@ def config_of(container: Container) -> ModelConfig:
     architecture = container.keys.get("general.architecture")
     if architecture is None or architecture.value not in ARCHITECTURES:
         told = "absent" if architecture is None else show(architecture.value)
+        if architecture is not None and isinstance(architecture.value, str) and architecture.value in NOT_KNOWN:
+            raise ConfigError(f"{path}: architecture {told}: {NOT_KNOWN[architecture.value]}")
         raise ConfigError(f"{path}: general.architecture: {told}, expected {' or '.join(ARCHITECTURES)}")
     keys = _Keys(path, architecture.value, container.keys)
     _require_known(keys)

@@ -12,7 +12,7 @@ from pathlib import Path
 from lfm2np.checkpoint.packed.compressed import Parts, class_of, input_scale, matrices
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings
 from lfm2np.checkpoint.packed.settings import settings_in
-from lfm2np.checkpoint.tensors import open_tensors
+from lfm2np.checkpoint.tensors import open_under_our_names
 from lfm2np.model.config import ModelConfig
 
 
@@ -46,14 +46,14 @@ def input_roundings(path: Path, config: ModelConfig) -> dict[str, InputRounding]
     settings = settings_in(path) if path.is_dir() else None
     if not isinstance(settings, CompressedSettings) or not any(one.inputs for one in settings.schemes):
         return {}
-    tensors, source = open_tensors(path)
+    tensors, source = open_under_our_names(path, config)
     found = {}
     for module, _ in matrices(tensors, config):
-        scheme = settings.of(module, class_of(module))
-        if scheme is not None and scheme.inputs is not None and f"{module}.weight_scale" in tensors:
+        scheme = settings.of(module.names, class_of(module.name))
+        if scheme is not None and scheme.inputs is not None and f"{module.name}.weight_scale" in tensors:
             inputs = scheme.inputs
             scale, zero = input_scale(Parts(tensors, module, source), inputs)
-            found[f"{module}.weight"] = InputRounding(
+            found[f"{module.name}.weight"] = InputRounding(
                 inputs.kind, inputs.strategy, inputs.group_size, scale, zero, inputs.symmetric
             )
     return found

@@ -28,7 +28,7 @@ from lfm2np.errors import CheckpointError, ConfigError
 from lfm2np.model.config import ModelConfig
 from lfm2np.model.config_values import require_bool
 from lfm2np.model.layers import Dim
-from lfm2np.values import plain, same, show
+from lfm2np.values import plain, same, show_json
 
 AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of eight outputs in their order, where each stands
 GPTQ_IGNORED = (
@@ -70,10 +70,10 @@ def gptq_settings(told: Mapping[str, object]) -> AutoSettings:
     form = told.get("checkpoint_format") or told.get("format") or "gptq"
     if not isinstance(form, str) or form not in GPTQ_FORMATS:
         raise ConfigError(
-            f"checkpoint_format: {show(form)} is not implemented, expected one of {', '.join(GPTQ_FORMATS)}"
+            f"checkpoint_format: {show_json(form)} is not implemented, expected one of {', '.join(GPTQ_FORMATS)}"
         )
     if told.get("format") not in (None, form):
-        raise ConfigError(f"format: {show(told['format'])} contradicts checkpoint_format={form}")
+        raise ConfigError(f"format: {show_json(told['format'])} contradicts checkpoint_format={form}")
     return AutoSettings(
         "gptq",
         _bits(told, "bits", (4, 8)),
@@ -93,7 +93,7 @@ def awq_settings(told: Mapping[str, object]) -> AutoSettings:
     require_done(same(told.get("zero_point"), True), "zero_point", told.get("zero_point"), "true")
     skipped = [] if told.get("modules_to_not_convert") is None else told["modules_to_not_convert"]
     if not isinstance(skipped, list) or not all(isinstance(one, str) for one in skipped):
-        raise ConfigError(f"modules_to_not_convert: {show(skipped)}, expected a list of parts of names, or null")
+        raise ConfigError(f"modules_to_not_convert: {show_json(skipped)}, expected a list of parts of names, or null")
     return AutoSettings("awq", _bits(told, bits, (4,)), _group_size(told, size), skipped=tuple(skipped))
 
 
@@ -103,22 +103,22 @@ def _require_known(
     for key, value in told.items():
         if key in only:
             is_done = any(same(value, allowed) for allowed in only[key])
-            require_done(is_done, key, value, f"{show(only[key][-1])} or no key")
+            require_done(is_done, key, value, f"{show_json(only[key][-1])} or no key")
         elif key not in known:
-            raise ConfigError(f"{plain(key)}: {show(value)}: not a key of {method} that is known here")
+            raise ConfigError(f"{plain(key)}: {show_json(value)}: not a key of {method} that is known here")
 
 
 def _bits(told: Mapping[str, object], key: str, widths: tuple[int, ...]) -> int:
     value = told.get(key)
     if type(value) is not int or value not in widths:
-        raise ConfigError(f"{key}: {show(value)} is not implemented, expected {' or '.join(map(str, widths))}")
+        raise ConfigError(f"{key}: {show_json(value)} is not implemented, expected {' or '.join(map(str, widths))}")
     return value
 
 
 def _group_size(told: Mapping[str, object], key: str) -> int:
     value = told.get(key)
     if type(value) is not int or value < -1 or value == 0:
-        raise ConfigError(f"{key}: {show(value)}, expected a positive integer, or -1 for whole rows")
+        raise ConfigError(f"{key}: {show_json(value)}, expected a positive integer, or -1 for whole rows")
     return max(value, 0)
 
 
@@ -131,18 +131,20 @@ def with_matrices(
     """What is no part of a quantised matrix keeps its name. CheckpointError names the file, the tensor and the key."""
     found = dict(tensors)
     for module, dims in matrices(tensors, config):
-        if f"{module}.qweight" not in tensors:
+        if f"{module.name}.qweight" not in tensors:
             continue
         parts = Parts(tensors, module, source)
-        if skipped := next((one for one in settings.skipped if one in module), None):
-            why = f"modules_to_not_convert, which has {show(skipped)} (config.json)"
-            raise CheckpointError(f"{source}: {module}.qweight: expected none from {why}")
-        if f"{module}.weight" in tensors:
-            raise CheckpointError(f"{source}: {module}.weight stands beside {module}.qweight, expected one of them")
+        if skipped := next((one for one in settings.skipped if any(one in name for name in module.names)), None):
+            raise parts.wrong(
+                "qweight", f"expected none from modules_to_not_convert, which has {show_json(skipped)} (config.json)"
+            )
+        if f"{module.name}.weight" in tensors:
+            both = f"{parts.called('weight')} stands beside {parts.called('qweight')}"
+            raise CheckpointError(f"{source}: {both}, expected one of them")
         made = _gptq(parts, dims, settings) if settings.method == "gptq" else _awq(parts, dims, settings)
         for name in parts.used:
             del found[name]
-        found[f"{module}.weight"] = made
+        found[f"{module.name}.weight"] = made
     return found
 
 
@@ -187,7 +189,7 @@ def _gptq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
         zeros=_gptq_zeros(zeros, rows[0], settings),
         group_of=_gptq_groups(parts, dims, size, settings),
     )
-    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
 
 
 def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDArray[np.integer]:
@@ -207,7 +209,7 @@ def _gptq_zeros(stored: StoredTensor, rows: int, settings: AutoSettings) -> NDAr
 def _gptq_groups(parts: Parts, dims: Dims, size: int, settings: AutoSettings) -> NDArray[np.int64] | None:
     """The group of each column: those of g_idx, which files without desc_act may leave out."""
     expected = np.arange(dims[1][0], dtype=np.int64) // size
-    if f"{parts.module}.g_idx" not in parts.tensors and not settings.has_order:
+    if f"{parts.module.name}.g_idx" not in parts.tensors and not settings.has_order:
         return None
     stored = parts.take("g_idx", "desc_act=true", INTEGERS)
     if settings.has_order:
@@ -240,7 +242,7 @@ def _awq(parts: Parts, dims: Dims, settings: AutoSettings) -> StoredTensor:
         scales.dtype,
         zeros=_awq_order(zeros),
     )
-    return replace(weight, name=f"{parts.module}.weight", dtype=_name(settings), values=packed)
+    return replace(weight, name=parts.called("weight"), dtype=_name(settings), values=packed)
 
 
 def _awq_order(stored: StoredTensor) -> NDArray[np.uint8]:

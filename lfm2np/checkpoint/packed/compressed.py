@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lfm2np.checkpoint.layout import origins_of, require_shape
+from lfm2np.checkpoint.layout import Module, modules_of, origins_of, require_shape
 from lfm2np.checkpoint.packed.compressed_settings import CompressedSettings, Inputs, Scheme, Weights
 from lfm2np.checkpoint.packed.rows import Array, PackedRows, numbers, packed_words, unpacked
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -35,25 +35,24 @@ def with_matrices(
     """What is no part of a quantised matrix keeps its name. CheckpointError names the file, the tensor and the key."""
     found = dict(tensors)
     for module, dims in matrices(tensors, config):
-        scheme = settings.of(module, class_of(module))
+        scheme = settings.of(module.names, class_of(module.name))
         if scheme is None:
             _require_none(tensors, module, settings)
-        elif f"{module}.weight_scale" in tensors or not may_be_plain(module):
+        elif f"{module.name}.weight_scale" in tensors or not may_be_plain(module.name):
             parts = Parts(tensors, module, source)
-            found[f"{module}.weight"] = _matrix(parts, dims, scheme)
-            for name in parts.used - {f"{module}.weight"}:
+            found[f"{module.name}.weight"] = _matrix(parts, dims, scheme)
+            for name in parts.used - {f"{module.name}.weight"}:
                 del found[name]
     return found
 
 
-def matrices(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> Iterator[tuple[str, Dims]]:
-    """Modules, without `.weight`. A tied head counts if the file has one."""
+def matrices(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> Iterator[tuple[Module, Dims]]:
+    """A tied head counts if the file has one."""
     layout = layout_of(config)
     if any(name.startswith(HEAD) for name in tensors):
         layout[HEAD] = layout[EMBEDDING]
-    for name, dims in layout.items():
-        if len(dims) == 2:
-            yield name.removesuffix(".weight"), (dims[0], dims[1])
+    weights = {name: (dims[0], dims[1]) for name, dims in layout.items() if len(dims) == 2}
+    yield from zip(modules_of(weights, tensors), weights.values(), strict=True)
 
 
 def class_of(module: str) -> str:
@@ -69,29 +68,32 @@ def may_be_plain(module: str) -> bool:
 class Parts:
     """The tensors of one module by what they are, and which of them were used."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], module: str, source: str):
+    def __init__(self, tensors: Mapping[str, StoredTensor], module: Module, source: str):
         self.tensors, self.module, self.source = tensors, module, source
         self.used: set[str] = set()
 
     def take(self, part: str, key: str, dtypes: tuple[str, ...]) -> StoredTensor:
-        name = f"{self.module}.{part}"
+        name = f"{self.module.name}.{part}"
         if name not in self.tensors:
-            raise CheckpointError(f"{self.source}: missing {name}, expected it from {key} (config.json)")
+            raise CheckpointError(f"{self.source}: missing {self.called(part)}, expected it from {key} (config.json)")
         self.used.add(name)
         one = self.tensors[name]
         if one.dtype not in dtypes:
-            expected = f"{' or '.join(dtypes)} from {key} (config.json)"
-            raise CheckpointError(f"{one.source}: {name}: dtype {one.dtype}, expected {expected}")
+            raise one.wrong(f"dtype {one.dtype}, expected {' or '.join(dtypes)} from {key} (config.json)")
         return one
 
+    def called(self, part: str) -> str:
+        return f"{self.module.called}.{part}"
+
     def wrong(self, part: str, text: str) -> CheckpointError:
-        return CheckpointError(f"{self.source}: {self.module}.{part}: {text}")
+        return CheckpointError(f"{self.source}: {self.called(part)}: {text}")
 
 
-def _require_none(tensors: Mapping[str, StoredTensor], module: str, settings: CompressedSettings) -> None:
+def _require_none(tensors: Mapping[str, StoredTensor], module: Module, settings: CompressedSettings) -> None:
+    is_ignored = settings.is_ignored(module.names, class_of(module.name))
     for part in ("weight_packed", "weight_scale"):
-        if one := tensors.get(f"{module}.{part}"):
-            why = "ignore names it" if settings.is_ignored(module, class_of(module)) else "no target matches it"
+        if one := tensors.get(f"{module.name}.{part}"):
+            why = "ignore names it" if is_ignored else "no target matches it"
             raise one.wrong(f"expected none, as {why} (config.json)")
 
 
@@ -118,7 +120,7 @@ def _matrix(parts: Parts, dims: Dims, scheme: Scheme) -> StoredTensor:
     )
     if scheme.inputs is not None:
         input_scale(parts, scheme.inputs)
-    return replace(stored, name=f"{parts.module}.weight", dtype=_told(form), values=packed)
+    return replace(stored, name=parts.called("weight"), dtype=_told(form), values=packed)
 
 
 def _told(form: Weights) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lfm2np.checkpoint.strict_json import require, require_done
 from lfm2np.errors import ConfigError
 from lfm2np.model.config_values import SIZES, require_bool
-from lfm2np.values import plain, same, show
+from lfm2np.values import plain, same, show_json
 
 METHOD = "compressed-tensors"
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -76,42 +76,44 @@ class CompressedSettings:
     schemes: tuple[Scheme, ...]
     ignore: tuple[str, ...]
 
-    def is_ignored(self, module: str, kind: str) -> bool:
-        return any(_matches(module, one) or kind == one for one in self.ignore)
+    def is_ignored(self, names: tuple[str, ...], kind: str) -> bool:
+        return kind in self.ignore or any(_matches(names, one) for one in self.ignore)
 
-    def of(self, module: str, kind: str) -> Scheme | None:
-        """The scheme of a module, and of its class: the first that names it, else the first for its class."""
-        if self.is_ignored(module, kind):
+    def of(self, names: tuple[str, ...], kind: str) -> Scheme | None:
+        """The scheme of a module, by its names and its class: the first that names it, else the first for its class."""
+        if self.is_ignored(names, kind):
             return None
         for scheme in self.schemes:
-            if any(_matches(module, target) for target in scheme.targets):
+            if any(_matches(names, target) for target in scheme.targets):
                 return scheme
         return next((one for one in self.schemes if kind in one.targets), None)
 
 
-def _matches(module: str, target: str) -> bool:
-    return bool(re.match(target[3:], module)) if target.startswith("re:") else target == module
+def _matches(names: tuple[str, ...], target: str) -> bool:
+    if target.startswith("re:"):
+        return any(re.match(target[3:], name) for name in names)
+    return target in names
 
 
 def compressed_settings(told: Mapping[str, object]) -> CompressedSettings:
     """ConfigError names the key and the value."""
     for key, value in told.items():
         if key in ONLY:
-            require_done(any(same(value, allowed) for allowed in ONLY[key]), key, value, show(ONLY[key][0]))
+            require_done(any(same(value, allowed) for allowed in ONLY[key]), key, value, show_json(ONLY[key][0]))
         elif key not in (*IGNORED, "config_groups", "format", "ignore"):
-            raise ConfigError(f"{plain(key)}: {show(value)}: not a key of compressed-tensors that is known here")
+            raise ConfigError(f"{plain(key)}: {show_json(value)}: not a key of compressed-tensors that is known here")
     form = told.get("format")
     require_done(form in (*FORMATS, MIXED), "format", form, f"one of {', '.join(FORMATS)}")
     groups = told.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise ConfigError(f"config_groups: {show(groups)}, expected an object of schemes")
+        raise ConfigError(f"config_groups: {show_json(groups)}, expected an object of schemes")
     schemes = tuple(_scheme(value, f"config_groups.{plain(name)}", str(form)) for name, value in groups.items())
     return CompressedSettings(schemes, _targets([] if told.get("ignore") is None else told["ignore"], "ignore"))
 
 
 def _scheme(told: object, key: str, form: str) -> Scheme:
     if not isinstance(told, Mapping):
-        raise ConfigError(f"{key}: {show(told)}, expected an object with targets and weights")
+        raise ConfigError(f"{key}: {show_json(told)}, expected an object with targets and weights")
     _require_known(told, OF_SCHEME, key)
     own = told.get("format")
     require(own is None or form in (own, MIXED), f"{key}.format", own, f"format={form} or null")
@@ -119,7 +121,7 @@ def _scheme(told: object, key: str, form: str) -> Scheme:
         form = str(own)
     require_done(form in FORMATS, f"{key}.format", own, f"one of {', '.join(FORMATS)}")
     if told.get("output_activations") is not None:
-        raise ConfigError(f"{key}.output_activations: {show(told['output_activations'])} is not implemented")
+        raise ConfigError(f"{key}.output_activations: {show_json(told['output_activations'])} is not implemented")
     targets = _targets(told.get("targets"), f"{key}.targets")
     weights = _weights(told.get("weights"), f"{key}.weights", form)
     inputs = told.get("input_activations")
@@ -128,12 +130,12 @@ def _scheme(told: object, key: str, form: str) -> Scheme:
 
 def _targets(told: object, key: str) -> tuple[str, ...]:
     if not isinstance(told, list) or not all(isinstance(target, str) for target in told):
-        raise ConfigError(f"{key}: {show(told)}, expected a list of names, classes and re:expressions")
+        raise ConfigError(f"{key}: {show_json(told)}, expected a list of names, classes and re:expressions")
     for target in told:
         try:
             re.compile(target.removeprefix("re:") if target.startswith("re:") else "")
         except (re.error, OverflowError, RecursionError) as problem:
-            raise ConfigError(f"{key}: {show(target)}: not a regular expression: {plain(str(problem))}") from None
+            raise ConfigError(f"{key}: {show_json(target)}: not a regular expression: {plain(str(problem))}") from None
     return tuple(told)
 
 
@@ -144,7 +146,7 @@ def _require_known(told: Mapping[str, object], known: tuple[str, ...], key: str)
 
 def _args(told: object, key: str) -> Mapping[str, object]:
     if not isinstance(told, Mapping):
-        raise ConfigError(f"{key}: {show(told)}, expected an object with num_bits, type and strategy")
+        raise ConfigError(f"{key}: {show_json(told)}, expected an object with num_bits, type and strategy")
     _require_known({name: told[name] for name in told if name not in ARGS_IGNORED}, OF_ARGS, key)
     return told
 
@@ -159,7 +161,7 @@ def _strategy(told: Mapping[str, object], key: str, known: tuple[str, ...]) -> t
     require_done(strategy in known, f"{key}.strategy", strategy, f"one of {', '.join(known)}")
     has_size = isinstance(size, int) and size > 0
     if has_size != (strategy == "group"):
-        raise ConfigError(f"{key}.group_size: {show(size)} contradicts strategy={strategy}")
+        raise ConfigError(f"{key}.group_size: {show_json(size)} contradicts strategy={strategy}")
     return str(strategy), size if has_size and isinstance(size, int) else 0
 
 
@@ -170,14 +172,16 @@ def _weights(told: object, key: str, form: str) -> Weights:
     is_float = kind == "float"
     widths = (4, 8) if form == "pack-quantized" else (8,) if is_float else tuple(range(2, 9))
     if kind not in ("int", "float") or (is_float and form in ("pack-quantized", "int-quantized")):
-        raise ConfigError(f"{key}.type: {show(kind)} is not implemented in format {form}, expected int")
+        raise ConfigError(f"{key}.type: {show_json(kind)} is not implemented in format {form}, expected int")
     if not is_float and form == "float-quantized":
-        raise ConfigError(f"{key}.type: {show(kind)} is not implemented in format {form}, expected float")
+        raise ConfigError(f"{key}.type: {show_json(kind)} is not implemented in format {form}, expected float")
     if type(bits) is not int or bits not in widths:
         listed = ", ".join(map(str, widths))
-        raise ConfigError(f"{key}.num_bits: {show(bits)} is not implemented in format {form}, expected one of {listed}")
+        raise ConfigError(
+            f"{key}.num_bits: {show_json(bits)} is not implemented in format {form}, expected one of {listed}"
+        )
     if is_float and not symmetric:
-        raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")
+        raise ConfigError(f"{key}.symmetric: false is not implemented of type float, expected true")
     require(same(args.get("dynamic", False), False), f"{key}.dynamic", args.get("dynamic"), "false of weights")
     strategy, size = _strategy(args, key, STRATEGIES)
     if form == "pack-quantized" and strategy not in ("channel", "group"):
@@ -187,7 +191,7 @@ def _weights(told: object, key: str, form: str) -> Weights:
     require(is_order, f"{key}.actorder", order, f"null or one of {', '.join(ORDERS)}")
     has_order = isinstance(order, str) and ORDERS[order]
     if has_order and (form != "pack-quantized" or strategy != "group"):
-        raise ConfigError(f"{key}.actorder: {show(order)} is not implemented but in groups of pack-quantized")
+        raise ConfigError(f"{key}.actorder: {show_json(order)} is not implemented but in groups of pack-quantized")
     return Weights(bits, is_float, symmetric, strategy, size, _block(args, key, strategy), has_order, key)
 
 
@@ -195,7 +199,7 @@ def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, in
     blocks = args.get("block_structure")
     if strategy != "block":
         if blocks is not None:
-            raise ConfigError(f"{key}.block_structure: {show(blocks)} contradicts strategy={strategy}")
+            raise ConfigError(f"{key}.block_structure: {show_json(blocks)} contradicts strategy={strategy}")
         return 0, 0
     most = SIZES["hidden_size"][1]
     if (
@@ -203,7 +207,7 @@ def _block(args: Mapping[str, object], key: str, strategy: str) -> tuple[int, in
         or len(blocks) != 2
         or not all(type(one) is int and 0 < one <= most for one in blocks)
     ):
-        raise ConfigError(f"{key}.block_structure: {show(blocks)}, expected two integers from 1 to {most}")
+        raise ConfigError(f"{key}.block_structure: {show_json(blocks)}, expected two integers from 1 to {most}")
     return blocks[0], blocks[1]
 
 
@@ -217,7 +221,7 @@ def _inputs(told: object, key: str) -> Inputs:
         require(args.get(name) is None, f"{key}.{name}", args.get(name), "null of inputs")
     symmetric = require_bool(f"{key}.symmetric", args.get("symmetric", True))
     if kind == "float" and not symmetric:
-        raise ConfigError(f"{key}.symmetric: False is not implemented of type float, expected true")
+        raise ConfigError(f"{key}.symmetric: false is not implemented of type float, expected true")
     strategy, size = _strategy(args, key, INPUT_STRATEGIES)
     if not dynamic and strategy != "tensor":
         raise ConfigError(f"{key}.strategy: {strategy} is not implemented of static scales, expected tensor")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lfm2np.checkpoint.layout import Place, require_shape
+from lfm2np.checkpoint.layout import Module, Place, modules_of, require_shape
 from lfm2np.checkpoint.packed.rows import PackedRows, packed_words
 from lfm2np.checkpoint.packed.settings import KEY, MlxFormat, MlxSettings
 from lfm2np.checkpoint.stored import DTYPES, StoredTensor
@@ -55,8 +55,10 @@ def in_our_names(
     if HEAD in tensors:
         layout[HEAD] = layout[EMBEDDING]
     places = {name: place_of(name, config) for name in layout}
+    theirs = list(dict.fromkeys(place.name for place in places.values()))
+    modules = dict(zip(theirs, modules_of(theirs, tensors), strict=True))
     if settings is not None:
-        _require_modules(settings, source, {place.name.removesuffix(".weight") for place in places.values()})
+        _require_modules(settings, source, {name for one in modules.values() for name in one.names})
     whole: dict[str, StoredTensor] = {}  # by their name
     used: set[str] = set()
     found: dict[str, StoredTensor] = {}
@@ -69,11 +71,13 @@ def in_our_names(
             dims = layout[name]
             if place.expert is not None and config.mixture is not None:
                 dims = ((config.mixture.num_experts, "num_experts"), *dims)
-            whole[place.name] = _whole(tensors, place.name, dims, settings, used)
+            whole[place.name] = _whole(tensors, place.name, modules[place.name], dims, settings, used)
             if place.expert is not None:
                 require_shape(whole[place.name], dims)
         one = whole[place.name]
-        if place.expert is None:
+        if place == Place(name):
+            found[name] = one
+        elif place.expert is None:
             found[name] = replace(one, name=name)
         else:
             where = f"{one.source}: {one.name}[{place.expert}]"
@@ -93,23 +97,29 @@ def _require_modules(settings: MlxSettings, source: str, known: set[str]) -> Non
 
 
 def _whole(
-    tensors: Mapping[str, StoredTensor], name: str, dims: tuple[Dim, ...], settings: MlxSettings | None, used: set[str]
+    tensors: Mapping[str, StoredTensor],
+    name: str,
+    module: Module,
+    dims: tuple[Dim, ...],
+    settings: MlxSettings | None,
+    used: set[str],
 ) -> StoredTensor:
     """One of theirs, with the tensors that belong to it, which are added to `used`."""
-    weight, module = tensors[name], name.removesuffix(".weight")
+    weight, scales = tensors[name], f"{module.name}.scales"
     used.add(name)
-    scales = f"{module}.scales"
-    if settings is None or scales not in tensors:
-        grouping = settings.modules.get(module) if settings else None
-        if grouping is not None or (settings and weight.dtype == "U32"):
-            told = grouping.key if grouping else f"dtype {weight.dtype}"
-            raise CheckpointError(f"{weight.source}: missing {scales} beside {name}, expected it from {told}")
+    if settings is None:
         return _taps(weight, dims)
-    form = settings.of(module)
+    key, form = settings.of(module.names)
+    if scales not in tensors:
+        if weight.dtype != "U32" and (key is None or form is None):
+            return _taps(weight, dims)
+        told = form.key if key and form else f"dtype {weight.dtype}"
+        missing = f"missing {module.called}.scales beside {weight.name}"
+        raise CheckpointError(f"{weight.source}: {missing}, expected it from {told}")
     if form is None:
-        raise CheckpointError(f"{weight.source}: {scales}: expected none from {KEY}.{show(module)}=false (config.json)")
+        raise tensors[scales].wrong(f"expected none from {KEY}.{show(key)}=false (config.json)")
     used.add(scales)
-    return _quantised(tensors, weight, tensors[scales], dims, form, used)
+    return _quantised(tensors, module.name, dims, form, used)
 
 
 def _taps(stored: StoredTensor, dims: tuple[Dim, ...]) -> StoredTensor:
@@ -124,13 +134,9 @@ def is_of_taps(dims: tuple[Dim, ...]) -> bool:
 
 
 def _quantised(
-    tensors: Mapping[str, StoredTensor],
-    weight: StoredTensor,
-    scales: StoredTensor,
-    dims: tuple[Dim, ...],
-    form: MlxFormat,
-    used: set[str],
+    tensors: Mapping[str, StoredTensor], module: str, dims: tuple[Dim, ...], form: MlxFormat, used: set[str]
 ) -> StoredTensor:
+    weight, scales = tensors[f"{module}.weight"], tensors[f"{module}.scales"]
     *rows, (columns, origin) = dims
     if len(dims) == 1 or is_of_taps(dims):
         raise scales.wrong("only matrices are quantised, expected none")
@@ -142,12 +148,13 @@ def _quantised(
     grouped = columns // form.group_size, f"{origin}/{form.key}.group_size"
     require_shape(weight, (*rows, words))
     require_shape(scales, (*rows, grouped))
-    biases, biases_name = None, scales.name.removesuffix("scales") + "biases"
+    biases, biases_name = None, f"{module}.biases"
     _require_dtype(scales, tuple(DTYPES) if form.mode == "affine" else ("U8",), form)
     if form.mode == "affine":
         if biases_name not in tensors:
             expected = f"expected it from {form.key}.mode=affine"
-            raise CheckpointError(f"{scales.source}: missing {biases_name} beside {scales.name}, {expected}")
+            missing = f"missing {scales.name.removesuffix('scales')}biases beside {scales.name}"
+            raise CheckpointError(f"{scales.source}: {missing}, {expected}")
         biases = tensors[biases_name]
         used.add(biases_name)
         _require_dtype(biases, (scales.dtype,), form)

@@ -8,14 +8,15 @@ mlx_lm/utils.py, quantize_model, save_config and load_model; mlx.core.quantize.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lfm2np.checkpoint.packed.auto import AutoSettings, awq_settings, gptq_settings
 from lfm2np.checkpoint.packed.compressed_settings import METHOD, CompressedSettings, compressed_settings
 from lfm2np.checkpoint.strict_json import is_present, read_object, require_done
+from lfm2np.checkpoint.vision_language import LANGUAGE_MODEL, PREFIXES, language_config
 from lfm2np.errors import ConfigError
-from lfm2np.values import plain, show
+from lfm2np.values import plain, show_json
 
 KEY, COPY = "quantization", "quantization_config"
 GROUPS, BITS = (32, 64, 128), (1, 2, 3, 4, 5, 6, 8)  # of affine
@@ -42,27 +43,31 @@ class MlxSettings:
     default: MlxFormat
     modules: Mapping[str, MlxFormat | None]
 
-    def of(self, module: str) -> MlxFormat | None:
-        return self.modules.get(module, self.default)
+    def of(self, names: tuple[str, ...]) -> tuple[str | None, MlxFormat | None]:
+        """Which of a module's names has settings of its own, if any, and its format."""
+        key = next((name for name in names if name in self.modules), None)
+        return key, self.default if key is None else self.modules[key]
 
 
 def mlx_settings(raw: Mapping[str, object]) -> MlxSettings:
     """ConfigError names the key and the value."""
     settings = raw[KEY]
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{KEY}: {show(settings)}, expected an object")
+        raise ConfigError(f"{KEY}: {show_json(settings)}, expected an object")
     if raw.get(COPY) is not None and raw[COPY] != settings:
-        raise ConfigError(f"{COPY}: {show(raw[COPY])} contradicts {KEY}, whose copy it is in a directory of mlx-lm")
+        raise ConfigError(
+            f"{COPY}: {show_json(raw[COPY])} contradicts {KEY}, whose copy it is in a directory of mlx-lm"
+        )
     activations = raw.get("quantize_activations")
     require_done(activations is None or activations is False, "quantize_activations", activations, "false or no key")
     default = _format({name: settings[name] for name in OF_ALL if name in settings}, KEY)
     modules: dict[str, MlxFormat | None] = {}
     for path, value in settings.items():
-        key = f"{KEY}.{show(path)}"
+        key = f"{KEY}.{show_json(path)}"
         if path in OF_ALL or value is True:
             continue
         if value is not False and not isinstance(value, Mapping):
-            raise ConfigError(f"{key}: {show(value)}, expected an object, true or false for a module")
+            raise ConfigError(f"{key}: {show_json(value)}, expected an object, true or false for a module")
         modules[path] = None if value is False else _format(value, key)
     return MlxSettings(default, modules)
 
@@ -73,7 +78,7 @@ def _format(told: Mapping[str, object], key: str) -> MlxFormat:
         require_done(is_done, f"{key}.{plain(name)}", told[name], ", ".join(OF_ALL))
     mode, bits, size = told.get("mode", "affine"), told.get("bits"), told.get("group_size")
     if mode not in MODES or not isinstance(mode, str):
-        raise ConfigError(f"{key}.mode: {show(mode)} is not implemented, expected one of {', '.join(MODES)}")
+        raise ConfigError(f"{key}.mode: {show_json(mode)} is not implemented, expected one of {', '.join(MODES)}")
     one = ONE_FORM.get(mode)
     for name, value, allowed in (
         ("bits", bits, BITS if one is None else one[1:]),
@@ -81,7 +86,9 @@ def _format(told: Mapping[str, object], key: str) -> MlxFormat:
     ):
         if type(value) is not int or value not in allowed:
             listed = ", ".join(map(str, allowed))
-            raise ConfigError(f"{key}.{name}: {show(value)}, expected {'one of ' * (not one)}{listed} of mode {mode}")
+            raise ConfigError(
+                f"{key}.{name}: {show_json(value)}, expected {'one of ' * (not one)}{listed} of mode {mode}"
+            )
     assert isinstance(bits, int) and isinstance(size, int)
     return MlxFormat(mode, bits, size, key)
 
@@ -103,7 +110,7 @@ def settings_of(raw: Mapping[str, object], source: str) -> Settings | None:
     try:
         if raw.get(KEY) is not None:
             if raw.get(OLD_KEY) is not None:
-                raise ConfigError(f"{OLD_KEY}: {show(raw[OLD_KEY])} contradicts {KEY}, expected one of them")
+                raise ConfigError(f"{OLD_KEY}: {show_json(raw[OLD_KEY])} contradicts {KEY}, expected one of them")
             return mlx_settings(raw)
         return _of_method(raw)
     except ConfigError as problem:
@@ -116,10 +123,10 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
         return None
     key, settings = found[0], raw[found[0]]
     if len(found) > 1 and raw[found[1]] != settings:
-        raise ConfigError(f"{found[1]}: {show(raw[found[1]])} contradicts {key}, expected one of them")
+        raise ConfigError(f"{found[1]}: {show_json(raw[found[1]])} contradicts {key}, expected one of them")
     method = settings.get("quant_method") if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(method, str) or method not in METHODS:
-        shown = show(settings) if method is None else f"quant_method {show(method)}"
+        shown = show_json(settings) if method is None else f"quant_method {show_json(method)}"
         raise ConfigError(f"{key}: {shown} is not implemented, expected a quant_method of {', '.join(METHODS)}")
     try:
         return METHODS[method](settings)
@@ -128,9 +135,19 @@ def _of_method(raw: Mapping[str, object]) -> Settings | None:
 
 
 def settings_in(directory: Path) -> Settings | None:
-    """None also where there is no config.json: then its ModelConfig is from elsewhere."""
+    """None also where there is no config.json: then its ModelConfig is from elsewhere.
+
+    Of a model that also sees, what is said of its language model; modules have the file's names, with its prefix.
+    """
     path = directory / "config.json"
-    return settings_of(read_object(path, ConfigError), str(path)) if is_present(path, ConfigError) else None
+    if not is_present(path, ConfigError):
+        return None
+    raw = read_object(path, ConfigError)
+    settings = settings_of(language_config(raw), str(path))
+    if raw.get("model_type") in LANGUAGE_MODEL and isinstance(settings, MlxSettings):
+        own = {name: one for name, one in settings.modules.items() if f"{name}.".startswith(tuple(PREFIXES))}
+        return replace(settings, modules=own)
+    return settings
 
 
 def without_settings(raw: Mapping[str, object], source: str) -> dict[str, object]:

@@ -28,7 +28,7 @@ REALS = (
 APART = ("layer_types", "mixture", *REALS)  # compared by themselves
 FREE = (
     *("max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_ids", "pad_token_id"),
-    *("model_type", "is_rope_relabelled", "routed_scaling_factor"),
+    *("model_type", "is_rope_relabelled", "is_sliding_factor_ignored", "routed_scaling_factor"),
 )  # may differ
 SIZES, MIXTURE = (
     [field.name for field in fields(kind) if field.name not in (*APART, *FREE)] for kind in (ModelConfig, MixtureConfig)

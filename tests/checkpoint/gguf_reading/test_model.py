@@ -93,7 +93,7 @@ def test_the_fixtures_that_gguf_can_hold():
         *("all_convolution", "biased_two_taps", "moe_one_expert"),  # biases of convolutions
         *("moe_fused_no_bias", "moe_near_ties"),  # routers without a bias
         *("moe", "moe_all_experts", "moe_one_a_token"),  # a factor of the experts' outputs
-        *(path.name for path in FIXTURES if path.name.startswith("lfm3")),  # an architecture that is not read yet
+        *(path.name for path in FIXTURES if path.name.startswith("lfm3")),  # an architecture whose keys are not known
     }
 
 

@@ -149,21 +149,21 @@ def test_a_head_of_its_own_may_be_quantised(tmp_path: Path):
 
 CONFIGS: list[tuple[dict[str, Any], str]] = [
     (gptq(bits=3), "bits: 3 is not implemented, expected 4 or 8"),
-    (gptq(bits=None), "bits: None is not implemented, expected 4 or 8"),
+    (gptq(bits=None), "bits: null is not implemented, expected 4 or 8"),
     (gptq(group_size=0), "group_size: 0, expected a positive integer, or -1 for whole rows"),
-    (gptq(group_size=True), "group_size: True, expected a positive integer"),
-    (gptq(sym=None), "sym: None, expected true or false"),
+    (gptq(group_size=True), "group_size: true, expected a positive integer"),
+    (gptq(sym=None), "sym: null, expected true or false"),
     (gptq(desc_act=1), "desc_act: 1, expected true or false"),
     (gptq(checkpoint_format="marlin"), "checkpoint_format: 'marlin' is not implemented, expected one of gptq, gptq_v2"),
     (gptq(checkpoint_format="gptq", format="gptq_v2"), "format: 'gptq_v2' contradicts checkpoint_format=gptq"),
-    (gptq(is_marlin_format=True), "is_marlin_format: True is not implemented, expected False or no key"),
+    (gptq(is_marlin_format=True), "is_marlin_format: true is not implemented, expected false or no key"),
     (gptq(dynamic={"-:lm_head": {}}), "dynamic: {'-:lm_head': {}} is not implemented"),
     (gptq(rotation="hadamard"), "rotation: 'hadamard': not a key of gptq that is known here"),
     (awq(version="gemv"), "version: 'gemv' is not implemented, expected gemm"),
-    (awq(zero_point=False), "zero_point: False is not implemented, expected true"),
+    (awq(zero_point=False), "zero_point: false is not implemented, expected true"),
     (awq(bits=8), "bits: 8 is not implemented, expected 4"),
     (awq(modules_to_not_convert="gate"), "modules_to_not_convert: 'gate', expected a list"),
-    (awq(smooth=True), "smooth: True: not a key of awq that is known here"),
+    (awq(smooth=True), "smooth: true: not a key of awq that is known here"),
 ]
 
 

@@ -80,7 +80,7 @@ CONFIGS: list[tuple[Edit, str]] = [
     (lambda raw, tensors: raw.update(compression_config={"a": 1}), "compression_config: {'a': 1} contradicts quantiz"),
     (setting(format="nvfp4-pack-quantized"), "quantization_config.format: 'nvfp4-pack-quantized' is not implemented"),
     (setting(format=["dense"]), r"quantization_config.format: \['dense'\] is not implemented"),
-    (setting(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: {'num_bits': 8} is not implemented, expected None"),
+    (setting(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: {'num_bits': 8} is not implemented, expected null"),
     (setting(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: .* is not implemented"),
     (setting(transform_config={"config_groups": {"u": 1}}), "transform_config: .* is not implemented"),
     (setting(quantization_status="frozen"), "quantization_status: 'frozen' is not implemented, expected 'compressed'"),
@@ -93,15 +93,15 @@ CONFIGS: list[tuple[Edit, str]] = [
     (scheme(format="int-quantized"), f"{GROUP}.format: 'int-quantized', expected format=pack-quantized or null"),
     (scheme(output_activations=TOKEN), f"{GROUP}.output_activations: .* is not implemented"),
     (scheme(hadamard=1), f"{GROUP}.hadamard: 1 is not implemented, expected targets, weights"),
-    (scheme(weights=None), f"{GROUP}.weights: None, expected an object with num_bits, type and strategy"),
+    (scheme(weights=None), f"{GROUP}.weights: null, expected an object with num_bits, type and strategy"),
     (
         args(num_bits=3),
         f"{GROUP}.weights.num_bits: 3 is not implemented in format pack-quantized, expected one of 4, 8",
     ),
     (args(type="float"), f"{GROUP}.weights.type: 'float' is not implemented in format pack-quantized, expected int"),
     (args(symmetric=1), f"{GROUP}.weights.symmetric: 1, expected true or false"),
-    (args(dynamic=True), f"{GROUP}.weights.dynamic: True, expected false of weights"),
-    (args(group_size=None), f"{GROUP}.weights.group_size: None contradicts strategy=group"),
+    (args(dynamic=True), f"{GROUP}.weights.dynamic: true, expected false of weights"),
+    (args(group_size=None), f"{GROUP}.weights.group_size: null contradicts strategy=group"),
     (args(group_size=-2), f"{GROUP}.weights.group_size: -2, expected a positive integer, -1 or null"),
     (
         args(strategy="tensor_group"),
@@ -116,12 +116,12 @@ CONFIGS: list[tuple[Edit, str]] = [
         both(setting(format="float-quantized"), scheme(format=None, weights=BLOCK | {"block_structure": [2**70, 1]})),
         r"block_structure: \[1180591620717411303424, 1\], expected two integers from 1 to 131072",
     ),
-    (args(actorder=True), f"{GROUP}.weights.actorder: True, expected null or one of weight, static, group, dynamic"),
+    (args(actorder=True), f"{GROUP}.weights.actorder: true, expected null or one of weight, static, group, dynamic"),
     (args(quant_min=1), f"{GROUP}.weights.quant_min: 1 is not implemented, expected num_bits, type"),
     (scheme(input_activations=TOKEN | {"num_bits": 4}), "input_activations.num_bits: 4 is not implemented, expected 8"),
     (scheme(input_activations=TOKEN | {"dynamic": "local"}), "input_activations.dynamic: 'local', expected true or f"),
     (scheme(input_activations=TOKEN | {"dynamic": False}), "strategy: token is not implemented of static scales"),
-    (scheme(input_activations=STATIC | {"symmetric": False}), "symmetric: False is not implemented of type float"),
+    (scheme(input_activations=STATIC | {"symmetric": False}), "symmetric: false is not implemented of type float"),
     (scheme(input_activations=TOKEN | {"type": "fp4"}), "input_activations.type: 'fp4' is not implemented"),
     (scheme(input_activations=TOKEN | {"actorder": "group"}), "input_activations.actorder: 'group', expected null"),
 ]
@@ -229,7 +229,7 @@ def test_mixed_precision_takes_the_format_of_each_group(tmp_path: Path):
     path = write(tmp_path / "x", raw, tensors)
     assert read_tensors(path, read_config(path))[f"{OUT}.weight"].dtype == "int4-g32"
     scheme(format=None)(raw, tensors)
-    with pytest.raises(ConfigError, match=r"group_0\.format: None is not implemented, expected one of pack-quantized"):
+    with pytest.raises(ConfigError, match=r"group_0\.format: null is not implemented, expected one of pack-quantized"):
         read_config(write(tmp_path / "x", raw, tensors))
 
 

@@ -165,7 +165,7 @@ def test_a_server_that_takes_its_time_is_cut_off(vllm: Player, trouble: Callable
         (lambda h: raw(h, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n"), "got more than 100 headers"),
         (lambda h: raw(h, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000 + b"\r\n\r\n"), "LineTooLong"),
         (lambda h: h.say(b'{"choices": ['), "not JSON"),
-        (lambda h: h.say(b"[1]"), "a JSON list, expected an object"),
+        (lambda h: h.say(b"[1]"), "a JSON array, expected an object"),
         (lambda h: h.say(b""), "not JSON"),
         (lambda h: h.say(b'{"a": "\xff"}'), "not UTF-8"),
         (lambda h: h.say(b'{"a": NaN}'), "NaN is not JSON"),

@@ -334,7 +334,7 @@ def test_a_wrong_form_is_refused_by_its_json_path(folder: Path, name: str) -> No
     ("name", "damage", "message"),
     [
         (DOCUMENT, lambda content: content[:-30], "not JSON"),
-        (DOCUMENT, lambda content: b"[]", "a JSON list, expected an object"),
+        (DOCUMENT, lambda content: b"[]", "a JSON array, expected an object"),
         (DOCUMENT, lambda content: b"\xff", "not UTF-8"),
         (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": NaN, "was": ', 1), "NaN is not JSON"),
         (DOCUMENT, lambda content: content.replace(b'"margin": ', b'"margin": 1e999, "was": ', 1), "overflows"),

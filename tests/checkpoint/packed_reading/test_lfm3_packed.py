@@ -1,0 +1,380 @@
+"""Quantised LFM3s of every writer: their numbers are those of a plain dequantisation, modules have the file's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import auto_files
+import compressed_files
+import mlx_files
+import numpy as np
+import pytest
+from builders import Stored, stored
+from mlx_files import SCALES, write
+from packed_values import number
+
+import lfm2np
+from lfm2np.checkpoint.config import load_config, parse_config
+from lfm2np.checkpoint.files import read_config, read_tensors
+from lfm2np.checkpoint.lfm3 import in_file
+from lfm2np.checkpoint.packed.activations import input_roundings
+from lfm2np.checkpoint.stored import DTYPES, widen
+from lfm2np.checkpoint.tensors import open_checkpoint
+from lfm2np.cli import main
+from lfm2np.conformance.strategies.models import TinyModel, raw_config
+from lfm2np.model.config import ModelConfig
+from lfm2np.model.layers import expected_tensors
+from lfm2np.numerics import NAMES
+
+TOP = Path(__file__).parents[3]
+FIXTURES = [TOP / "fixtures" / "lfm3", *sorted((TOP / "fixtures" / "torture").glob("lfm3_*"))]
+PROMPT = [1, 7, 12, 3, 30, 21, 7, 7, 9]
+SIZES: dict[str, Any] = {
+    "lfm3": True,
+    "heads": 8,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "hidden_size": 64,
+    "feed_forward": 64,
+    "vocab_size": 40,
+}
+MODELS = {
+    "all kinds of layers": TinyModel(layers="cSAc", taps=7, **SIZES),
+    "biases": TinyModel(layers="AcS", attention_bias=True, conv_bias=True, **SIZES),
+    "no gate, no norms behind, untied": TinyModel(layers="SAc", gated=False, sandwich=False, tied=False, **SIZES),
+}
+ALL = MODELS["all kinds of layers"]
+GATE, OUT = "model.layers.1.self_attn.g_proj", "model.layers.2.self_attn.o_proj"  # of a window; of full attention
+FILES = Mapping[str, Stored]
+
+
+def config_of(raw: Mapping[str, object]) -> ModelConfig:
+    return parse_config({key: value for key, value in raw.items() if not key.startswith("quant")}, "config.json")
+
+
+def in_files(tensors: FILES, gate: str = "g_proj") -> dict[str, Stored]:
+    return {in_file(name).replace(".g_proj.", f".{gate}."): one for name, one in tensors.items()}
+
+
+def mlx(config: ModelConfig, form: tuple[str, int, int]) -> tuple[dict[str, object], dict[str, Stored]]:
+    return mlx_files.told(*form), mlx_files.quantised_tensors(config, form, seed=2, exponents=(-3, -2))
+
+
+def compressed(config: ModelConfig, name: str) -> tuple[dict[str, object], dict[str, Stored]]:
+    return compressed_files.told(name, ignore=[]), compressed_files.quantised_tensors(config, name, seed=2)[0]
+
+
+def auto(config: ModelConfig, settings: dict[str, Any]) -> tuple[dict[str, object], dict[str, Stored]]:
+    return settings, auto_files.quantised_tensors(config, settings, seed=2)[0]
+
+
+# --- a plain dequantisation, of each matrix by itself
+
+Matrix = dict[str, Stored]  # the parts of one module
+
+
+def array(one: Stored) -> np.ndarray:
+    kinds = {"BF16": "<u2", "F16": "<u2", "F32": "<u4", "U32": "<u4", "I32": "<u4", "I8": "i1", "I64": "<i8"}
+    return np.frombuffer(one[2], kinds.get(one[0], "u1")).reshape(one[1])
+
+
+def unpacked(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
+    """[rows, words] -> [rows, columns], from the lowest bit of each row on."""
+    stream = np.unpackbits(np.ascontiguousarray(words).view("u1"), axis=1, bitorder="little")
+    codes = stream[:, : columns * bits].reshape(len(words), columns, bits)
+    return (codes * (1 << np.arange(bits))).sum(axis=2)
+
+
+def reals(one: Stored, dtype: str | None = None) -> np.ndarray:
+    flat = [float(number(int(bits), dtype or one[0])) for bits in array(one).reshape(-1)]
+    return np.array(flat).reshape(one[1])
+
+
+def of_mlx(parts: Matrix, form: tuple[str, int, int], shape: tuple[int, int]) -> np.ndarray:
+    mode, bits, size = form
+    codes = unpacked(array(parts["weight"]), bits, shape[1])
+    scales = np.repeat(reals(parts["scales"], SCALES.get(mode)), size, axis=1)
+    if mode == "affine":
+        return scales * codes + np.repeat(reals(parts["biases"]), size, axis=1)
+    assert mode == "mxfp4"
+    floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return scales * np.concatenate([floats, -floats])[codes]
+
+
+def of_compressed(parts: Matrix, name: str, shape: tuple[int, int]) -> np.ndarray:
+    scales = reals(parts["weight_scale"])
+    if "weight_packed" not in parts:
+        return scales * reals(parts["weight"], "F8_E4M3")
+    codes, zeros = unpacked(array(parts["weight_packed"]), 4, shape[1]), np.full(scales.shape, 8)
+    if "weight_zero_point" in parts:
+        zeros = unpacked(array(parts["weight_zero_point"]).T, 4, shape[0]).T
+    size = shape[1] // scales.shape[1]
+    return np.repeat(scales, size, axis=1) * (codes - np.repeat(zeros, size, axis=1))
+
+
+def of_auto(parts: Matrix, settings: dict[str, Any], shape: tuple[int, int]) -> np.ndarray:
+    method, size = settings["quantization_config"]["quant_method"], 32
+    if method == "gptq":
+        codes = unpacked(array(parts["qweight"]).T, 4, shape[1])
+        zeros = unpacked(array(parts["qzeros"]), 4, shape[0]).T + 1
+    else:
+        place = [0, 4, 1, 5, 2, 6, 3, 7]  # of each of eight outputs
+        turned = (unpacked(array(parts[part]), 4, shape[0]) for part in ("qweight", "qzeros"))
+        codes, zeros = (one.reshape(len(one), -1, 8)[:, :, place].reshape(len(one), -1).T for one in turned)
+    return np.repeat(reals(parts["scales"]).T, size, axis=1) * (codes - np.repeat(zeros, size, axis=1))
+
+
+Form = tuple[Callable[..., Any], Callable[..., np.ndarray], Any]
+FORMS: dict[str, Form] = {
+    "affine-4bit-g32": (mlx, of_mlx, ("affine", 4, 32)),
+    "affine-6bit-g64": (mlx, of_mlx, ("affine", 6, 64)),
+    "mxfp4-g32": (mlx, of_mlx, ("mxfp4", 4, 32)),
+    "int4-g32": (compressed, of_compressed, "int4-g32"),
+    "int4-channel-zero": (compressed, of_compressed, "int4-channel-zero"),
+    "float8-channel": (compressed, of_compressed, "float8-channel"),
+    "gptq-4bit-g32": (auto, of_auto, auto_files.gptq()),
+    "awq-4bit-g32": (auto, of_auto, auto_files.awq()),
+}
+
+
+def dequantised(tensors: FILES, config: ModelConfig, form: Form) -> dict[str, Stored]:
+    """The same numbers as float32, which holds each of them, under our names."""
+    found, (_, plain, settings) = {}, form
+    for name, shape in expected_tensors(config).items():
+        module = name.removesuffix("weight")
+        parts = {key.removeprefix(module): one for key, one in tensors.items() if key.startswith(module)}
+        if name in tensors and tensors[name][0] in DTYPES:
+            values = reals(tensors[name])
+            values = values.swapaxes(1, 2) if len(shape) == 3 and values.shape[2] == 1 < shape[2] else values
+        else:
+            values = plain(parts, settings, shape)
+        assert values.shape == shape and np.array_equal(values.astype(np.float32), values), name
+        found[name] = stored(values.astype(np.float32), "F32")
+    return found
+
+
+@pytest.mark.rounding
+@pytest.mark.parametrize("gate", ["g_proj", "gate_proj"])
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_quantised_lfm3_is_the_plain_one_of_the_same_numbers(model: str, name: str, gate: str, tmp_path: Path):
+    raw, form = raw_config(MODELS[model]), FORMS[name]
+    config = config_of(raw)
+    told, tensors = form[0](config, form[2])
+    path = write(tmp_path / "x", raw | told, in_files(tensors, gate))
+    plain = write(tmp_path / "plain", raw, in_files(dequantised(tensors, config, form)))
+    found = read_tensors(path, read_config(path))
+    assert {key: one.shape for key, one in found.items()} == expected_tensors(config)
+    for key, expected in read_tensors(plain, config).items():
+        assert np.array_equal(widen(found[key].values, found[key].dtype), expected.values), key
+    for numerics in NAMES:
+        one, same = lfm2np.load(path, numerics), lfm2np.load(plain, numerics)
+        assert one.logits(PROMPT).tobytes() == same.logits(PROMPT).tobytes(), numerics
+    expected_bits = lfm2np.load(plain).logits(PROMPT).tobytes()
+    assert lfm2np.load(path, weights="streamed").logits(PROMPT).tobytes() == expected_bits
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_matrices_are_quantised_and_nothing_else_as_of_an_lfm2(name: str, tmp_path: Path):
+    """The gate is a matrix as any; norms, taps and biases stand as they are, and the embedding but in MLX."""
+    raw, (made, _, settings) = raw_config(MODELS["biases"]), FORMS[name]
+    config = config_of(raw)
+    told, tensors = made(config, settings)
+    path = write(tmp_path / "x", raw | told, in_files(tensors))
+    packed = {key for key, one in read_tensors(path, config).items() if one.dtype == name}
+    matrices = {key for key, shape in expected_tensors(config).items() if len(shape) == 2}
+    assert packed == matrices - (set() if made is mlx else {"model.embed_tokens.weight"})
+    assert main(["info", "--model", str(path)]) == 0
+
+
+@pytest.mark.parametrize("directory", FIXTURES, ids=lambda path: path.name)
+def test_the_numbers_of_a_fixture_with_taps_as_mlx_has_them_give_its_logits(directory: Path, tmp_path: Path):
+    config, tensors = load_config(directory), {}
+    for key, one in open_checkpoint(directory, config).items():
+        values = one.array.swapaxes(1, 2) if len(one.shape) == 3 else one.array
+        tensors[in_file(key)] = (one.dtype, values.shape, np.ascontiguousarray(values).tobytes())
+    path = write(tmp_path / "x", json.loads((directory / "config.json").read_text()), tensors)
+    prompt = [token % config.vocab_size for token in PROMPT]
+    assert lfm2np.load(path).logits(prompt).tobytes() == lfm2np.load(directory).logits(prompt).tobytes()
+
+
+# --- settings name modules as the file or transformers does
+
+
+def without(tensors: dict[str, Stored], module: str, shape: tuple[int, int]) -> dict[str, Stored]:
+    """With that module's weight as it was before it was quantised."""
+    ours = {key: one for key, one in tensors.items() if not key.startswith(f"{module}.")}
+    return ours | {f"{module}.weight": stored(np.full(shape, 0.125, np.float32), "BF16")}
+
+
+@pytest.mark.parametrize("in_settings", ["g_proj", "gate_proj"])
+def test_a_gate_that_is_ignored_stays_as_it_is(in_settings: str, tmp_path: Path):
+    """llm-compressor names the module of transformers, while the file may have the name that was published."""
+    raw = raw_config(ALL)
+    tensors = without(
+        in_files(compressed(config_of(raw), "int4-g32")[1], in_settings), GATE.replace("g_proj", in_settings), (8, 64)
+    )
+    for target in (f"re:.*self_attn.{in_settings}$", GATE.replace("g_proj", in_settings)):
+        told = compressed_files.told("int4-g32", ignore=["lm_head", target])
+        kept = tensors
+        if target.startswith("re:"):
+            kept = without(tensors, f"model.layers.2.self_attn.{in_settings}", (8, 64))
+        path = write(tmp_path / "x", raw | told, kept)
+        assert read_tensors(path, read_config(path))[f"{GATE}.weight"].dtype == "BF16"
+    renamed = {key.replace("g_proj", "gate_proj"): one for key, one in tensors.items()}
+    told = compressed_files.told("int4-g32", ignore=[GATE])
+    path = write(tmp_path / "x", raw | told, renamed)
+    assert read_tensors(path, read_config(path))[f"{GATE}.weight"].dtype == "BF16"
+
+
+def test_a_scheme_may_be_that_of_one_output_projection(tmp_path: Path):
+    """By o_proj, the file's name, where ours is out_proj."""
+    raw = raw_config(ALL)
+    config = config_of(raw)
+    told, tensors = compressed(config, "int4-g32")
+    groups = told["quantization_config"]["config_groups"]  # type: ignore[index]
+    groups["group_0"]["targets"] = ["re:.*o_proj$"]
+    kept = {}
+    for name, shape in expected_tensors(config).items():
+        is_other = len(shape) == 2 and not name.endswith("self_attn.out_proj.weight")
+        module = name.removesuffix("weight")
+        parts = {key: one for key, one in tensors.items() if key.startswith(module)}
+        kept |= {name: stored(np.full(shape, 0.125, np.float32), "BF16")} if is_other else parts
+    path = write(tmp_path / "x", raw | told, in_files(kept))
+    packed = {key for key, one in read_tensors(path, read_config(path)).items() if one.dtype == "int4-g32"}
+    assert packed == {f"model.layers.{layer}.self_attn.out_proj.weight" for layer in (1, 2)}
+
+
+def test_settings_of_single_modules_in_mlx(tmp_path: Path):
+    raw = raw_config(ALL)
+    own = {"1.self_attn.g_proj": None, "2.self_attn.out_proj": ("affine", 8, 64)}
+    tensors = in_files(mlx_files.quantised_tensors(config_of(raw), ("affine", 4, 32), others=own))
+    told = mlx_files.told("affine", 4, 32, **{GATE: False, OUT: {"group_size": 64, "bits": 8}})
+    path = write(tmp_path / "x", raw | told, tensors)
+    found = read_tensors(path, read_config(path))
+    assert found[f"{GATE}.weight"].dtype == "BF16"
+    assert found[f"{OUT}.weight".replace("o_proj", "out_proj")].dtype == "affine-8bit-g64"
+    told = mlx_files.told("affine", 4, 32, **{OUT.replace("o_proj", "out_proj"): False})
+    with pytest.raises(lfm2np.ConfigError, match=r"self_attn\.out_proj'.*there is no such module in this model"):
+        lfm2np.load(write(tmp_path / "x", raw | told, tensors))
+
+
+def test_an_output_projection_that_awq_must_not_convert(tmp_path: Path):
+    raw = raw_config(ALL)
+    settings = auto_files.awq(modules_to_not_convert=["o_proj"])
+    tensors = in_files(auto(config_of(raw), settings)[1])
+    message = r"layers\.1\.self_attn\.o_proj\.qweight: expected none from modules_to_not_convert, which has 'o_proj'"
+    with pytest.raises(lfm2np.CheckpointError, match=message):
+        lfm2np.load(write(tmp_path / "x", raw | settings, tensors))
+    for layer in (1, 2):
+        tensors = without(tensors, f"model.layers.{layer}.self_attn.o_proj", (64, 64))
+    assert np.isfinite(lfm2np.load(write(tmp_path / "x", raw | settings, tensors)).logits(PROMPT)).all()
+
+
+def test_inputs_of_every_product_are_rounded_as_told(tmp_path: Path):
+    raw = raw_config(ALL)
+    config = config_of(raw)
+    told, tensors = compressed(config, "float8-channel")
+    path = write(tmp_path / "x", raw | told, in_files(tensors))
+    matrices = {key for key, shape in expected_tensors(config).items() if len(shape) == 2}
+    assert input_roundings(path, config).keys() == matrices - {"model.embed_tokens.weight"}
+
+
+# --- the language model of one that also sees
+
+PREFIXES = ["model.language_model.", "language_model.model."]
+
+
+def seeing(directory: Path, raw: dict[str, object], told: Mapping[str, Any], tensors: FILES, prefix: str) -> Path:
+    vision = {"model.vision_tower.patch_embed.weight": stored(np.ones((3, 4), np.float32), "F32")}
+    text = {key: value for key, value in raw.items() if key != "architectures"}
+    above = {"model_type": "lfm3_vl", "architectures": ["Lfm3VlForConditionalGeneration"], "text_config": text, **told}
+    renamed = {prefix + name.removeprefix("model."): one for name, one in tensors.items()}
+    return write(directory, above, renamed | vision)
+
+
+@pytest.mark.filterwarnings("ignore:.*the language model alone")
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_language_model_of_one_that_sees_is_quantised_as_alone(prefix: str, name: str, tmp_path: Path):
+    """Settings name modules with the file's prefix, and those of vision, which are left out."""
+    raw, (made, _, settings) = raw_config(ALL), FORMS[name]
+    told, tensors = made(config_of(raw), settings)
+    module = f"{prefix}layers.1.self_attn.g_proj"
+    vision, key = "model.vision_tower.patch_embed", "quantization_config"
+    alone_told, seen_told = json.loads(json.dumps([told, told]))
+    if made is mlx:
+        for name_of_gate, one in ((GATE, alone_told), (module, seen_told)):
+            one["quantization"][name_of_gate] = one[key][name_of_gate] = False
+        seen_told["quantization"][vision] = seen_told[key][vision] = False
+    elif made is compressed:
+        alone_told[key]["ignore"], seen_told[key]["ignore"] = [GATE], [module, "re:.*vision.*"]
+    elif settings[key]["quant_method"] == "awq":
+        alone_told[key]["modules_to_not_convert"] = seen_told[key]["modules_to_not_convert"] = ["1.self_attn.g_proj"]
+    tensors = without(in_files(tensors), GATE, (8, 64))
+    alone = write(tmp_path / "alone", raw | alone_told, tensors)
+    seen = seeing(tmp_path / "seen", raw, seen_told, tensors, prefix)
+    assert read_tensors(seen, read_config(seen))[f"{GATE}.weight"].dtype == "BF16"
+    assert lfm2np.load(seen).logits(PROMPT).tobytes() == lfm2np.load(alone).logits(PROMPT).tobytes()
+    config = read_config(seen)
+    assert input_roundings(seen, config) == input_roundings(alone, config)
+
+
+@pytest.mark.filterwarnings("ignore:.*the language model alone")
+def test_settings_in_text_config_are_those_of_the_language_model(tmp_path: Path):
+    raw = raw_config(ALL)
+    told, tensors = compressed(config_of(raw), "int4-g32")
+    path = seeing(tmp_path / "x", raw | told, {}, in_files(tensors), PREFIXES[0])
+    assert np.isfinite(lfm2np.load(path).logits(PROMPT)).all()
+
+
+DAMAGE: dict[str, tuple[str, str, str | None, str]] = {
+    "mlx: no scales": (
+        "affine-4bit-g32",
+        f"{OUT}.scales",
+        None,
+        r"missing .*2\.self_attn\.o_proj\.scales beside .*o_proj\.weight",
+    ),
+    "mlx: no biases": (
+        "affine-4bit-g32",
+        f"{GATE}.biases",
+        None,
+        r"missing .*1\.self_attn\.g_proj\.biases beside .*g_proj\.scales",
+    ),
+    "compressed: no scales": (
+        "int4-g32",
+        f"{OUT}.weight_scale",
+        None,
+        r"missing .*2\.self_attn\.o_proj\.weight_scale, expected",
+    ),
+    "gptq: no zeros": ("gptq-4bit-g32", f"{OUT}.qzeros", None, r"missing .*2\.self_attn\.o_proj\.qzeros, expected"),
+    "gptq: half of a shape": (
+        "gptq-4bit-g32",
+        f"{OUT}.qweight",
+        "shape",
+        r"2\.self_attn\.o_proj\.qweight: shape \(4, 64\)",
+    ),
+    "gptq: a name of LFM2": (
+        "gptq-4bit-g32",
+        f"{OUT}.qweight",
+        "ours",
+        r"out_proj\.qweight: expected .*o_proj\.qweight in an lfm3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "tensor", "how", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_told_by_the_names_of_the_file(name: str, tensor: str, how: str | None, message: str, tmp_path: Path):
+    raw, (made, _, settings) = raw_config(ALL), FORMS[name]
+    told, tensors = made(config_of(raw), settings)
+    tensors = in_files(tensors)
+    dtype, shape, content = tensors.pop(tensor)
+    if how == "shape":
+        tensors[tensor] = (dtype, (shape[0] // 2, *shape[1:]), content[: len(content) // 2])
+    elif how == "ours":
+        tensors[tensor.replace("o_proj", "out_proj")] = (dtype, shape, content)
+    with pytest.raises(lfm2np.CheckpointError, match=message):
+        lfm2np.load(write(tmp_path / "x", raw | told, tensors))
