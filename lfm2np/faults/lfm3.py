@@ -238,6 +238,16 @@ FAULTS: tuple[Fault, ...] = (
             " ** (config.head_dim * config.num_attention_heads / config.hidden_size)))",
         ),
     ),
+    modelled(
+        "partial-rotation-of-a-smaller-head",
+        "The rotated share of a head is turned by the frequencies of a head of that size.",
+        Edit(
+            ROTARY,
+            TABLE,
+            "table(positions, config.head_dim, config.rope(kind)._replace(theta=config.rope(kind).theta"
+            " ** (1.0 / config.rope(kind).share)))",
+        ),
+    ),
     # --- the rest
     modelled(
         "state-of-two-columns",

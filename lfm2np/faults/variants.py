@@ -189,10 +189,11 @@ VARIANTS: tuple[Variant, ...] = (
     edited(
         "sums-one-after-another",
         "Norms and softmax add their terms in turn, where NumPy adds pairs of partial sums.",
+        Edit("lfm2np.numerics.grids:exact_sum", "low.sum(-1, keepdims=True)", "np.cumsum(low, -1)[..., -1:]"),
         Edit(
-            "lfm2np.numerics.exact:exact_sum",
-            "high.sum(-1, keepdims=True) + np.ldexp(low.sum(-1, keepdims=True), -TERM_BITS)",
-            "np.cumsum(high, -1)[..., -1:] + np.ldexp(np.cumsum(low, -1)[..., -1:], -TERM_BITS)",
+            "lfm2np.numerics.grids:sum_units",
+            "return np.asarray(units.sum(-1, keepdims=True))",
+            "return np.cumsum(units, -1)[..., -1:]",
         ),
     ),
     edited(

@@ -102,8 +102,9 @@ def with_experts(model: TinyModel, values: Values) -> TinyModel:
 # --- LFM3
 
 WINDOWS = (3, 1, 2, 5, 17)
+HEADS = (8, 4, 12)  # their sizes: half of the pairs of 4 are one, whose frequency no theta changes
 ATTENTIONS = ("SA", "S", "AS", "A")  # what becomes of a layer with attention
-OF_LFM3 = ("lfm3", "window", "sandwich", "gated", "attention_bias", "rotated", "local_theta")
+OF_LFM3 = ("lfm3", "window", "sandwich", "gated", "attention_bias", "rotated", "local_theta", "head_dim")
 
 
 def draw_lfm3() -> st.SearchStrategy[Values]:
@@ -115,13 +116,15 @@ def draw_lfm3() -> st.SearchStrategy[Values]:
         st.booleans(),
         st.sampled_from([0.5, 1.0]),
         st.sampled_from([10.0, 1000.0]),
+        st.sampled_from(HEADS),
     )
 
 
 def decide_lfm3(bits: int) -> Values:
     attention, window = ATTENTIONS[bits % 4], WINDOWS[(bits >> 8) % len(WINDOWS)]
     plain, ungated, bias, whole = (bool(bits >> place & 1) for place in (16, 17, 18, 19))
-    return attention, window, not plain, not ungated, bias, 1.0 if whole else 0.5, 10.0
+    share = 1.0 if whole else 0.5
+    return attention, window, not plain, not ungated, bias, share, 10.0, HEADS[(bits >> 20) % len(HEADS)]
 
 
 def as_lfm3(model: TinyModel, values: Values) -> TinyModel:
