@@ -1,4 +1,4 @@
-"""What long requests will cost, before they are sent: tokens for the engine and the truth, and an estimate of seconds."""
+"""What long requests will cost, before they are sent: tokens of the engine and the truth, and estimated seconds."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def cost_lines(cost: Cost, positions: int) -> list[str]:
     lines = [
         f"long: {cost.requests} requests of up to {cost.longest} tokens; {cost.engine_tokens} prompt tokens for the "
         "engine, fewer with a prefix cache",
-        f"long: {cost.truth_tokens} tokens for the truth, shared beginnings once: about {words(cost.seconds)} here, and "
-        "about as long for each of the 1 to 8 emulated engines",
+        f"long: {cost.truth_tokens} tokens for the truth, shared beginnings once: about {words(cost.seconds)} here, "
+        "and about as long for each of the 1 to 8 emulated engines",
     ]
     if left_out:
         lines.append(f"long: lengths left out: {', '.join(map(str, left_out))}, beyond {positions} positions")
