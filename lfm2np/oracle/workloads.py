@@ -268,7 +268,7 @@ def seeds(writer: Writer) -> Iterator[Round]:
 
 
 def long_contexts(writer: Writer) -> Iterator[Round]:
-    """For each length one long prompt, cold and warm; then its beginnings, around borders far out; then two prompts
+    """For each length one long prompt, cold and warm; then beginnings of it, around borders far out; then two prompts
     that leave it late, together. All share its tokens, so that the truth needs one prefill, and a prefix cache as well.
     """
     for length in long_lengths(writer.positions):
@@ -296,9 +296,9 @@ def left_out_lengths(positions: int) -> list[int]:
 
 def far_points(length: int, window: int | None) -> list[int]:
     """Lengths around the last odd multiple of each border and of the window: one token less, as many, one more. Odd, so
-    that a border of 16 is not one of 32 as well.
+    that a border of 16 is not one of 32 as well. And a few on the way, which show where a late error begins.
     """
-    points = set[int]()
+    points = {4**power for power in range(2, 12)}
     for size in {*FAR_BORDERS, window or FAR_BORDERS[0]}:
         border = ((length // size + 1) // 2 * 2 - 1) * size
         points.update((border - 1, border, border + 1))

@@ -26,7 +26,7 @@ FARTHEST = 80.0  # of a rival, in units of the noise: tie_chance is 0 beyond
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    """What a noise allows at each row of a Truth's arrays; ratios in units of the noise, beyond a unit of the logits."""
+    """What a noise allows at each row of a Truth's arrays; ratios in units of the noise, beyond one of the logits."""
 
     truth: Truth
     units: NDArray[np.float64]  # [T] see resolution
